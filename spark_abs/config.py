@@ -1,0 +1,210 @@
+"""The one table of settings, and how their values are found.
+
+A setting is called `spark.abs.<area>.<camelCase>` in Spark's configuration, `<area>: {<camelCase>: …}` in
+YAML, `SPARK_ABS_<AREA>_<UPPER_SNAKE>` in the environment, and by its snake case name as an argument. The
+later of these wins: default, YAML, environment, Spark configuration, argument.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from spark_abs.errors import ConfigError
+
+SPARK_PREFIX = "spark.abs."
+ENVIRONMENT_PREFIX = "SPARK_ABS_"
+
+
+class WatermarkCheck(StrEnum):
+    """What to do about a watermark delay that is too short for what an upstream stage may still send."""
+
+    ERROR = "error"
+    WARN = "warn"
+    OFF = "off"
+
+
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BYTES = {"b": 1, "kb": 1024, "mb": 1024**2, "gb": 1024**3}
+
+
+def duration_ms(value: object) -> int:
+    """Read a duration such as `500ms`, `10s`, `5m`, `2h` or `1d`, in milliseconds.
+
+    Raises:
+        ValueError: it is anything else; a number without a unit too.
+    """
+    return _quantity(value, _MILLISECONDS, "a duration such as 500ms, 10s or 5m")
+
+
+def size_bytes(value: object) -> int:
+    """Read a size such as `512kb`, `64mb` or `2gb` (powers of 1024), in bytes.
+
+    Raises:
+        ValueError: it is anything else; a number without a unit too.
+    """
+    return _quantity(value, _BYTES, "a size such as 512kb, 64mb or 2gb")
+
+
+def _quantity(value: object, units: Mapping[str, int], wanted: str) -> int:
+    match = re.fullmatch(r"\s*([0-9]+)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        raise ValueError(f"expected {wanted}")
+    return int(match[1]) * units[match[2]]
+
+
+def _count(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+", value.strip()):
+        value = int(value)
+    if type(value) is not int:
+        raise ValueError("expected a whole number")
+    return value
+
+
+def _switch(value: object) -> bool:
+    spelled = {"true": True, "false": False}.get(value.strip().lower()) if isinstance(value, str) else value
+    if not isinstance(spelled, bool):
+        raise ValueError("expected true or false")
+    return spelled
+
+
+def _watermark_check(value: object) -> WatermarkCheck:
+    # YAML 1.1 reads an unquoted `off` as false.
+    text = "off" if value is False else value
+    if not isinstance(text, str) or text.strip().lower() not in list(WatermarkCheck):
+        raise ValueError("expected error, warn or off")
+    return WatermarkCheck(text.strip().lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of the table."""
+
+    area: str
+    name: str
+    """In camel case, as in Spark's configuration and in YAML."""
+    default: str
+    read: Callable[[object], Any]
+    doc: str
+    minimum: int = 0
+
+    @property
+    def key(self) -> str:
+        """The name in Spark's configuration."""
+        return f"{SPARK_PREFIX}{self.area}.{self.name}"
+
+    @property
+    def argument(self) -> str:
+        """The name as an argument."""
+        return re.sub(r"(?<!^)([A-Z])", r"_\1", self.name).lower()
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment."""
+        return f"{ENVIRONMENT_PREFIX}{self.area}_{self.argument}".upper()
+
+    @property
+    def field(self) -> str:
+        """The name in `Settings`: a duration there says that it is in milliseconds."""
+        return f"{self.argument}_ms" if self.read is duration_ms else self.argument
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("checkpoint", "interval", "10s", duration_ms, "time between two periodic triggers", 1),
+    Setting("checkpoint", "minPause", "0s", duration_ms, "least time from an outcome to the next trigger"),
+    Setting("checkpoint", "timeout", "10m", duration_ms, "age at which a checkpoint is aborted", 1),
+    Setting("checkpoint", "synchronous", "false", _switch, "processing waits until the state is copied"),
+    Setting("checkpoint", "numRetained", "3", _count, "completed checkpoints kept beside savepoints", 1),
+    Setting("channel", "maxBytesPerBatch", "256mb", size_bytes, "bytes in a batch, one entry at least", 1),
+    Setting("channel", "maxEntriesPerBatch", "100", _count, "entries in a batch", 1),
+    Setting("channel", "partitionBytes", "32mb", size_bytes, "bytes that one task of a gate reads", 1),
+    Setting("channel", "pollInterval", "50ms", duration_ms, "least time between looks at a channel's log"),
+    Setting("run", "leaseTimeout", "30s", duration_ms, "silence after which a run counts as dead", 1000),
+    Setting("graph", "watermarkCheck", "error", _watermark_check, "error, warn or off"),
+    Setting("state", "copyThreads", "4", _count, "threads that copy state files, per job", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a job, resolved: durations in milliseconds, sizes in bytes."""
+
+    interval_ms: int
+    min_pause_ms: int
+    timeout_ms: int
+    synchronous: bool
+    num_retained: int
+    max_bytes_per_batch: int
+    max_entries_per_batch: int
+    partition_bytes: int
+    poll_interval_ms: int
+    lease_timeout_ms: int
+    watermark_check: WatermarkCheck
+    copy_threads: int
+
+    @classmethod
+    def resolve(
+        cls,
+        yaml: Mapping[str, object] | None,
+        env: Mapping[str, str],
+        spark_conf: Mapping[str, str],
+        arguments: Mapping[str, object],
+    ) -> Settings:
+        """Find the value of every setting.
+
+        `env` and `spark_conf` may hold anything else beside our names; `yaml` (a mapping of areas) and
+        `arguments` may not. An argument that is None was not given.
+
+        Raises:
+            ConfigError: a name is unknown (the message has the nearest one), or a value cannot be read.
+        """
+        values = {setting: setting.read(setting.default) for setting in SETTINGS}
+        layers = (
+            ("YAML", _flat(yaml or {}), lambda s: f"{s.area}.{s.name}"),
+            ("environment", _prefixed(env, ENVIRONMENT_PREFIX), lambda s: s.variable),
+            ("Spark configuration", _prefixed(spark_conf, SPARK_PREFIX), lambda s: s.key),
+            ("arguments", {k: v for k, v in arguments.items() if v is not None}, lambda s: s.argument),
+        )
+        for layer, given, name_of in layers:
+            known = {name_of(setting): setting for setting in SETTINGS}
+            for name, value in given.items():
+                if name not in known:
+                    raise ConfigError(_unknown(name, layer, known))
+                values[known[name]] = _read(known[name], value, f"{name} ({layer})")
+        return cls(**{setting.field: value for setting, value in values.items()})
+
+
+def _flat(yaml: Mapping[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    areas = {setting.area for setting in SETTINGS}
+    for area, section in yaml.items():
+        if area not in areas:
+            raise ConfigError(_unknown(str(area), "YAML", areas))
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{area} (YAML) must be a mapping of settings, found {type(section).__name__}")
+        flat.update({f"{area}.{name}": value for name, value in section.items()})
+    return flat
+
+
+def _prefixed(given: Mapping[str, str], prefix: str) -> dict[str, object]:
+    return {name: value for name, value in given.items() if name.startswith(prefix)}
+
+
+def _unknown(name: str, layer: str, known: Iterable[str]) -> str:
+    (nearest,) = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return f"unknown setting {name!r} ({layer}); the nearest is {nearest!r}"
+
+
+def _read(setting: Setting, value: object, where: str) -> object:
+    try:
+        found = setting.read(value)
+        if isinstance(found, int) and found < setting.minimum:
+            unit = " ms" if setting.read is duration_ms else ""
+            raise ValueError(f"the least is {setting.minimum}{unit}")
+    except ValueError as error:
+        raise ConfigError(f"setting {where}: {value!r}: {error}") from None
+    return found

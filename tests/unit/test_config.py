@@ -1,0 +1,119 @@
+"""One table of settings: which value wins, how it is written, and what an error says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import yaml
+
+from spark_abs.config import SETTINGS, Settings, WatermarkCheck, duration_ms, size_bytes
+from spark_abs.errors import ConfigError
+
+
+def resolve(
+    yaml_text: str = "",
+    env: dict[str, str] | None = None,
+    spark_conf: dict[str, str] | None = None,
+    **arguments: object,
+) -> Settings:
+    return Settings.resolve(yaml.safe_load(yaml_text), env or {}, spark_conf or {}, arguments)
+
+
+def test_every_setting_has_a_field_and_a_readable_default() -> None:
+    assert [s.field for s in SETTINGS] == [f.name for f in dataclasses.fields(Settings)]
+    assert resolve().interval_ms == 10_000
+
+
+def test_names_follow_from_area_and_name() -> None:
+    pause = next(s for s in SETTINGS if s.name == "minPause")
+    assert (pause.key, pause.variable, pause.argument, pause.field) == (
+        "spark.abs.checkpoint.minPause",
+        "SPARK_ABS_CHECKPOINT_MIN_PAUSE",
+        "min_pause",
+        "min_pause_ms",
+    )
+
+
+def test_arguments_are_named_without_their_area_so_names_must_differ() -> None:
+    assert len({s.argument for s in SETTINGS}) == len(SETTINGS)
+
+
+def test_the_later_layer_wins() -> None:
+    yaml_text = "checkpoint: {interval: 1s, minPause: 1s, timeout: 1s, numRetained: 1}"
+    env = {"SPARK_ABS_CHECKPOINT_MIN_PAUSE": "2s", "SPARK_ABS_CHECKPOINT_TIMEOUT": "2s", "HOME": "/"}
+    spark_conf = {"spark.abs.checkpoint.timeout": "3s", "spark.app.name": "x"}
+    found = resolve(yaml_text, env, {**spark_conf, "spark.abs.checkpoint.numRetained": "3"}, num_retained=4)
+    assert (found.interval_ms, found.min_pause_ms, found.timeout_ms, found.num_retained) == (
+        1000,
+        2000,
+        3000,
+        4,
+    )
+
+
+def test_an_argument_that_is_none_was_not_given() -> None:
+    assert resolve("checkpoint: {interval: 1s}", interval=None).interval_ms == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("500ms", 500), ("10s", 10_000), ("5m", 300_000), ("2 h", 7_200_000), ("1D", 86_400_000)]
+)
+def test_durations(text: str, ms: int) -> None:
+    assert duration_ms(text) == ms
+
+
+@pytest.mark.parametrize(("text", "size"), [("7b", 7), ("1kb", 1024), ("64MB", 64 * 1024**2), ("2gb", 2**31)])
+def test_sizes(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("value", [10, "10", "", "s", "1.5s", "-1s", "10 parsecs", None, True])
+def test_a_duration_needs_a_whole_number_and_a_unit(value: object) -> None:
+    with pytest.raises(ValueError, match="a duration such as"):
+        duration_ms(value)
+
+
+def test_an_unquoted_off_in_yaml_means_off() -> None:
+    assert resolve("graph: {watermarkCheck: off}").watermark_check is WatermarkCheck.OFF
+
+
+def test_switches_and_counts_are_read_from_text_too() -> None:
+    found = resolve(env={"SPARK_ABS_CHECKPOINT_SYNCHRONOUS": "TRUE", "SPARK_ABS_STATE_COPY_THREADS": "2"})
+    assert (found.synchronous, found.copy_threads) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ({"yaml_text": "checkpoint: {intervall: 1s}"}, "'checkpoint.interval'"),
+        ({"yaml_text": "checkpoints: {interval: 1s}"}, "'checkpoint'"),
+        ({"env": {"SPARK_ABS_CHECKPOINT_MINPAUSE": "1s"}}, "'SPARK_ABS_CHECKPOINT_MIN_PAUSE'"),
+        ({"spark_conf": {"spark.abs.checkpoint.min_pause": "1s"}}, "'spark.abs.checkpoint.minPause'"),
+        ({"minpause": "1s"}, "'min_pause'"),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_the_nearest_match(given: dict[str, object], nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting .* the nearest is {nearest}"):
+        resolve(**given)  # type: ignore[arg-type]  # one table for keywords of several types
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"yaml_text": "checkpoint: 10s"}, "checkpoint .YAML. must be a mapping"),
+        ({"interval": "10"}, "setting interval .arguments.: '10': expected a duration"),
+        ({"interval": "0s"}, "the least is 1 ms"),
+        ({"num_retained": 0}, "the least is 1$"),
+        ({"num_retained": True}, "expected a whole number"),
+        ({"synchronous": "yes"}, "expected true or false"),
+        ({"watermark_check": "maybe"}, "expected error, warn or off"),
+        ({"max_bytes_per_batch": 1024}, "expected a size such as"),
+        ({"env": {"SPARK_ABS_RUN_LEASE_TIMEOUT": "1ms"}}, "SPARK_ABS_RUN_LEASE_TIMEOUT .environment."),
+    ],
+)
+def test_an_unreadable_value_names_the_setting_and_where_it_stood(
+    given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(**given)  # type: ignore[arg-type]  # as above
