@@ -1,0 +1,1 @@
+"""Asynchronous barrier snapshots for Spark Structured Streaming."""

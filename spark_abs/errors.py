@@ -1,0 +1,99 @@
+"""The error tree, and the closed list of reasons for which a checkpoint is aborted.
+
+    AbsError                      exit code 1
+    ├── UsageError                exit code 2: the call is wrong; nothing was changed
+    │   ├── ConfigError           unknown or unreadable setting
+    │   └── GraphError            the job graph cannot run
+    ├── DamageError               exit code 3: stored bytes are missing or altered
+    ├── StageFailed               a stage ended with an error
+    ├── Refused                   the state of the root forbids it; says what to do next
+    │   ├── RunAlive              another run of the job is alive
+    │   ├── AttemptNotReady       a restore was begun and not finished
+    │   └── CheckpointNotFound    no such checkpoint or savepoint on this root
+    ├── Fenced                    this run or attempt was replaced; stop, write nothing
+    ├── CommitConflict            somebody committed first; read again and decide again
+    └── CommitStateUnknown        the store did not say whether a commit took place; do not guess
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class AbsError(Exception):
+    """Root of every error that spark_abs raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(AbsError):
+    """The call is wrong; nothing was changed."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting is unknown or its value cannot be read."""
+
+
+class GraphError(UsageError):
+    """The job graph cannot run as it was declared."""
+
+
+class DamageError(AbsError):
+    """Stored bytes are missing, torn or altered."""
+
+    exit_code = 3
+
+
+class StageFailed(AbsError):
+    """A stage ended with an error; names the stage, the batch and the cause."""
+
+
+class Refused(AbsError):
+    """The state of the root forbids what was asked."""
+
+
+class RunAlive(Refused):
+    """Another run of the job is alive."""
+
+
+class AttemptNotReady(Refused):
+    """A restore was begun and not finished."""
+
+
+class CheckpointNotFound(Refused):
+    """No such checkpoint or savepoint on this root."""
+
+
+class Fenced(AbsError):
+    """This run or attempt was replaced by a newer one: stop and write nothing."""
+
+
+class CommitConflict(AbsError):
+    """Another commit took the version; read again and decide again."""
+
+
+class CommitStateUnknown(AbsError):
+    """The store did not say whether the commit took place."""
+
+
+class AbortReason(StrEnum):
+    """Why a checkpoint was aborted. After Flink's CheckpointFailureReason; the list is closed."""
+
+    EXPIRED = "expired"
+    """It was not complete when its timeout ended."""
+    SUBSUMED = "subsumed"
+    """A newer barrier overtook it."""
+    DECLINED = "declined"
+    """A stage could not capture or copy its state."""
+    RUN_ENDED = "run-ended"
+    """The run that claimed it ended or died first."""
+    JOB_STOPPING = "job-stopping"
+    """The job was stopped while it was under way."""
+    STAGE_FAILED = "stage-failed"
+    """A stage failed while it was under way."""
+    FINALIZE_FAILED = "finalize-failed"
+    """Everything was acknowledged, but the manifest could not be committed."""
+    STATE_MISSING = "state-missing"
+    """Bytes that the manifest would name were gone when it was to be committed."""

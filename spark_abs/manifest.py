@@ -1,0 +1,156 @@
+"""The manifest: the values that one row of `checkpoints/` holds (P14).
+
+A checkpoint exists from the moment its row is committed. Everything the row names was written before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spark_abs.model import (
+    FORMAT,
+    AttemptId,
+    BatchId,
+    CheckpointId,
+    CheckpointKind,
+    Position,
+    RunId,
+    StageId,
+    Version,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where in `state/` the bytes of a file are: `chunks` consecutive rows of one pack, from `row`."""
+
+    pack: str
+    row: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a native checkpoint: its path in there, its size and hash, and where its bytes are kept."""
+
+    path: str
+    size: int
+    sha256: str
+    at: Location
+
+
+@dataclass(frozen=True, slots=True)
+class OutputVersion:
+    """The version of an output's table at the cut."""
+
+    output: str
+    kind: str
+    """`channel`, `delta` or `function`."""
+    table: str
+    """Path of a channel relative to the root; URI of a Delta sink; name of a function sink."""
+    table_id: str
+    version: Version | None
+    """None for a function sink, which has no versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """A stateful operator of a stage, as Spark's own operator metadata names it."""
+
+    operator_id: int
+    name: str
+    partitions: int
+    stores: tuple[str, ...]
+    schema: str
+    """The newest state schema as Spark wrote it, text or base64 where it is binary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long a stage's part took, in milliseconds (P20)."""
+
+    start_delay_ms: int = 0
+    """From the trigger to the stage's cut beginning."""
+    alignment_ms: int = 0
+    """From the first input at the barrier to the last."""
+    sync_ms: int = 0
+    """While processing had to wait."""
+    async_ms: int = 0
+    """Capture and copy, beside processing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSnapshot:
+    """What a stage acknowledged: its cut and the handles of its state."""
+
+    stage: StageId
+    cut_batch: BatchId
+    """`NO_BATCH` if the stage had run none: it then starts afresh on restore."""
+    offsets: str = ""
+    """The text of `offsets/<cut_batch>`."""
+    watermark_ms: int | None = None
+    positions: tuple[Position, ...] = ()
+    outputs: tuple[OutputVersion, ...] = ()
+    operators: tuple[OperatorState, ...] = ()
+    shuffle_partitions: int = 0
+    provider: str = ""
+    files: tuple[StoredFile, ...] = ()
+    size_new: int = 0
+    """Bytes that this checkpoint added to `state/` for the stage."""
+    dropped_late: int = 0
+    """Rows dropped behind the watermark since this run began."""
+    static_tables: Mapping[str, Version] = field(default_factory=dict)
+    timings: Timings = Timings()
+
+    @property
+    def size_full(self) -> int:
+        """Bytes of all files that the stage needs to come back."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """A stage as the job declared it: part of the fingerprint of a job."""
+
+    stage: StageId
+    inputs: tuple[str, ...]
+    """Channel ids, in order."""
+    outputs: Mapping[str, str]
+    """Output name to schema as JSON text."""
+    channels: Mapping[str, str]
+    """Output name to the table id of its channel, for outputs that are channels."""
+    sinks: Mapping[str, str]
+    """Sink name to the output it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One completed checkpoint or savepoint."""
+
+    id: CheckpointId
+    attempt: AttemptId
+    run: RunId
+    job: str
+    kind: CheckpointKind
+    name: str | None
+    triggered_ms: int
+    acked_ms: int
+    completed_ms: int
+    graph: tuple[StageShape, ...]
+    stages: tuple[StageSnapshot, ...]
+    v: int = FORMAT
+
+    @property
+    def size_full(self) -> int:
+        """Bytes needed to restore everything."""
+        return sum(stage.size_full for stage in self.stages)
+
+    @property
+    def size_new(self) -> int:
+        """Bytes that this checkpoint wrote."""
+        return sum(stage.size_new for stage in self.stages)
+
+    def stage(self, stage: StageId) -> StageSnapshot | None:
+        """Return the snapshot of one stage, None if the job had no such stage."""
+        return next((s for s in self.stages if s.stage == stage), None)

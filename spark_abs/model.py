@@ -1,0 +1,215 @@
+"""Ids and frozen values that every room shares."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import NewType
+
+from spark_abs.codec import from_plain, to_json
+from spark_abs.errors import DamageError, UsageError
+
+StageId = NewType("StageId", str)
+ChannelId = NewType("ChannelId", str)
+"""`<stage>.<output>`, also the name of the channel's directory."""
+CheckpointId = NewType("CheckpointId", int)
+AttemptId = NewType("AttemptId", int)
+RunId = NewType("RunId", int)
+BatchId = NewType("BatchId", int)
+Version = NewType("Version", int)
+"""A version of a Delta table; in a channel, the number of an entry."""
+
+NO_EPOCH = CheckpointId(0)
+NO_BATCH = BatchId(-1)
+FENCED = 2**62
+"""The transaction version that burns an application id for good."""
+
+MAIN_OUTPUT = "main"
+FORMAT = 1
+"""Version of every stored format; a reader refuses what is newer."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+
+def checked_name(name: str, what: str) -> str:
+    """Return `name` if it may be part of a path.
+
+    Raises:
+        UsageError: it holds anything but letters, digits, `_` and `-`, or does not begin with a letter.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{what} {name!r} is not a name: letters, digits, '_' and '-', "
+            "a letter first, at most 64 characters"
+        )
+    return name
+
+
+def checked_relative(path: str) -> str:
+    """Return `path` if it stays below the directory it will be joined to.
+
+    Raises:
+        DamageError: it is absolute, empty, or climbs out with `..`.
+    """
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
+        raise DamageError(f"stored path {path!r} leaves its root")
+    return path
+
+
+def channel_id(stage: str, output: str = MAIN_OUTPUT) -> ChannelId:
+    """Name the channel that carries `output` of `stage`."""
+    return ChannelId(f"{stage}.{output}")
+
+
+class CheckpointKind(StrEnum):
+    """What a barrier asks for (P1)."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+    SYNC_SAVEPOINT = "sync_savepoint"
+
+    @property
+    def owned_by_user(self) -> bool:
+        """Whether retention must leave it alone (P21)."""
+        return self is not CheckpointKind.CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A barrier as it travels in a channel (P1): ids strictly increase over the life of a root."""
+
+    id: CheckpointId
+    kind: CheckpointKind
+    timestamp_ms: int
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far one input of a stage has read: the offset that Spark stores for a gate.
+
+    Everything up to entry `version` has been consumed. `epoch` is the newest barrier id at or before
+    it; `at_barrier` says that entry `version` is that barrier. `closed` is the run whose end marker
+    has been read, 0 while open: an input closed by an earlier run is open again.
+    """
+
+    channel: ChannelId
+    attempt: AttemptId
+    version: Version
+    epoch: CheckpointId
+    at_barrier: bool = False
+    closed: RunId = RunId(0)
+    v: int = FORMAT
+
+    def is_closed(self, run: RunId) -> bool:
+        """Say whether this input has ended for `run`."""
+        return self.closed == run
+
+
+_POSITION_FIELDS = frozenset(("channel", "attempt", "version", "epoch", "at_barrier", "closed", "v"))
+
+
+def positions_of(offset_lines: Sequence[str]) -> tuple[Position, ...]:
+    """Pick the gate positions out of the lines of a Spark offset file, in order, repeats kept.
+
+    A channel that occurs twice in a plan gives two lines; they cannot be told apart and need not be.
+
+    Raises:
+        DamageError: a position was written by a newer format.
+    """
+    found = []
+    for line in offset_lines:
+        try:
+            plain = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(plain, dict) and plain.keys() == _POSITION_FIELDS:
+            position = from_plain(Position, plain)
+            if position.v > FORMAT:
+                raise DamageError(f"position of {position.channel} has format {position.v}, newest known is {FORMAT}")
+            found.append(position)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One commit of a channel: the rows of a micro-batch, and perhaps a marker that stands after them.
+
+    A commit that did not come from the channel's producer (OPTIMIZE, property changes, fences) is an
+    entry with `attempt` 0 and nothing in it.
+    """
+
+    version: Version
+    attempt: AttemptId = AttemptId(0)
+    run: RunId = RunId(0)
+    batch: BatchId = NO_BATCH
+    """The producer's batch; `NO_BATCH` for an entry that holds only a marker."""
+    barrier: Barrier | None = None
+    cancel: CheckpointId | None = None
+    end: bool = False
+    watermark_ms: int | None = None
+    files: tuple[DataFile, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows in the entry."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the entry's files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the entry starts no batch downstream."""
+        return not (self.files or self.barrier or self.cancel is not None or self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of an entry; `path` is relative to its table."""
+
+    path: str
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One attempt on the current path, and the last entry of it that counts in one channel."""
+
+    attempt: AttemptId
+    until: Version | None
+    """Inclusive; None for the newest attempt, whose entries all count."""
+
+
+def counts(path: Sequence[Branch], attempt: AttemptId, version: Version) -> bool:
+    """Say whether an entry lies on the current path of the attempt tree."""
+    return any(b.attempt == attempt and (b.until is None or version <= b.until) for b in path)
+
+
+def app_id(job: str, stage: str, output: str, attempt: AttemptId) -> str:
+    """Name the Delta application id under which an attempt commits the batches of one output."""
+    return f"{job}/{stage}/{output}@{attempt}"
+
+
+def barrier_app_id(job: str, stage: str, output: str, attempt: AttemptId) -> str:
+    """Name the application id of entries that hold only a marker; their version is the marker's number."""
+    return app_id(job, stage, output, attempt) + "/barrier"
+
+
+def run_app_id(job: str) -> str:
+    """Name the application id that fences every table of a job against older runs."""
+    return f"{job}/run"
+
+
+def dumps_position(position: Position) -> dict[str, object]:
+    """Encode a position as the flat object that Spark stores as an offset."""
+    plain: dict[str, object] = json.loads(to_json(position))
+    return plain

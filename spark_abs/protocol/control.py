@@ -1,0 +1,259 @@
+"""What `control/` says, and the changes it allows: attempts, runs, claimed ids, aborted ids, commands.
+
+Pure values. `store.control` commits them by compare-and-swap, so every function here may be called
+again on a newer state and must then decide anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from spark_abs.errors import (
+    AbortReason,
+    AttemptNotReady,
+    CheckpointNotFound,
+    Fenced,
+    Refused,
+)
+from spark_abs.model import NO_EPOCH, AttemptId, Barrier, Branch, CheckpointId, CheckpointKind, RunId, Version
+
+KEPT = 100
+"""Settled aborts and answered commands that stay in `control/`; `history/` keeps all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A life of the job between restores. Attempts form a tree (P18)."""
+
+    id: AttemptId
+    parent: AttemptId | None
+    """The attempt that the checkpoint belongs to; None for the first."""
+    checkpoint: CheckpointId | None
+    """Where it branched off."""
+    plan: str
+    """The restore plan as JSON; empty for the first."""
+    ready: bool
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One start of the job."""
+
+    id: RunId
+    attempt: AttemptId
+    host: str
+    pid: int
+    started_ms: int
+    ended: str | None = None
+    """How it ended (`stopped`, `finished`, `failed: …`); None while it runs or if it was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A checkpoint id that was taken and has no outcome yet."""
+
+    barrier: Barrier
+    attempt: AttemptId
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A checkpoint id that will never complete."""
+
+    id: CheckpointId
+    reason: AbortReason
+    detail: str = ""
+
+
+class CommandKind(StrEnum):
+    """What a person may ask of a running job."""
+
+    SAVEPOINT = "savepoint"
+    STOP = "stop"
+    """Stop in order; with a name, take an exact savepoint first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A request that reaches a running job through `control/`, and its answer."""
+
+    id: str
+    kind: CommandKind
+    name: str | None
+    asked_ms: int
+    answered: bool = False
+    ok: bool = False
+    checkpoint: CheckpointId | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """All that `control/` holds."""
+
+    job: str
+    attempts: tuple[Attempt, ...] = ()
+    runs: tuple[Run, ...] = ()
+    last_claimed: CheckpointId = NO_EPOCH
+    claims: tuple[Claim, ...] = ()
+    aborted: tuple[Aborted, ...] = ()
+    commands: tuple[Command, ...] = ()
+
+    @property
+    def attempt(self) -> Attempt:
+        """The newest attempt."""
+        return self.attempts[-1]
+
+    @property
+    def run(self) -> Run | None:
+        """The newest run, of whatever attempt."""
+        return self.runs[-1] if self.runs else None
+
+    def lineage(self, attempt: AttemptId | None = None) -> tuple[Attempt, ...]:
+        """Return the path from the first attempt to `attempt` (the newest if None), in order."""
+        by_id = {a.id: a for a in self.attempts}
+        node = by_id[attempt if attempt is not None else self.attempt.id]
+        path = [node]
+        while node.parent is not None:
+            node = by_id[node.parent]
+            path.append(node)
+        return tuple(reversed(path))
+
+    def on_path(self, attempt: AttemptId, checkpoint: CheckpointId) -> bool:
+        """Say whether a checkpoint of an attempt lies on the current path."""
+        path = self.lineage()
+        for step, after in zip(path, (*path[1:], None), strict=True):
+            if step.id == attempt:
+                return after is None or after.checkpoint is None or checkpoint <= after.checkpoint
+        return False
+
+
+def branches(
+    path: tuple[Attempt, ...], barrier_version: dict[CheckpointId, Version]
+) -> tuple[Branch, ...]:
+    """Turn a path into what counts in one channel.
+
+    Args:
+        path: attempts, oldest first.
+        barrier_version: for each checkpoint that the path branched at, the channel's version at its cut.
+    """
+    return tuple(
+        Branch(step.id, None if after is None or after.checkpoint is None else barrier_version[after.checkpoint])
+        for step, after in zip(path, (*path[1:], None), strict=True)
+    )
+
+
+def require_current(state: ControlState, run: RunId) -> None:
+    """Raise Fenced unless `run` is the newest run of the newest attempt (a restore replaces it too)."""
+    newest = state.run
+    if newest is None or newest.id != run:
+        raise Fenced(f"run {run} of job {state.job!r} was replaced by run {newest.id if newest else None}")
+    if state.attempt.id != newest.attempt:
+        raise Fenced(f"run {run} of job {state.job!r} was replaced: the job was restored as attempt {state.attempt.id}")
+
+
+def begin_job(job: str, now_ms: int) -> ControlState:
+    """Return the state of a new root."""
+    return ControlState(job, attempts=(Attempt(AttemptId(1), None, None, "", True, now_ms),))
+
+
+def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlState:
+    """Add a run of the newest attempt; whoever ran before is fenced by it.
+
+    Raises:
+        AttemptNotReady: a restore was begun and not finished.
+    """
+    attempt = state.attempt
+    if not attempt.ready:
+        raise AttemptNotReady(
+            f"restore of job {state.job!r} to checkpoint {attempt.checkpoint} (attempt {attempt.id}) is not finished: "
+            f"run `spark-abs restore ROOT --to {attempt.checkpoint}` again"
+        )
+    return replace(state, runs=_with_run(state, attempt.id, host, pid, now_ms))
+
+
+def end_run(state: ControlState, run: RunId, how: str) -> ControlState:
+    """Record how a run ended; a run that was replaced is left as it is."""
+    return replace(state, runs=tuple(replace(r, ended=how) if r.id == run else r for r in state.runs))
+
+
+def claim(
+    state: ControlState, run: RunId, kind: CheckpointKind, name: str | None, now_ms: int
+) -> tuple[ControlState, Barrier]:
+    """Take the next id for a checkpoint (P1: ids strictly increase over the life of the root)."""
+    require_current(state, run)
+    barrier = Barrier(CheckpointId(state.last_claimed + 1), kind, now_ms, name)
+    taken = Claim(barrier, state.attempt.id, run)
+    return replace(state, last_claimed=barrier.id, claims=(*state.claims, taken)), barrier
+
+
+def settle(state: ControlState, aborted: tuple[Aborted, ...] = (), completed: tuple[CheckpointId, ...] = ()) -> ControlState:
+    """Close claims whose outcome is durable in `checkpoints/`; repeatable."""
+    gone = {a.id for a in aborted} | set(completed)
+    known = {a.id for a in state.aborted}
+    news = tuple(a for a in aborted if a.id not in known)
+    return replace(
+        state,
+        claims=tuple(c for c in state.claims if c.barrier.id not in gone),
+        aborted=(*state.aborted, *news)[-KEPT:],
+    )
+
+
+def ask(state: ControlState, command: Command) -> ControlState:
+    """Add a command for the running job."""
+    done = tuple(c for c in state.commands if c.answered)[-KEPT:]
+    return replace(state, commands=(*done, *(c for c in state.commands if not c.answered), command))
+
+
+def answer(state: ControlState, command: str, ok: bool, checkpoint: CheckpointId | None, message: str) -> ControlState:
+    """Answer a command; one that is gone or answered is left as it is."""
+    return replace(
+        state,
+        commands=tuple(
+            replace(c, answered=True, ok=ok, checkpoint=checkpoint, message=message)
+            if c.id == command and not c.answered
+            else c
+            for c in state.commands
+        ),
+    )
+
+
+def begin_attempt(
+    state: ControlState, parent: AttemptId, checkpoint: CheckpointId, plan: str, host: str, pid: int, now_ms: int
+) -> ControlState:
+    """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
+
+    Asked again for the checkpoint that is already being restored, only the run is new.
+
+    Raises:
+        Refused: a restore to another checkpoint is under way.
+        CheckpointNotFound: the parent attempt does not exist.
+    """
+    newest = state.attempt
+    attempts = state.attempts
+    if newest.ready:
+        if all(a.id != parent for a in attempts):
+            raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
+        newest = Attempt(AttemptId(newest.id + 1), parent, checkpoint, plan, False, now_ms)
+        attempts = (*attempts, newest)
+    elif newest.checkpoint != checkpoint or newest.parent != parent:
+        raise Refused(
+            f"a restore to checkpoint {newest.checkpoint} is under way as attempt {newest.id}: "
+            f"finish it with `spark-abs restore ROOT --to {newest.checkpoint}`"
+        )
+    return replace(state, attempts=attempts, runs=_with_run(state, newest.id, host, pid, now_ms))
+
+
+def _with_run(state: ControlState, attempt: AttemptId, host: str, pid: int, now_ms: int) -> tuple[Run, ...]:
+    newest = RunId(state.run.id + 1 if state.run else 1)
+    return (*state.runs[-KEPT:], Run(newest, attempt, host, pid, now_ms))
+
+
+def finish_attempt(state: ControlState, attempt: AttemptId) -> ControlState:
+    """Mark a restored attempt ready: the last step of a restore."""
+    return replace(
+        state, attempts=tuple(replace(a, ready=True) if a.id == attempt else a for a in state.attempts)
+    )

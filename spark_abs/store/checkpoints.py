@@ -1,0 +1,191 @@
+"""`checkpoints/`: the manifests, and the outcome of every claimed id.
+
+The outcome of id n is the first commit under `Transaction(job, n)`: a completion adds the manifest's row,
+an abort adds none. Outcomes are committed in id order, so a late completion cannot follow an abort.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties
+from deltalake.exceptions import CommitFailedError
+
+from spark_abs.codec import from_json, to_json
+from spark_abs.errors import CheckpointNotFound, DamageError, Fenced
+from spark_abs.manifest import Manifest
+from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, run_app_id
+from spark_abs.store.root import Root
+from spark_abs.store.table import AddFile, Commit, Table
+
+PATH = "checkpoints"
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("attempt", pa.int64()),
+        ("run", pa.int64()),
+        ("job", pa.string()),
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("triggered_ms", pa.int64()),
+        ("acked_ms", pa.int64()),
+        ("completed_ms", pa.int64()),
+        ("size_full", pa.int64()),
+        ("size_new", pa.int64()),
+        ("v", pa.int32()),
+        ("body", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The flat columns of a manifest row: what a list shows."""
+
+    id: CheckpointId
+    attempt: AttemptId
+    run: RunId
+    job: str
+    kind: CheckpointKind
+    name: str | None
+    triggered_ms: int
+    acked_ms: int
+    completed_ms: int
+    size_full: int
+    size_new: int
+
+
+class Checkpoints:
+    """A handle on `checkpoints/`. Not thread-safe."""
+
+    def __init__(self, root: Root, job: str, table: Table) -> None:
+        self._root = root
+        self._job = job
+        self._table = table
+
+    @classmethod
+    def open(cls, root: Root, job: str) -> Checkpoints:
+        """Open the manifests of a root, creating the table if there is none."""
+        return cls(root, job, Table.ensure(root.at(PATH), SCHEMA))
+
+    def fence(self, run: RunId) -> None:
+        """Refuse every outcome of an older run from now on.
+
+        Raises:
+            Fenced: a newer run has done so already.
+        """
+        self._table.commit(lambda table: self._fence(table, run))
+
+    def complete(self, manifest: Manifest) -> bool:
+        """Commit a manifest; False if the id already has an outcome, which then stands.
+
+        Raises:
+            Fenced: a newer run decides the outcomes now.
+            CommitStateUnknown: the store did not say; ask `outcome` after reading again.
+        """
+        add = self._write(manifest)
+        return self._decide(manifest.id, manifest.run, (add,))
+
+    def abort(self, checkpoint: CheckpointId, run: RunId) -> bool:
+        """Commit that an id will never complete; False if it already has an outcome."""
+        return self._decide(checkpoint, run, ())
+
+    def decided(self) -> CheckpointId:
+        """Return the highest id that has an outcome: every id up to it has."""
+        self._table.refresh()
+        return CheckpointId(self._table.transaction(self._job) or 0)
+
+    def summaries(self) -> tuple[Summary, ...]:
+        """List completed checkpoints by id; reads flat columns only."""
+        self._table.refresh()
+        columns = [f.name for f in SCHEMA if f.name not in ("body", "v")]
+        try:
+            rows = self._table.delta.to_pyarrow_table(columns=columns).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise DamageError(f"{self._root.uri}/{PATH} cannot be read: {error}") from error
+        found = [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
+        return tuple(sorted(found, key=lambda s: s.id))
+
+    def load(self, checkpoint: CheckpointId) -> Manifest:
+        """Read one manifest.
+
+        Raises:
+            CheckpointNotFound: there is none of this id.
+            DamageError: its row cannot be read.
+        """
+        found = self._load(checkpoint)
+        if not found:
+            raise CheckpointNotFound(f"no checkpoint {checkpoint} at {self._root.uri}: see `spark-abs list`")
+        return found[0]
+
+    def load_all(self) -> tuple[Manifest, ...]:
+        """Read every manifest, by id."""
+        return tuple(sorted(self._load(None), key=lambda m: m.id))
+
+    def retire(self, checkpoints: Sequence[CheckpointId], run: RunId) -> bool:
+        """Remove manifests; what only they named may be swept afterwards.
+
+        Returns False if another commit came in between: plan again on what stands then.
+
+        Raises:
+            Fenced: a newer run decides what is kept now.
+        """
+        if not checkpoints:
+            return True
+        self._table.refresh()
+        self._fence(self._table, run)
+        try:
+            self._table.delta.delete(
+                f"id IN ({', '.join(str(int(c)) for c in checkpoints)})",
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError:
+            return False
+        return True
+
+    def _load(self, checkpoint: CheckpointId | None) -> list[Manifest]:
+        self._table.refresh()
+        filters = None if checkpoint is None else [("id", "=", int(checkpoint))]
+        try:
+            rows = self._table.delta.to_pyarrow_table(columns=["id", "v", "body"], filters=filters).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise DamageError(f"{self._root.uri}/{PATH} cannot be read: {error}") from error
+        for row in rows:
+            if row["v"] > FORMAT:
+                raise DamageError(f"checkpoint {row['id']} has format {row['v']}, newest known is {FORMAT}")
+        return [from_json(Manifest, row["body"]) for row in rows]
+
+    def _fence(self, table: Table, run: RunId) -> Commit | None:
+        fenced = table.transaction(run_app_id(self._job)) or 0
+        if fenced > run:
+            raise Fenced(f"run {run} of job {self._job!r} was replaced by run {fenced}")
+        return None if fenced == run else Commit(transactions={run_app_id(self._job): run})
+
+    def _decide(self, checkpoint: CheckpointId, run: RunId, adds: Sequence[AddFile]) -> bool:
+        def decide(table: Table) -> Commit | None:
+            self._fence(table, run)
+            if (table.transaction(self._job) or 0) >= checkpoint:
+                return None
+            return Commit(adds, {self._job: checkpoint})
+
+        return self._table.commit(decide) is not None
+
+    def _write(self, manifest: Manifest) -> AddFile:
+        row = {
+            **{name: getattr(manifest, name) for name in SCHEMA.names if name not in ("kind", "body")},
+            "kind": manifest.kind.value,
+            "body": to_json(manifest),
+        }
+        name, buffer = f"{manifest.id:08d}-{uuid.uuid4().hex}.parquet", io.BytesIO()
+        pq.write_table(pa.Table.from_pylist([row], schema=SCHEMA), buffer, compression="zstd")
+        with self._root.fs.open_output_stream(self._root.path(f"{PATH}/{name}")) as stream:
+            stream.write(buffer.getvalue())
+        bounds = {"id": manifest.id}
+        stats = {"numRecords": 1, "minValues": bounds, "maxValues": bounds, "nullCount": {"id": 0}}
+        return AddFile(name, buffer.tell(), json.dumps(stats))

@@ -1,0 +1,180 @@
+"""`control/`: one small state under compare-and-swap.
+
+Every commit replaces the table's rows, so reading it costs the state and never its past; the log keeps
+each change. The user metadata of a commit lists the ids it aborted: gates follow that without reading rows.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_abs.codec import from_json, to_json
+from spark_abs.errors import DamageError, Refused, UsageError
+from spark_abs.model import FORMAT, CheckpointId, Version
+from spark_abs.protocol.control import Aborted, Attempt, Claim, Command, ControlState, Run, begin_job
+from spark_abs.store.root import Root
+from spark_abs.store.table import AddFile, Commit, Table
+
+PATH = "control"
+SCHEMA = pa.schema([("kind", pa.string()), ("id", pa.string()), ("v", pa.int32()), ("body", pa.string())])
+_KINDS: dict[str, type] = {
+    "attempt": Attempt,
+    "run": Run,
+    "claim": Claim,
+    "aborted": Aborted,
+    "command": Command,
+}
+
+
+class Control:
+    """A handle on `control/`. Not thread-safe."""
+
+    def __init__(self, root: Root, table: Table) -> None:
+        self._root = root
+        self._table = table
+        self._read: tuple[Version, ControlState] | None = None
+
+    @classmethod
+    def open(cls, root: Root) -> Control:
+        """Open the control table of an existing root.
+
+        Raises:
+            UsageError: there is no job at this root.
+        """
+        try:
+            return cls(root, Table.open(root.at(PATH)))
+        except FileNotFoundError:
+            raise UsageError(f"{root.uri} is not the root of a job: it has no control table") from None
+
+    @classmethod
+    def create(cls, root: Root, job: str, now_ms: int) -> Control:
+        """Open the control table, creating it for `job` if the root is new.
+
+        Raises:
+            Refused: the root belongs to another job.
+        """
+        control = cls(root, Table.ensure(root.at(PATH), SCHEMA))
+        control.update(lambda state: state or begin_job(job, now_ms))
+        if control.state.job != job:
+            raise Refused(f"{root.uri} belongs to job {control.state.job!r}, not to {job!r}: choose another root")
+        return control
+
+    @property
+    def version(self) -> Version:
+        """The version that `state` was read at."""
+        self.refresh()
+        return self._table.version
+
+    @property
+    def state(self) -> ControlState:
+        """The newest state."""
+        state = self._current()
+        if state is None:
+            raise DamageError(f"{self._root.uri}/{PATH} is empty: the job was never recorded")
+        return state
+
+    def refresh(self) -> None:
+        """Read what came since."""
+        self._table.refresh()
+
+    def update(self, change: Callable[[Any], ControlState]) -> ControlState:
+        """Apply a pure change to the newest state and commit it; again if somebody was faster.
+
+        `change` takes the state (None on a new root) and may raise to refuse. An unchanged state
+        commits nothing.
+        """
+        result: list[ControlState] = []
+
+        def decide(table: Table) -> Commit | None:
+            before = self._current()
+            after = change(before)
+            result[:] = [after]
+            if after == before:
+                return None
+            known = {a.id for a in before.aborted} if before else set()
+            news = [a.id for a in after.aborted if a.id not in known]
+            return Commit((self._write(after),), {}, json.dumps({"v": FORMAT, "aborted": news}), replace=True)
+
+        self._table.commit(decide)
+        return result[0]
+
+    def _current(self) -> ControlState | None:
+        self._table.refresh()
+        version = self._table.version
+        if self._read is None or self._read[0] != version:
+            state = _decode(self._table.delta.to_pyarrow_table().to_pylist())
+            if state is None:
+                return None
+            self._read = (version, state)
+        return self._read[1]
+
+    def _write(self, state: ControlState) -> AddFile:
+        name, buffer = f"{uuid.uuid4().hex}.parquet", io.BytesIO()
+        rows = pa.Table.from_pylist(list(_encode(state)), schema=SCHEMA)
+        pq.write_table(rows, buffer)
+        with self._root.fs.open_output_stream(self._root.path(f"{PATH}/{name}")) as stream:
+            stream.write(buffer.getvalue())
+        return AddFile(name, buffer.tell(), json.dumps({"numRecords": rows.num_rows}))
+
+
+def aborted_by(metadata: str | None) -> tuple[CheckpointId, ...]:
+    """Return the ids that a commit of `control/` aborted, from its user metadata.
+
+    Raises:
+        DamageError: the metadata is not what this module writes.
+    """
+    if metadata is None:
+        return ()
+    try:
+        plain = json.loads(metadata)
+        return tuple(CheckpointId(int(i)) for i in plain["aborted"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamageError(f"metadata of a control commit is unreadable: {error}") from error
+
+
+def _encode(state: ControlState) -> Iterator[dict[str, object]]:
+    head = json.dumps({"job": state.job, "last_claimed": state.last_claimed})
+    yield {"kind": "job", "id": state.job, "v": FORMAT, "body": head}
+    for kind, items in (
+        ("attempt", state.attempts),
+        ("run", state.runs),
+        ("claim", state.claims),
+        ("aborted", state.aborted),
+        ("command", state.commands),
+    ):
+        for item in items:
+            key = item.barrier.id if isinstance(item, Claim) else item.id
+            yield {"kind": kind, "id": str(key), "v": FORMAT, "body": to_json(item)}
+
+
+def _decode(rows: list[dict[str, Any]]) -> ControlState | None:
+    if not rows:
+        return None
+    found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
+    job, last = None, 0
+    for row in rows:
+        if row["v"] > FORMAT:
+            raise DamageError(f"control/ has format {row['v']}, newest known is {FORMAT}: use a newer spark_abs")
+        if row["kind"] == "job":
+            head = json.loads(row["body"])
+            job, last = str(head["job"]), int(head["last_claimed"])
+        elif row["kind"] in found:
+            found[row["kind"]].append(from_json(_KINDS[row["kind"]], row["body"]))
+    if job is None:
+        raise DamageError("control/ does not say which job it belongs to")
+    return ControlState(
+        job,
+        tuple(found["attempt"]),
+        tuple(found["run"]),
+        CheckpointId(last),
+        tuple(found["claim"]),
+        tuple(found["aborted"]),
+        tuple(found["command"]),
+    )

@@ -1,0 +1,100 @@
+"""`history/`: what happened to every checkpoint, kept when the checkpoints are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import count
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from spark_abs.model import AttemptId, CheckpointId, RunId, StageId
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+PATH = "history"
+SCHEMA = pa.schema(
+    [
+        ("at_ms", pa.int64()),
+        ("event", pa.string()),
+        ("checkpoint", pa.int64()),
+        ("attempt", pa.int64()),
+        ("run", pa.int64()),
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("stage", pa.string()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("duration_ms", pa.int64()),
+        ("size_full", pa.int64()),
+        ("size_new", pa.int64()),
+        ("start_delay_ms", pa.int64()),
+        ("alignment_ms", pa.int64()),
+        ("sync_ms", pa.int64()),
+        ("async_ms", pa.int64()),
+        ("dropped_late", pa.int64()),
+    ]
+)
+
+
+class HistoryEvent(StrEnum):
+    """What a row of `history/` reports."""
+
+    RUN_STARTED = "run-started"
+    RUN_ENDED = "run-ended"
+    TRIGGERED = "triggered"
+    STAGE_ACKED = "stage-acked"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    RESTORED = "restored"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """One event. Times and durations in milliseconds, sizes in bytes."""
+
+    at_ms: int
+    event: HistoryEvent
+    attempt: AttemptId
+    run: RunId | None = None
+    checkpoint: CheckpointId | None = None
+    kind: str | None = None
+    name: str | None = None
+    stage: StageId | None = None
+    reason: str | None = None
+    detail: str | None = None
+    duration_ms: int | None = None
+    size_full: int | None = None
+    size_new: int | None = None
+    start_delay_ms: int | None = None
+    alignment_ms: int | None = None
+    sync_ms: int | None = None
+    async_ms: int | None = None
+    dropped_late: int | None = None
+
+
+class History:
+    """A handle on `history/`. Not thread-safe."""
+
+    COMPACT_EVERY = 100
+
+    def __init__(self, root: Root) -> None:
+        self._table = Table.ensure(root.at(PATH), SCHEMA)
+        self._appends = count(1)
+
+    def append(self, rows: Sequence[HistoryRow]) -> None:
+        """Add events in one commit; small files are merged every hundred commits."""
+        if not rows:
+            return
+        table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
+        write_deltalake(self._table.delta, table, mode="append")
+        if next(self._appends) % self.COMPACT_EVERY == 0:
+            self._table.delta.optimize.compact()
+
+    def read(self) -> pa.Table:
+        """Return all events by time, in the columns of `SCHEMA`."""
+        self._table.refresh()
+        return self._table.delta.to_pyarrow_table().select(SCHEMA.names).sort_by("at_ms")

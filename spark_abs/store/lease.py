@@ -1,0 +1,80 @@
+"""The lease of a run: a small file that says who runs a job and when it last breathed.
+
+A courtesy, not a lock: it refuses a second start by mistake. What keeps a replaced run from doing harm
+are the fences on every table.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spark_abs.codec import from_json, to_json
+from spark_abs.errors import DamageError
+from spark_abs.model import RunId
+from spark_abs.store.root import Root
+
+PATH = "control/_lease.json"
+"""The underscore keeps it out of the table: VACUUM and readers pass it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who runs the job."""
+
+    run: RunId
+    host: str
+    pid: int
+    process_started: str
+    """What tells this process from a later one with the same pid; empty where unknown."""
+    beat_ms: int
+    ended: bool = False
+
+    def alive(self, now_ms: int, timeout_ms: int) -> bool:
+        """Say whether the run may still be at work. On its own host the process itself is asked."""
+        if self.ended:
+            return False
+        if self.host == socket.gethostname() and self.process_started:
+            return process_started(self.pid) == self.process_started
+        return now_ms - self.beat_ms < timeout_ms
+
+
+def process_started(pid: int) -> str:
+    """Return the start time of a process as the kernel counts it, empty if there is none or unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+def own_lease(run: RunId, now_ms: int) -> Lease:
+    """Return the lease of this process."""
+    pid = os.getpid()
+    return Lease(run, socket.gethostname(), pid, process_started(pid), now_ms)
+
+
+def write_lease(root: Root, lease: Lease) -> None:
+    """Write the lease; a reader sees the old one or the new one."""
+    root.write_whole(PATH, to_json(lease).encode())
+
+
+def read_lease(root: Root) -> Lease | None:
+    """Read the lease, None if no run ever wrote one or it cannot be read."""
+    data = root.read_whole(PATH)
+    if data is None:
+        return None
+    try:
+        return from_json(Lease, data)
+    except DamageError:
+        return None
+
+
+def renew(root: Root, lease: Lease, now_ms: int, ended: bool = False) -> None:
+    """Breathe, unless a newer run has taken the lease."""
+    found = read_lease(root)
+    if found is None or found.run <= lease.run:
+        write_lease(root, replace(lease, beat_ms=now_ms, ended=ended))

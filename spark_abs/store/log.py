@@ -1,0 +1,79 @@
+"""Single commit files of a Delta log, read without a table handle.
+
+The gate and the tail readers open one file per new commit. Whole tables are read through deltalake.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from pyarrow import fs
+
+from spark_abs.errors import DamageError
+from spark_abs.model import DataFile, Version
+
+
+@dataclass(frozen=True, slots=True)
+class LogCommit:
+    """What one `_delta_log/<version>.json` says."""
+
+    version: Version
+    adds: tuple[DataFile, ...]
+    removes: int
+    data_change: bool
+    """Whether any file was added or removed that changes the table's rows."""
+    transactions: dict[str, int]
+    operation: str
+    metadata: str | None
+    """The user metadata of the commit, as written."""
+    token: str | None
+    """The token by which a writer knows its own commit again."""
+
+
+def log_file(version: int) -> str:
+    """Return the name of a commit file relative to its table."""
+    return f"_delta_log/{version:020d}.json"
+
+
+def read_commit(filesystem: fs.FileSystem, table_path: str, version: int) -> LogCommit | None:
+    """Read one commit of the table at `table_path`; None if there is no such version.
+
+    Raises:
+        DamageError: the file is there and is not a commit.
+    """
+    path = f"{table_path}/{log_file(version)}"
+    try:
+        with filesystem.open_input_stream(path) as stream:
+            text = stream.read()
+    except FileNotFoundError:
+        return None
+    try:
+        return _parse(Version(version), text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamageError(f"{path} is not a Delta commit: {error}") from error
+
+
+def _parse(version: Version, text: bytes) -> LogCommit:
+    adds: list[DataFile] = []
+    transactions: dict[str, int] = {}
+    removes, data_change, operation = 0, False, ""
+    metadata = token = None
+    for line in text.splitlines():
+        if not line:
+            continue
+        action = json.loads(line)
+        if add := action.get("add"):
+            stats = json.loads(add.get("stats") or "{}")
+            adds.append(DataFile(unquote(add["path"]), int(add["size"]), int(stats.get("numRecords", 0))))
+            data_change |= bool(add["dataChange"])
+        elif remove := action.get("remove"):
+            removes += 1
+            data_change |= bool(remove["dataChange"])
+        elif txn := action.get("txn"):
+            transactions[txn["appId"]] = int(txn["version"])
+        elif info := action.get("commitInfo"):
+            operation = str(info.get("operation", ""))
+            metadata, token = info.get("userMetadata"), info.get("absToken")
+    return LogCommit(version, tuple(adds), removes, data_change, transactions, operation, metadata, token)

@@ -1,0 +1,177 @@
+"""A Delta table under exact commits: read, decide, commit at the very next version, or decide again.
+
+deltalake rebases a commit that lost a race. Every decision of ours rests on what was read, so retries
+are off: a commit takes version read + 1 or raises `CommitConflict`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, Transaction, create_table_with_add_actions
+from pyarrow import fs
+
+from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fenced
+from spark_abs.model import FENCED, Version
+from spark_abs.store.log import LogCommit, read_commit
+
+LOG_PROPERTIES: Mapping[str, str] = {
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.checkpointInterval": "10",
+}
+"""Only our own clean-up removes log files: a missing one is damage, not silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddFile:
+    """A Parquet file to commit; `path` relative to the table, `stats` as Delta's JSON."""
+
+    path: str
+    size: int
+    stats: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one commit holds."""
+
+    adds: Sequence[AddFile] = ()
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    metadata: str | None = None
+    replace: bool = False
+    """Remove all files that the table had."""
+
+
+class Table:
+    """A kept handle on one Delta table. Not thread-safe: one handle per thread."""
+
+    def __init__(self, uri: str, table: DeltaTable) -> None:
+        self.uri = uri
+        self._table = table
+        self._fs, self._path = fs.FileSystem.from_uri(uri)
+
+    @classmethod
+    def open(cls, uri: str) -> Table:
+        """Open an existing table.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamageError: its log cannot be read.
+        """
+        try:
+            return cls(uri, DeltaTable(uri))
+        except TableNotFoundError:
+            raise FileNotFoundError(f"no Delta table at {uri}") from None
+        except (DeltaError, OSError, ValueError) as error:
+            raise DamageError(f"the Delta log at {uri} cannot be read: {error}") from error
+
+    @classmethod
+    def ensure(cls, uri: str, schema: pa.Schema, configuration: Mapping[str, str] = LOG_PROPERTIES) -> Table:
+        """Open the table, creating it empty if there is none. Two creators end with one table."""
+        try:
+            return cls.open(uri)
+        except FileNotFoundError:
+            pass
+        try:
+            create_table_with_add_actions(
+                uri, Schema.from_arrow(schema), [], mode="error", configuration=dict(configuration)
+            )
+        except (DeltaError, OSError):
+            return cls.open(uri)
+        return cls.open(uri)
+
+    @property
+    def version(self) -> Version:
+        """The version that this handle has read."""
+        return Version(self._table.version())
+
+    @property
+    def id(self) -> str:
+        """The table's own id; a clone has another."""
+        return str(self._table.metadata().id)
+
+    @property
+    def delta(self) -> DeltaTable:
+        """The deltalake handle, for reading."""
+        return self._table
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's schema."""
+        return pa.schema(self._table.schema().to_arrow())
+
+    def refresh(self) -> None:
+        """Read the commits that came since; costs what is new."""
+        self._table.update_incremental()
+
+    def transaction(self, app: str) -> int | None:
+        """Return the version last committed under an application id, as of the version read."""
+        version: int | None = self._table.transaction_version(app)
+        return version
+
+    def require_unfenced(self, app: str) -> None:
+        """Raise Fenced if the application id was burnt, as of the version read."""
+        if (self.transaction(app) or 0) >= FENCED:
+            raise Fenced(f"{app} was fenced on {self.uri}: a newer attempt has taken over")
+
+    def read_commit(self, version: int) -> LogCommit | None:
+        """Read one commit file."""
+        return read_commit(self._fs, self._path, version)
+
+    def commit_next(self, commit: Commit) -> Version:
+        """Commit at exactly the version after the one read, and return it.
+
+        Raises:
+            CommitConflict: somebody else took that version; nothing of this commit is in the table.
+            CommitStateUnknown: the store failed and the outcome cannot be read back.
+        """
+        token, target = uuid.uuid4().hex, Version(self.version + 1)
+        now = int(time.time() * 1000)
+        custom = {"absToken": token}
+        if commit.metadata is not None:
+            custom["userMetadata"] = commit.metadata
+        try:
+            self._table.create_write_transaction(
+                [AddAction(add.path, add.size, {}, now, True, add.stats) for add in commit.adds],
+                "overwrite" if commit.replace else "append",
+                self._table.schema(),
+                commit_properties=CommitProperties(
+                    custom_metadata=custom,
+                    max_commit_retries=0,
+                    app_transactions=[Transaction(app, v) for app, v in commit.transactions.items()],
+                ),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            )
+        except (DeltaError, OSError) as error:
+            self._read_back(target, token, error)
+        self.refresh()
+        return target
+
+    def commit(self, decide: Callable[[Table], Commit | None]) -> Version | None:
+        """Refresh, let `decide` look, commit exactly; again until it stands or `decide` returns None."""
+        while True:
+            self.refresh()
+            commit = decide(self)
+            if commit is None:
+                return None
+            try:
+                return self.commit_next(commit)
+            except CommitConflict:
+                continue
+
+    def _read_back(self, target: Version, token: str, error: Exception) -> None:
+        """Return if the commit under way is ours after all; raise what is known otherwise."""
+        try:
+            found = self.read_commit(target)
+        except (OSError, DamageError):
+            found = None
+        if found is None:
+            raise CommitStateUnknown(f"commit of version {target} to {self.uri}: {error}") from error
+        if found.token != token:
+            raise CommitConflict(f"version {target} of {self.uri} was taken") from error
