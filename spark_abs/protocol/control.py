@@ -131,9 +131,7 @@ class ControlState:
         return False
 
 
-def branches(
-    path: tuple[Attempt, ...], barrier_version: dict[CheckpointId, Version]
-) -> tuple[Branch, ...]:
+def branches(path: tuple[Attempt, ...], barrier_version: dict[CheckpointId, Version]) -> tuple[Branch, ...]:
     """Turn a path into what counts in one channel.
 
     Args:
@@ -141,7 +139,9 @@ def branches(
         barrier_version: for each checkpoint that the path branched at, the channel's version at its cut.
     """
     return tuple(
-        Branch(step.id, None if after is None or after.checkpoint is None else barrier_version[after.checkpoint])
+        Branch(
+            step.id, None if after is None or after.checkpoint is None else barrier_version[after.checkpoint]
+        )
         for step, after in zip(path, (*path[1:], None), strict=True)
     )
 
@@ -152,7 +152,9 @@ def require_current(state: ControlState, run: RunId) -> None:
     if newest is None or newest.id != run:
         raise Fenced(f"run {run} of job {state.job!r} was replaced by run {newest.id if newest else None}")
     if state.attempt.id != newest.attempt:
-        raise Fenced(f"run {run} of job {state.job!r} was replaced: the job was restored as attempt {state.attempt.id}")
+        raise Fenced(
+            f"run {run} of job {state.job!r} was replaced: the job was restored as attempt {state.attempt.id}"
+        )
 
 
 def begin_job(job: str, now_ms: int) -> ControlState:
@@ -190,7 +192,9 @@ def claim(
     return replace(state, last_claimed=barrier.id, claims=(*state.claims, taken)), barrier
 
 
-def settle(state: ControlState, aborted: tuple[Aborted, ...] = (), completed: tuple[CheckpointId, ...] = ()) -> ControlState:
+def settle(
+    state: ControlState, aborted: tuple[Aborted, ...] = (), completed: tuple[CheckpointId, ...] = ()
+) -> ControlState:
     """Close claims whose outcome is durable in `checkpoints/`; repeatable."""
     gone = {a.id for a in aborted} | set(completed)
     known = {a.id for a in state.aborted}
@@ -208,7 +212,9 @@ def ask(state: ControlState, command: Command) -> ControlState:
     return replace(state, commands=(*done, *(c for c in state.commands if not c.answered), command))
 
 
-def answer(state: ControlState, command: str, ok: bool, checkpoint: CheckpointId | None, message: str) -> ControlState:
+def answer(
+    state: ControlState, command: str, ok: bool, checkpoint: CheckpointId | None, message: str
+) -> ControlState:
     """Answer a command; one that is gone or answered is left as it is."""
     return replace(
         state,
@@ -222,7 +228,13 @@ def answer(state: ControlState, command: str, ok: bool, checkpoint: CheckpointId
 
 
 def begin_attempt(
-    state: ControlState, parent: AttemptId, checkpoint: CheckpointId, plan: str, host: str, pid: int, now_ms: int
+    state: ControlState,
+    parent: AttemptId,
+    checkpoint: CheckpointId,
+    plan: str,
+    host: str,
+    pid: int,
+    now_ms: int,
 ) -> ControlState:
     """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
 

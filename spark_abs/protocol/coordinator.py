@@ -1,0 +1,397 @@
+"""The coordinator: claims ids, counts acknowledgements, decides outcomes (P2, P3, P13, P15).
+
+Events in, effects out. It reads no clock and keeps nothing that cannot be lost: a fresh coordinator that is
+told `Claimed` again for the ids without an outcome completes them if their acknowledgements come again, and
+aborts them when their time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeVar, assert_never
+
+from spark_abs.errors import AbortReason
+from spark_abs.manifest import StageSnapshot
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId
+from spark_abs.protocol import trigger
+from spark_abs.protocol.trigger import JobStatus, Past, Request, TriggerSettings
+
+__all__ = [
+    "Abort", "AckAnswer", "AckResult", "Acked", "Answer", "Claim", "Claimed", "Complete", "Coordinator",
+    "Decided", "Declined", "Effect", "Event", "JobStatus", "Notify", "Pending", "Release", "Request",
+    "Requested", "StatusChanged", "Tick", "TriggerSettings",
+]  # fmt: skip
+
+_REMEMBERED = 64
+"""Outcomes and answers kept to recognise what comes late or twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChanged:
+    """The job's status is now `status`."""
+
+    now_ms: int
+    status: JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Somebody asks for a checkpoint or savepoint. The same request id may come again."""
+
+    now_ms: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The id of `barrier` is durably claimed: the answer to `Claim`, or told again to a new coordinator."""
+
+    now_ms: int
+    barrier: Barrier
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """A stage's part of a checkpoint is durable (P13)."""
+
+    now_ms: int
+    id: CheckpointId
+    snapshot: StageSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A stage cannot do its part, or went past the barrier without a cut."""
+
+    now_ms: int
+    id: CheckpointId
+    stage: StageId
+    reason: AbortReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The outcome of a checkpoint is durable: the answer to `Complete` and `Abort`, whichever it was."""
+
+    now_ms: int
+    id: CheckpointId
+    completed: bool
+    reason: AbortReason | None = None
+
+
+Event = StatusChanged | Tick | Requested | Claimed | Acked | Declined | Decided
+
+
+class AckResult(StrEnum):
+    """What becomes of an acknowledgement (P13)."""
+
+    SUCCESS = "success"
+    """It counts."""
+    DUPLICATE = "duplicate"
+    """It has been counted."""
+    UNKNOWN = "unknown"
+    """No such checkpoint is known, or the job has no such stage."""
+    DISCARDED = "discarded"
+    """The checkpoint is already aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim an id durably, then say `Claimed` and hand the barrier to the sources."""
+
+    kind: CheckpointKind
+    name: str | None
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Commit the manifest, or if that is impossible the abort, then say `Decided`."""
+
+    id: CheckpointId
+    snapshots: tuple[StageSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Commit the abort, then say `Decided`."""
+
+    id: CheckpointId
+    reason: AbortReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AckAnswer:
+    """Tell a stage what became of its acknowledgement."""
+
+    id: CheckpointId
+    stage: StageId
+    result: AckResult
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let go of the handle of an acknowledgement that will never count."""
+
+    id: CheckpointId
+    stage: StageId
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Tell every stage of a durable outcome (P15)."""
+
+    id: CheckpointId
+    completed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell who asked what became of the request. `id` is None if none was claimed."""
+
+    request_id: str
+    id: CheckpointId | None
+    ok: bool
+    message: str
+
+
+Effect = Claim | Complete | Abort | AckAnswer | Release | Notify | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A claimed checkpoint without a durable outcome."""
+
+    barrier: Barrier
+    request_id: str | None
+    since_ms: int
+    acks: Mapping[StageId, StageSnapshot] = field(default_factory=dict)
+    verdict: Complete | Abort | None = None
+    """Decided here; durable only when `Decided` comes."""
+    committing: bool = False
+    """Whether the verdict has left: from then on it cannot change."""
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint's id."""
+        return self.barrier.id
+
+
+class Coordinator:
+    """Turns events into effects. Not thread-safe; the caller carries effects out in the order given.
+
+    Guarantees: one open checkpoint at a time unless `Claimed` comes for more; verdicts leave one at a time,
+    in id order; a checkpoint is completed only with the acknowledgements of all stages; every claimed id
+    gets a verdict. Any event may come twice or late.
+    """
+
+    def __init__(self, stages: Iterable[StageId], settings: Callable[[], TriggerSettings]) -> None:
+        self._stages = frozenset(stages)
+        self._settings = settings
+        self._status = JobStatus.CREATED
+        self._past = Past()
+        self._waiting: list[Request] = []
+        self._claiming: Claim | None = None
+        self._pending: dict[CheckpointId, Pending] = {}
+        self._outcomes: dict[CheckpointId, bool] = {}
+        self._answers: dict[str, Answer] = {}
+        self._ended = False
+
+    @property
+    def pending(self) -> tuple[Pending, ...]:
+        """Checkpoints without a durable outcome, in id order."""
+        return tuple(self._pending[id] for id in sorted(self._pending))
+
+    def handle(self, event: Event) -> tuple[Effect, ...]:
+        """Take one event and return what has to be done because of it, in order."""
+        return (
+            *self._react(event),
+            *self._expire(event.now_ms),
+            *self._commit_next(),
+            *self._begin(event.now_ms),
+        )
+
+    def _react(self, event: Event) -> tuple[Effect, ...]:
+        match event:
+            case StatusChanged():
+                return self._on_status(event)
+            case Tick():
+                return ()
+            case Requested():
+                return self._on_request(event.request)
+            case Claimed():
+                return self._on_claimed(event)
+            case Acked():
+                return self._on_ack(event)
+            case Declined():
+                self._abort(event.id, event.reason, f"stage {event.stage}: {event.detail}")
+                return ()
+            case Decided():
+                return self._on_decided(event)
+            case _:
+                assert_never(event)
+
+    def _on_status(self, event: StatusChanged) -> tuple[Effect, ...]:
+        if event.status is JobStatus.RUNNING and self._status is not JobStatus.RUNNING:
+            self._past = Past(running_since_ms=event.now_ms)
+        self._status = event.status
+        for pending in self.pending:
+            if reason := self._forbidden(pending.barrier.kind):
+                self._abort(pending.id, reason, f"the job is {self._status}")
+        refused = [r for r in self._waiting if self._forbidden(r.kind)]
+        self._waiting = [r for r in self._waiting if r not in refused]
+        answers = [self._answer(r.id, None, False, f"the job is {self._status}") for r in refused]
+        claim = self._claiming
+        if claim and claim.request_id and self._status in (JobStatus.FAILED, JobStatus.FINISHED):
+            answers.append(self._answer(claim.request_id, None, False, f"the job is {self._status}"))
+        return tuple(answers)
+
+    def _forbidden(self, kind: CheckpointKind) -> AbortReason | None:
+        """Return why a checkpoint of this kind may not go on in the present status."""
+        match self._status:
+            case JobStatus.CREATED | JobStatus.RUNNING:
+                return None
+            case JobStatus.STOPPING:
+                return None if kind is CheckpointKind.SYNC_SAVEPOINT else AbortReason.JOB_STOPPING
+            case JobStatus.FINISHED:
+                return AbortReason.RUN_ENDED
+            case JobStatus.FAILED:
+                return AbortReason.STAGE_FAILED
+            case _:
+                assert_never(self._status)
+
+    def _on_request(self, request: Request) -> tuple[Effect, ...]:
+        if answered := self._answers.get(request.id):
+            return (answered,)
+        under_way = [p.request_id for p in self.pending] + [r.id for r in self._waiting]
+        if request.id in under_way or (self._claiming and self._claiming.request_id == request.id):
+            return ()
+        if self._ended or self._forbidden(request.kind):
+            why = "the job ends with the savepoint taken" if self._ended else f"the job is {self._status}"
+            return (self._answer(request.id, None, False, why),)
+        self._waiting.append(request)
+        return ()
+
+    def _on_claimed(self, event: Claimed) -> tuple[Effect, ...]:
+        barrier = event.barrier
+        if self._claiming and self._claiming.request_id == event.request_id:
+            self._claiming = None
+        if barrier.id in self._pending or barrier.id in self._outcomes:
+            return ()
+        self._pending[barrier.id] = Pending(barrier, event.request_id, event.now_ms)
+        if reason := self._forbidden(barrier.kind):
+            self._abort(barrier.id, reason, f"the job is {self._status}")
+        return ()
+
+    def _on_ack(self, event: Acked) -> tuple[Effect, ...]:
+        result = self._count(event)
+        answer = AckAnswer(event.id, event.snapshot.stage, result)
+        if result in (AckResult.DISCARDED, AckResult.UNKNOWN):
+            return (answer, Release(event.id, event.snapshot.stage))
+        return (answer,)
+
+    def _count(self, event: Acked) -> AckResult:
+        stage, pending = event.snapshot.stage, self._pending.get(event.id)
+        if stage not in self._stages:
+            return AckResult.UNKNOWN
+        if pending is None:
+            match self._outcomes.get(event.id):
+                case None:
+                    return AckResult.UNKNOWN
+                case completed:
+                    return AckResult.DUPLICATE if completed else AckResult.DISCARDED
+        if isinstance(pending.verdict, Abort):
+            return AckResult.DISCARDED
+        if stage in pending.acks:
+            return AckResult.DUPLICATE
+        acks = {**pending.acks, stage: event.snapshot}
+        complete = None
+        if acks.keys() == self._stages:
+            complete = Complete(event.id, tuple(acks[name] for name in sorted(acks)))
+            for older in self.pending:
+                if older.id < event.id:
+                    self._abort(older.id, AbortReason.SUBSUMED, f"checkpoint {event.id} is complete")
+        self._pending[event.id] = replace(pending, acks=acks, verdict=complete)
+        return AckResult.SUCCESS
+
+    def _abort(self, id: CheckpointId, reason: AbortReason, detail: str) -> None:
+        """Give a checkpoint the verdict abort, unless it has one, or is none of ours."""
+        pending = self._pending.get(id)
+        if pending and pending.verdict is None:
+            self._pending[id] = replace(pending, verdict=Abort(id, reason, detail))
+
+    def _on_decided(self, event: Decided) -> tuple[Effect, ...]:
+        pending = self._pending.pop(event.id, None)
+        if pending is None:
+            return ()
+        self._past = replace(self._past, decided_ms=event.now_ms)
+        _remember(self._outcomes, event.id, event.completed)
+        self._ended |= event.completed and pending.barrier.kind is CheckpointKind.SYNC_SAVEPOINT
+        effects: list[Effect] = [Notify(event.id, event.completed)]
+        if pending.request_id and pending.request_id not in self._answers:
+            message = "completed" if event.completed else f"aborted: {event.reason or 'no reason recorded'}"
+            if isinstance(pending.verdict, Abort) and pending.verdict.reason is event.reason:
+                message += f", {pending.verdict.detail}"
+            effects.append(self._answer(pending.request_id, event.id, event.completed, message))
+        if self._ended:
+            why = f"the job ends with savepoint {event.id}"
+            effects += [self._answer(request.id, None, False, why) for request in self._waiting]
+            self._waiting = []
+        return tuple(effects)
+
+    def _expire(self, now_ms: int) -> tuple[Effect, ...]:
+        timeout_ms = self._settings().timeout_ms
+        for pending in self.pending:
+            if now_ms - pending.since_ms >= timeout_ms:
+                missing = ", ".join(sorted(self._stages - pending.acks.keys()))
+                self._abort(pending.id, AbortReason.EXPIRED, f"after {timeout_ms} ms without {missing}")
+        return ()
+
+    def _commit_next(self) -> tuple[Effect, ...]:
+        """Let the verdict on the lowest open id out, once: a later one must not become durable first."""
+        first = next(iter(self.pending), None)
+        if first is None or first.verdict is None or first.committing:
+            return ()
+        self._pending[first.id] = replace(first, committing=True)
+        return (first.verdict,)
+
+    def _begin(self, now_ms: int) -> tuple[Effect, ...]:
+        busy = bool(self._pending or self._claiming or self._ended)
+        match trigger.decide(now_ms, self._status, self._settings(), self._waiting, busy, self._past):
+            case trigger.WaitUntil():
+                return ()
+            case trigger.Trigger(request):
+                self._past = replace(self._past, triggered_ms=now_ms)
+                self._claiming = Claim(CheckpointKind.CHECKPOINT, None, None)
+                if request is not None:
+                    self._waiting.remove(request)
+                    self._claiming = Claim(request.kind, request.name, request.id)
+                return (self._claiming,)
+
+    def _answer(self, request_id: str, id: CheckpointId | None, ok: bool, message: str) -> Answer:
+        answer = Answer(request_id, id, ok, message)
+        _remember(self._answers, request_id, answer)
+        return answer
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def _remember(recent: dict[_K, _V], key: _K, value: _V) -> None:
+    """Keep the newest facts, forget the oldest."""
+    recent[key] = value
+    while len(recent) > _REMEMBERED:
+        del recent[next(iter(recent))]

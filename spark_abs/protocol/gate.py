@@ -1,0 +1,142 @@
+"""The gate rule: how far one channel input of a stage may be read (P4, P5, P8, P9, P10).
+
+The states of Flink's `SingleCheckpointBarrierHandler` are values here, not objects with a memory: the
+situation of an input is its own position, the positions of its neighbours and the log of its channel, all
+of them durable. Deciding again after a crash gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, Entry, Position, RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one micro-batch takes from one channel. An entry is never split, so one always fits.
+
+    Silent entries are not counted: they cost nothing downstream.
+    """
+
+    max_entries: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The ids for which no input need wait: their outcome is known.
+
+    All ids up to `floor` were claimed before this run began; `aborted` came to be known since. Ids that
+    completed since are left out on purpose: a stage with a blocked input cannot have acknowledged them.
+    """
+
+    floor: CheckpointId
+    aborted: frozenset[CheckpointId]
+
+    def __contains__(self, checkpoint: CheckpointId) -> bool:
+        return checkpoint <= self.floor or checkpoint in self.aborted
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Read on: the next micro-batch takes this input to `position`."""
+
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Stay at the barrier `on`: not all other inputs have it. The channel's log is the buffer (P5)."""
+
+    position: Position
+    on: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Stay: the channel has nothing to read, or has ended."""
+
+    position: Position
+
+
+Decision = Advance | Blocked | Idle
+
+
+def decide(
+    own: Position,
+    stage: Sequence[Position],
+    entries: Iterable[Entry],
+    settled: Settled,
+    limits: Limits,
+    run: RunId,
+    attempt: AttemptId,
+) -> Decision:
+    """Decide how far one input may go in the stage's next micro-batch.
+
+    An input that stands at barrier n stays until every other open input has n, or one has skipped it,
+    or n is settled. Any other input reads on to the next barrier or to the end of the channel and stops
+    there, within the limits. A barrier or cancel marker not above the input's epoch is passed over; a cancel
+    marker above it moves the epoch and stops nothing.
+
+    Args:
+        own: where the input stands.
+        stage: all gate positions of the stage's newest offset file, `own` among them, as a multiset: a
+            channel used twice gives two lines, of which one equal to `own` is left out. Empty before the
+            first batch.
+        entries: the entries after `own.version` that count, ascending. Not touched while the input is
+            blocked or closed, and read no further than the decision needs.
+        settled: what is known of outcomes. Knowing more can only unblock, never move a barrier.
+        limits: bound on what is taken.
+        run: the current run; only its own end markers close the input (P10).
+        attempt: the current attempt, recorded in the position that is reached.
+
+    Returns:
+        `Advance` with another position, or `Blocked` or `Idle` with `own` itself.
+    """
+    if own.is_closed(run):
+        return Idle(own)
+    if own.at_barrier and own.epoch not in settled and _must_wait(own, stage, run):
+        return Blocked(own, own.epoch)
+    reached, taken, size = own, 0, 0
+    for entry in entries:
+        if entry.silent:
+            continue
+        if taken and size + entry.size > limits.max_bytes:
+            break
+        reached = _after(reached, entry, run, attempt)
+        taken, size = taken + 1, size + entry.size
+        if reached.at_barrier or reached.is_closed(run) or taken >= limits.max_entries:
+            break
+    return Advance(reached) if taken else Idle(own)
+
+
+def _must_wait(own: Position, stage: Sequence[Position], run: RunId) -> bool:
+    """Say whether the barrier at which `own` stands is still to come on another input (P8).
+
+    An input past the barrier has it too. An input, even a closed one, with a newer epoch than one that
+    lacks the barrier can only have skipped it: the barrier is subsumed.
+    """
+    others = list(stage)
+    if own in others:
+        others.remove(own)
+    if any(other.epoch > own.epoch for other in others):
+        return False
+    return any(other.epoch < own.epoch for other in others if not other.is_closed(run))
+
+
+def _after(position: Position, entry: Entry, run: RunId, attempt: AttemptId) -> Position:
+    """Return the position behind `entry`."""
+    epoch = max(position.epoch, entry.cancel or NO_EPOCH)
+    arrived = entry.barrier is not None and entry.barrier.id > epoch
+    if entry.barrier is not None and arrived:
+        epoch = entry.barrier.id
+    return replace(
+        position,
+        attempt=attempt,
+        version=entry.version,
+        epoch=epoch,
+        at_barrier=arrived,
+        closed=run if entry.end and entry.run == run else position.closed,
+    )

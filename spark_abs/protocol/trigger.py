@@ -1,0 +1,105 @@
+"""The trigger decision: may a checkpoint begin now (P2, P3)? After Flink's `CheckpointRequestDecider`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spark_abs.model import CheckpointKind
+
+
+class JobStatus(StrEnum):
+    """What the job is doing, as far as checkpoints are concerned."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSettings:
+    """When checkpoints begin and how long they may take, in milliseconds."""
+
+    interval_ms: int | None
+    """From one trigger to the next; None: only on demand."""
+    min_pause_ms: int
+    """From an outcome, completion or abort, to the next periodic trigger; wins over the interval."""
+    timeout_ms: int
+    """A checkpoint not complete by then is aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checkpoint or savepoint that somebody asked for; `id` is the caller's, for the answer."""
+
+    id: str
+    kind: CheckpointKind
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the decision must know of the past, by the clock of the events."""
+
+    running_since_ms: int = 0
+    triggered_ms: int | None = None
+    """The newest trigger since then."""
+    decided_ms: int | None = None
+    """The newest outcome since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Begin one now: for `request`, or a periodic one."""
+
+    request: Request | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Not now. Ask again at `ms`; None: no time will do, only another event."""
+
+    ms: int | None
+
+
+def decide(
+    now_ms: int,
+    status: JobStatus,
+    settings: TriggerSettings,
+    waiting: Sequence[Request],
+    busy: bool,
+    past: Past,
+) -> Trigger | WaitUntil:
+    """Decide whether a checkpoint begins now.
+
+    One is open at a time. A request goes before a periodic checkpoint and waits for neither interval nor
+    pause, only for the open one. Nothing begins unless the job is running, but for the savepoint with which
+    a job that is stopping ends.
+
+    Args:
+        now_ms: the clock of the event that asks.
+        status: of the job.
+        settings: as they are now; they may change between decisions.
+        waiting: requests not yet begun, oldest first.
+        busy: whether a checkpoint is open or being claimed.
+        past: the newest trigger and outcome.
+    """
+    if busy:
+        return WaitUntil(None)
+    if status is JobStatus.STOPPING:
+        last = next((r for r in waiting if r.kind is CheckpointKind.SYNC_SAVEPOINT), None)
+        return Trigger(last) if last else WaitUntil(None)
+    if status is not JobStatus.RUNNING:
+        return WaitUntil(None)
+    if waiting:
+        return Trigger(waiting[0])
+    if settings.interval_ms is None:
+        return WaitUntil(None)
+    begun = past.running_since_ms if past.triggered_ms is None else past.triggered_ms
+    due = begun + settings.interval_ms
+    if past.decided_ms is not None:
+        due = max(due, past.decided_ms + settings.min_pause_ms)
+    return Trigger(None) if now_ms >= due else WaitUntil(due)
