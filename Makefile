@@ -1,0 +1,32 @@
+# What a person types: make demo, make test. Everything else is their set-up.
+PYTHON := python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+
+.PHONY: demo test venv
+
+demo: venv
+	@$(BIN)/python jobs/demo.py
+
+# Cheap checks first; the last line is pytest's own.
+test: venv
+	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
+	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
+	@echo "pytest" && $(BIN)/python -m pytest
+
+venv: $(VENV)/.installed $(VENV)/.jars
+
+$(VENV)/.installed: setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
+	  { echo "python3.11 is missing: apt-get install python3.11-venv, or: pyenv install 3.11 && pyenv global 3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+# Spark fetches the Delta jars into Ivy's cache at the first start: once here, not in two tests at a time.
+$(VENV)/.jars: $(VENV)/.installed
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(17|21)\.' || \
+	  { echo "Java 17 is missing: apt-get install openjdk-17-jre-headless, or set JAVA_HOME to one"; exit 1; }
+	$(BIN)/python -c 'import spark_abs.session as s; s.spark_session("set-up", "local[1]").stop()'
+	@touch $@

@@ -1,0 +1,112 @@
+"""Spark sessions that are ready for a job: Delta, RocksDB state, one scheduler pool per stage."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import SparkSession
+
+from spark_abs.errors import UsageError
+
+SESSION_CONF: Mapping[str, str] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Each stage has a pool of its own, so that a long batch of one does not starve the others.
+    "spark.scheduler.mode": "FAIR",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    # A batch then writes what it changed, not all of RocksDB: a checkpoint copies as little.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Delta's log, pyarrow and Spark agree on microseconds; Spark's own default is INT96.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Delta splits the state of a table's log into 50 tasks otherwise, of any table, however small.
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+"""What a session needs, or is much better with."""
+
+_SUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "pyspark": ("4.2.",),
+    "delta-spark": ("4.4.",),
+    "pandas": ("2.",),
+}
+
+
+def spark_session(app_name: str, master: str | None = None, **conf: str) -> SparkSession:
+    """Build a session with Delta ready, or return the one that this process has.
+
+    Args:
+        app_name: the name shown by Spark.
+        master: Spark's master, None to leave it to spark-submit or `spark-defaults.conf`.
+        **conf: further settings; they win over `SESSION_CONF`.
+
+    Raises:
+        UsageError: this is Spark Connect, or a version that spark_abs does not run on.
+    """
+    builder = configure(SparkSession.builder.appName(app_name))
+    if master is not None:
+        builder = builder.master(master)
+    session = builder.config(map=dict(conf)).getOrCreate()
+    check_session(session)
+    return session
+
+
+def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Add to a builder what a session needs: `SESSION_CONF`, the Delta jars, this Python for the workers.
+
+    What is set on the builder afterwards wins. An executor on another machine may keep its Python
+    elsewhere: set PYSPARK_PYTHON before, it is left alone then.
+
+    Raises:
+        UsageError: as for `spark_session`.
+    """
+    if type(builder) is not SparkSession.Builder or _connect_requested():
+        raise UsageError(_NO_CONNECT)
+    _check_versions()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return configure_spark_with_delta_pip(builder.config(map=dict(SESSION_CONF)))
+
+
+def check_session(session: SparkSession) -> None:
+    """Refuse a session that a job cannot run on.
+
+    Raises:
+        UsageError: it is a Spark Connect session, has another version than pyspark, or no Delta.
+    """
+    if not isinstance(session, SparkSession):
+        raise UsageError(_NO_CONNECT)
+    _check_versions()
+    if session.version != version("pyspark"):
+        raise UsageError(
+            f"the cluster runs Spark {session.version}, this Python has pyspark {version('pyspark')}: "
+            "install the same version on both"
+        )
+    if SESSION_CONF["spark.sql.extensions"] not in (session.conf.get("spark.sql.extensions", "") or ""):
+        raise UsageError(
+            "the session has no Delta: build it with spark_abs.spark_session(...), "
+            "or with a builder that went through spark_abs.configure(...)"
+        )
+
+
+_NO_CONNECT = (
+    "spark_abs needs a classic session, Spark Connect is not supported: unset SPARK_REMOTE and spark.remote"
+)
+
+
+def _connect_requested() -> bool:
+    named = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
+    return (
+        any(name in os.environ for name in named) or os.environ.get("SPARK_API_MODE", "").lower() == "connect"
+    )
+
+
+def _check_versions() -> None:
+    for package, prefixes in _SUPPORTED.items():
+        found = version(package)
+        if not found.startswith(prefixes):
+            wanted = " or ".join(f"{prefix}*" for prefix in prefixes)
+            raise UsageError(f"spark_abs needs {package} {wanted}, found {found}: install it with pip")

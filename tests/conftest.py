@@ -1,0 +1,51 @@
+"""The order of the tests, and one small Spark session for all that need one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_abs.session import spark_session
+
+ROOMS = ("unit", "sim", "spark", "cli", "crash")
+"""The directories of tests, from cheap to dear: what is quick to fail fails first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order by room; within a room the order stays. A room without a place here is an error."""
+    items.sort(key=lambda item: ROOMS.index(item.path.relative_to(Path(__file__).parent).parts[0]))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with Delta on two cores; its warehouse and scratch files live below pytest's directory."""
+    scratch: Path = tmp_path_factory.mktemp("spark")
+    session = spark_session(
+        "tests",
+        "local[2]",
+        **{
+            "spark.driver.memory": "2g",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.local.dir": str(scratch / "local"),
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        },
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own SPARK_ABS_… variables must not change what tests see."""
+    for name in [name for name in os.environ if name.startswith("SPARK_ABS_")]:
+        monkeypatch.delenv(name)

@@ -1,0 +1,57 @@
+"""A session that `spark_session` built can run a job; what cannot run one is refused in one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_abs import session as session_module
+from spark_abs.errors import UsageError
+from spark_abs.session import check_session, configure
+
+
+def test_a_delta_table_can_be_written_and_read(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(3).write.format("delta").save(str(tmp_path / "t"))
+    assert spark.read.format("delta").load(str(tmp_path / "t")).count() == 3
+
+
+def test_workers_run_the_interpreter_of_the_driver(spark: SparkSession) -> None:
+    executable = F.udf(lambda _: sys.executable)
+    assert [row[0] for row in spark.range(1).select(executable("id")).collect()] == [sys.executable]
+
+
+def test_the_session_passes_its_own_check(spark: SparkSession) -> None:
+    check_session(spark)
+
+
+def test_what_is_set_on_the_builder_afterwards_wins(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.scheduler.mode") == "FAIR"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SPARK_REMOTE", "sc://host"), ("SPARK_CONNECT_MODE_ENABLED", "1"), ("SPARK_API_MODE", "Connect")],
+)
+def test_spark_connect_is_refused_before_anything_starts(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="Spark Connect is not supported"):
+        configure(SparkSession.builder)
+
+
+def test_a_session_of_another_kind_is_refused() -> None:
+    with pytest.raises(UsageError, match="Spark Connect is not supported"):
+        check_session(cast(SparkSession, object()))
+
+
+def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "version", lambda package: "3.0.0")
+    with pytest.raises(UsageError, match=r"needs pyspark 4\.2\.\*, found 3\.0\.0: install it with pip"):
+        configure(SparkSession.builder)

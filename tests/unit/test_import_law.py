@@ -1,0 +1,112 @@
+"""The shape of the code, checked on its syntax: who imports whom, how long modules are, what lies where."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parents[2]
+PACKAGE = HERE / "spark_abs"
+
+LAYERS = (
+    {"model", "errors", "codec", "manifest", "config"},
+    {"protocol"},
+    {"store"},
+    {"session", "jvm", "channels", "state", "snapshots", "sinks"},
+    {"restore", "observe"},
+    {"runtime"},
+    {"cli"},
+)
+"""A room imports from its own layer and from those before it."""
+
+SHIPPED_FOR_TESTS = "testing"
+FACES = {"__init__", "__main__"}
+"""They show what others made, from any layer."""
+
+NOT_IN_PROTOCOL = {"pyspark", "pyarrow", "deltalake", "os", "time", "threading", "random"}
+TOP_LEVEL = {
+    "setup.cfg",
+    "pyproject.toml",
+    "Makefile",
+    "README.md",
+    "LICENSE",
+    ".gitignore",
+    ".ci",
+    "spark_abs",
+    "jobs",
+    "conf",
+    "tests",
+    "notebooks",
+}
+LONGEST = 400
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(module: Path) -> str:
+    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def layer_of(room: str) -> int:
+    found = [number for number, rooms in enumerate(LAYERS) if room in rooms]
+    assert found, f"{room} has no place in the import law: add it to a layer"
+    return found[0]
+
+
+def imports_of(module: Path) -> Iterator[str]:
+    """Yield every imported module by its full name, also from inside functions and type-checking blocks."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_imported(module: Path) -> set[str]:
+    own = [name.split(".") for name in imports_of(module) if name.split(".")[0] == "spark_abs"]
+    return {parts[1] for parts in own if len(parts) > 1}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(PACKAGE)))
+def test_a_room_imports_only_from_its_layer_and_below(module: Path) -> None:
+    room = room_of(module)
+    if room in FACES or room == SHIPPED_FOR_TESTS:
+        return
+    above = {other for other in rooms_imported(module) if layer_of(other) > layer_of(room)}
+    assert not above, f"{module.relative_to(HERE)} imports from above itself: {sorted(above)}"
+
+
+def test_the_product_does_not_import_what_is_shipped_for_tests() -> None:
+    guilty = [
+        m for m in MODULES if room_of(m) != SHIPPED_FOR_TESTS and SHIPPED_FOR_TESTS in rooms_imported(m)
+    ]
+    assert guilty == []
+
+
+def test_the_protocol_is_pure() -> None:
+    for module in MODULES:
+        if room_of(module) == "protocol":
+            impure = {name.split(".")[0] for name in imports_of(module)} & NOT_IN_PROTOCOL
+            assert not impure, f"{module.relative_to(HERE)} imports {sorted(impure)}"
+
+
+def test_modules_stay_short() -> None:
+    lengths = {str(m.relative_to(HERE)): len(m.read_text().splitlines()) for m in MODULES}
+    assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
+
+
+def test_nothing_unpickles() -> None:
+    guilty = [m for m in MODULES if {"pickle", "cloudpickle", "shelve", "marshal"} & set(imports_of(m))]
+    assert guilty == []
+
+
+def test_the_top_level_holds_only_the_frame() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=HERE, capture_output=True, text=True, check=True).stdout
+    assert {Path(name).parts[0] for name in tracked.splitlines()} <= TOP_LEVEL
