@@ -212,7 +212,7 @@ class Coordinator:
     @property
     def pending(self) -> tuple[Pending, ...]:
         """Checkpoints without a durable outcome, in id order."""
-        return tuple(self._pending[id] for id in sorted(self._pending))
+        return tuple(self._pending[number] for number in sorted(self._pending))
 
     def handle(self, event: Event) -> tuple[Effect, ...]:
         """Take one event and return what has to be done because of it, in order."""
@@ -326,11 +326,11 @@ class Coordinator:
         self._pending[event.id] = replace(pending, acks=acks, verdict=complete)
         return AckResult.SUCCESS
 
-    def _abort(self, id: CheckpointId, reason: AbortReason, detail: str) -> None:
+    def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
         """Give a checkpoint the verdict abort, unless it has one, or is none of ours."""
-        pending = self._pending.get(id)
+        pending = self._pending.get(checkpoint)
         if pending and pending.verdict is None:
-            self._pending[id] = replace(pending, verdict=Abort(id, reason, detail))
+            self._pending[checkpoint] = replace(pending, verdict=Abort(checkpoint, reason, detail))
 
     def _on_decided(self, event: Decided) -> tuple[Effect, ...]:
         pending = self._pending.pop(event.id, None)
@@ -351,13 +351,12 @@ class Coordinator:
             self._waiting = []
         return tuple(effects)
 
-    def _expire(self, now_ms: int) -> tuple[Effect, ...]:
+    def _expire(self, now_ms: int) -> None:
         timeout_ms = self._settings().timeout_ms
         for pending in self.pending:
             if now_ms - pending.since_ms >= timeout_ms:
                 missing = ", ".join(sorted(self._stages - pending.acks.keys()))
                 self._abort(pending.id, AbortReason.EXPIRED, f"after {timeout_ms} ms without {missing}")
-        return ()
 
     def _commit_next(self) -> tuple[Effect, ...]:
         """Let the verdict on the lowest open id out, once: a later one must not become durable first."""
@@ -380,8 +379,8 @@ class Coordinator:
                     self._claiming = Claim(request.kind, request.name, request.id)
                 return (self._claiming,)
 
-    def _answer(self, request_id: str, id: CheckpointId | None, ok: bool, message: str) -> Answer:
-        answer = Answer(request_id, id, ok, message)
+    def _answer(self, request_id: str, checkpoint: CheckpointId | None, ok: bool, message: str) -> Answer:
+        answer = Answer(request_id, checkpoint, ok, message)
         _remember(self._answers, request_id, answer)
         return answer
 
