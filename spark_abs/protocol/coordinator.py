@@ -216,12 +216,9 @@ class Coordinator:
 
     def handle(self, event: Event) -> tuple[Effect, ...]:
         """Take one event and return what has to be done because of it, in order."""
-        return (
-            *self._react(event),
-            *self._expire(event.now_ms),
-            *self._commit_next(),
-            *self._begin(event.now_ms),
-        )
+        effects = self._react(event)
+        self._expire(event.now_ms)
+        return (*effects, *self._commit_next(), *self._begin(event.now_ms))
 
     def _react(self, event: Event) -> tuple[Effect, ...]:
         match event:
