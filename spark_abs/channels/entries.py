@@ -1,0 +1,98 @@
+"""What a channel's commit says, written into and read out of the commit's user metadata."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from spark_abs.codec import from_json, to_plain
+from spark_abs.errors import DamageError
+from spark_abs.model import (
+    FORMAT,
+    NO_BATCH,
+    AttemptId,
+    Barrier,
+    BatchId,
+    CheckpointId,
+    DataFile,
+    Entry,
+    RunId,
+    Version,
+    checked_relative,
+)
+from spark_abs.store.log import LogCommit
+
+
+@dataclass(frozen=True, slots=True)
+class EntryNote:
+    """The user metadata of a commit of ours. What is None or False is left out of the stored text."""
+
+    attempt: AttemptId
+    run: RunId
+    batch: BatchId = NO_BATCH
+    """`NO_BATCH` where the commit holds only a marker."""
+    barrier: Barrier | None = None
+    cancel: CheckpointId | None = None
+    end: bool = False
+    watermark: int | None = None
+    """The producer's watermark after the batch, milliseconds since the epoch."""
+    offsets: str | None = None
+    """The text of the producer's `offsets/<batch>`: with it a lost stage can repeat the batch."""
+    v: int = FORMAT
+
+
+def encode_note(note: EntryNote) -> str:
+    """Encode a note as the JSON text that goes into the commit."""
+    plain = {key: value for key, value in to_plain(note).items() if value is not None and value is not False}
+    return json.dumps(plain, separators=(",", ":"))
+
+
+def note_of(commit: LogCommit) -> EntryNote | None:
+    """Return the note of a commit, None for a commit that says nothing of a batch or a marker.
+
+    A commit of ours is known by its token: whatever metadata others put into theirs is not looked at.
+
+    Raises:
+        DamageError: the commit is ours and its note cannot be read, or was written by a newer format.
+    """
+    if commit.token is None or commit.metadata is None:
+        return None
+    note = from_json(EntryNote, commit.metadata)
+    if note.v > FORMAT:
+        raise DamageError(
+            f"commit {commit.version} has format {note.v}, the newest known is {FORMAT}: upgrade spark_abs"
+        )
+    return note
+
+
+def entry_of(commit: LogCommit) -> Entry:
+    """Turn a commit of a channel into its entry; foreign commits and fences are empty ones of attempt 0.
+
+    Raises:
+        DamageError: as `note_of`, or a file's path leaves the table.
+    """
+    note = note_of(commit)
+    if note is None:
+        return Entry(commit.version)
+    return entry_from(commit.version, note, commit.adds)
+
+
+def entry_from(version: Version, note: EntryNote, files: tuple[DataFile, ...]) -> Entry:
+    """Put an entry together.
+
+    Raises:
+        DamageError: a file's path leaves the table.
+    """
+    for file in files:
+        checked_relative(file.path)
+    return Entry(
+        version=version,
+        attempt=note.attempt,
+        run=note.run,
+        batch=note.batch,
+        barrier=note.barrier,
+        cancel=note.cancel,
+        end=note.end,
+        watermark_ms=note.watermark,
+        files=files,
+    )

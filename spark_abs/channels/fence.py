@@ -1,0 +1,56 @@
+"""Fences: what keeps a replaced run or attempt from committing to a table.
+
+A fence is an application id at a version that nobody passes. It lives in the table's own log, so that
+whoever decides by what was read and commits right behind it cannot miss it; RESTORE does not undo it.
+"""
+
+from __future__ import annotations
+
+from spark_abs.errors import Fenced
+from spark_abs.model import FENCED, AttemptId, RunId, StageId, app_id, barrier_app_id, run_app_id
+from spark_abs.store.table import Commit, Table
+
+
+def end_app_id(job: str, stage: StageId, output: str, attempt: AttemptId) -> str:
+    """Name the application id of end markers; their version is the run that ended."""
+    return app_id(job, stage, output, attempt) + "/end"
+
+
+def require_current(table: Table, job: str, run: RunId, app: str) -> None:
+    """Check, as of the version read, that neither this run nor this attempt was replaced.
+
+    Raises:
+        Fenced: one was.
+    """
+    table.require_unfenced(app)
+    newest = table.transaction(run_app_id(job))
+    if newest is not None and newest > run:
+        raise Fenced(
+            f"run {run} of {job} was replaced by run {newest}: it writes nothing more to {table.uri}"
+        )
+
+
+def fence_run(table: Table, job: str, run: RunId, app: str) -> None:
+    """Commit the fence of a run on one table, unless it is there.
+
+    Raises:
+        Fenced: a newer run or attempt is there.
+    """
+
+    def decide(table: Table) -> Commit | None:
+        require_current(table, job, run, app)
+        fence = run_app_id(job)
+        return None if table.transaction(fence) == run else Commit(transactions={fence: int(run)})
+
+    table.commit(decide)
+
+
+def fence_attempt(table: Table, job: str, stage: StageId, output: str, attempt: AttemptId) -> None:
+    """Burn the ids under which an attempt writes one output: it can commit nothing more. Repeatable."""
+    app = app_id(job, stage, output, attempt)
+    burnt = {
+        app: FENCED,
+        barrier_app_id(job, stage, output, attempt): FENCED,
+        end_app_id(job, stage, output, attempt): FENCED,
+    }
+    table.commit(lambda table: None if table.transaction(app) == FENCED else Commit(transactions=burnt))

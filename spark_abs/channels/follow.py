@@ -1,0 +1,153 @@
+"""Follow a Delta log from a version on: one open per new commit, one failed open when there is none."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from pyarrow import fs
+
+from spark_abs.channels.entries import entry_of
+from spark_abs.errors import DamageError
+from spark_abs.model import Branch, Entry, Version, counts
+from spark_abs.store.log import LogCommit, read_commit
+
+Clock = Callable[[], float]
+"""Seconds, from any origin, never going back."""
+
+GAP_CHECK_S = 10.0
+
+
+class LogTail:
+    """The commits of one table behind a version, each opened once, in order.
+
+    Not thread-safe. Looks at the store at most once per `poll_ms` while there is nothing new. A missing
+    commit below a newer one is damage; it is looked for when the tail first finds nothing more, and every
+    ten seconds while it goes on finding nothing, since that costs a listing.
+    """
+
+    def __init__(
+        self,
+        filesystem: fs.FileSystem,
+        table_path: str,
+        after: Version,
+        poll_ms: int = 0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._fs, self._path, self._clock = filesystem, table_path, clock
+        self._poll_s = poll_ms / 1000
+        self._next_poll = self._next_check = float("-inf")
+        self.version = after
+        """The last version read."""
+
+    def next(self) -> LogCommit | None:
+        """Return the next commit, None if there is none yet.
+
+        Raises:
+            DamageError: the next commit is missing, or is no commit, though a newer one is there.
+        """
+        now = self._clock()
+        if now < self._next_poll:
+            return None
+        wanted = Version(self.version + 1)
+        commit = read_commit(self._fs, self._path, wanted)
+        if commit is None and now >= self._next_check:
+            self._next_check = now + GAP_CHECK_S
+            # The file may have come between the look and the listing: look again before crying damage.
+            if any(v > wanted for v in self._listed()):
+                commit = self.require()
+        if commit is None:
+            self._next_poll = now + self._poll_s
+            return None
+        self.version = wanted
+        return commit
+
+    def require(self) -> LogCommit:
+        """Return the next commit, which is known to have been there.
+
+        Raises:
+            DamageError: it is not there.
+        """
+        wanted = self.version + 1
+        commit = read_commit(self._fs, self._path, wanted)
+        if commit is None:
+            raise DamageError(
+                f"commit {wanted} of {self._path} is missing below newer ones: restore to a checkpoint"
+            )
+        self.version = Version(wanted)
+        return commit
+
+    def _listed(self) -> Iterator[int]:
+        selector = fs.FileSelector(f"{self._path}/_delta_log", allow_not_found=True)
+        for info in self._fs.get_file_info(selector):
+            stem, _, extension = info.base_name.partition(".")
+            if extension == "json" and stem.isdigit():
+                yield int(stem)
+
+
+class Follower:
+    """The entries of a channel that count on one path and are not silent, each commit opened once.
+
+    Entries that were read and not yet forgotten are kept, so that asking again from the same version,
+    as a blocked or idle gate does every few milliseconds, costs at most one failed open. Silent entries
+    are passed over for good: they start no batch, and the next entry that does takes them along.
+    Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        filesystem: fs.FileSystem,
+        table_path: str,
+        path: Sequence[Branch],
+        poll_ms: int = 0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._fs, self._table_path, self._path = filesystem, table_path, tuple(path)
+        self._poll_ms, self._clock = poll_ms, clock
+        self._kept: deque[Entry] = deque()
+        self._from = Version(-1)
+        self._tail: LogTail | None = None
+
+    def after(self, version: Version) -> Iterator[Entry]:
+        """Iterate the entries above `version`, ascending; reads no further than it is asked to.
+
+        Raises:
+            DamageError: a commit is missing below a newer one, or cannot be read.
+        """
+        tail = self._tail_from(version)
+        yield from [entry for entry in self._kept if entry.version > version]
+        while (commit := tail.next()) is not None:
+            if (entry := self._keep(commit)) is not None:
+                yield entry
+
+    def between(self, after: Version, until: Version) -> Iterator[Entry]:
+        """Iterate the entries above `after` up to and with `until`, all of which were once there.
+
+        Raises:
+            DamageError: one is missing or cannot be read.
+        """
+        tail = self._tail_from(after)
+        while tail.version < until:
+            self._keep(tail.require())
+        yield from [entry for entry in self._kept if after < entry.version <= until]
+
+    def forget(self, until: Version) -> None:
+        """Drop the entries up to and with `until`: they will not be asked for again."""
+        while self._kept and self._kept[0].version <= until:
+            self._kept.popleft()
+        self._from = Version(max(self._from, until))
+
+    def _tail_from(self, version: Version) -> LogTail:
+        if self._tail is None or not self._from <= version <= self._tail.version:
+            self._kept.clear()
+            self._from = version
+            self._tail = LogTail(self._fs, self._table_path, version, self._poll_ms, self._clock)
+        return self._tail
+
+    def _keep(self, commit: LogCommit) -> Entry | None:
+        entry = entry_of(commit)
+        if entry.silent or not counts(self._path, entry.attempt, entry.version):
+            return None
+        self._kept.append(entry)
+        return entry

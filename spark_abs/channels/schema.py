@@ -1,0 +1,105 @@
+"""Schemas of channels and sinks: what can be carried, and how two differ."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import cast
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from spark_abs.errors import UsageError
+
+_CARRIED = (
+    t.BooleanType,
+    t.ByteType,
+    t.ShortType,
+    t.IntegerType,
+    t.LongType,
+    t.FloatType,
+    t.DoubleType,
+    t.DecimalType,
+    t.BinaryType,
+    t.DateType,
+    t.TimestampType,
+    t.TimestampNTZType,
+)
+
+
+def plain_schema(schema: t.StructType) -> t.StructType:
+    """Return the schema as a channel declares it: everything nullable, no column metadata.
+
+    Metadata must not travel: Spark keeps the delay of a watermark there, and the next stage would take
+    the column to have one.
+
+    Raises:
+        UsageError: a type cannot be carried, or two columns have the same name but for case.
+    """
+    return cast(t.StructType, _plain(schema, ""))
+
+
+def _plain(kind: t.DataType, where: str) -> t.DataType:
+    match kind:
+        case t.StructType():
+            names = Counter(field.name.casefold() for field in kind.fields)
+            for name, times in names.items():
+                if times > 1:
+                    raise UsageError(
+                        f"column {where + name!r} occurs {times} times; names must differ by more than case"
+                    )
+            fields = [t.StructField(f.name, _plain(f.dataType, f"{where}{f.name}.")) for f in kind.fields]
+            return t.StructType(fields)
+        case t.ArrayType():
+            return t.ArrayType(_plain(kind.elementType, f"{where}element."))
+        case t.MapType():
+            return t.MapType(_plain(kind.keyType, f"{where}key."), _plain(kind.valueType, f"{where}value."))
+        case t.StringType() if kind == t.StringType():
+            return kind
+        case _ if isinstance(kind, _CARRIED):
+            return kind
+    raise UsageError(f"column {where[:-1]!r} is {kind.simpleString()}, which a table cannot carry: cast it")
+
+
+def arrow_schema(schema: t.StructType) -> pa.Schema:
+    """Return the Arrow schema in which Spark takes record batches of `schema`."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def delta_schema(schema: t.StructType) -> pa.Schema:
+    """Return the schema of the Delta table that holds rows of `schema`.
+
+    Raises:
+        UsageError: as `plain_schema`.
+    """
+    return arrow_schema(plain_schema(schema))
+
+
+def differences(stored: str, schema: t.StructType) -> list[str]:
+    """Compare a table's schema, as Delta's JSON, with a frame's, column by column; order does not matter."""
+    have = {field.name: field.dataType.simpleString() for field in plain_schema(_parsed(stored)).fields}
+    want = {field.name: field.dataType.simpleString() for field in plain_schema(schema).fields}
+    return [
+        f"  {name}: {have.get(name, 'missing')} in the table, {want.get(name, 'missing')} in the query"
+        for name in sorted(have.keys() | want.keys())
+        if have.get(name) != want.get(name)
+    ]
+
+
+def check_schema(what: str, stored: str, schema: t.StructType) -> None:
+    """Check that a frame's schema is that of the table.
+
+    Raises:
+        UsageError: it is not; a line for each column that differs.
+    """
+    lines = differences(stored, schema)
+    if lines:
+        raise UsageError(
+            f"{what} holds rows of another schema; cast in the query, or use another name:\n"
+            + "\n".join(lines)
+        )
+
+
+def _parsed(stored: str) -> t.StructType:
+    return t.StructType.fromJson(json.loads(stored))

@@ -1,0 +1,278 @@
+"""The writing end of a channel: one object for one output, used from one thread.
+
+Every commit is decided by what was just read, and takes exactly the next version: a fence, a repeat and
+the agent's race against a batch are all seen before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.entries import EntryNote, encode_note, entry_from, entry_of
+from spark_abs.channels.fence import end_app_id, fence_run, require_current
+from spark_abs.channels.files import Written, directory_name, write_parquet
+from spark_abs.channels.schema import check_schema, delta_schema
+from spark_abs.errors import CommitConflict, DamageError
+from spark_abs.model import (
+    NO_BATCH,
+    NO_EPOCH,
+    AttemptId,
+    Barrier,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    Entry,
+    RunId,
+    StageId,
+    Version,
+    app_id,
+    barrier_app_id,
+    channel_id,
+)
+from spark_abs.store.root import Root
+from spark_abs.store.table import LOG_PROPERTIES, Commit, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_PROPERTIES = {**LOG_PROPERTIES, "delta.deletedFileRetentionDuration": "interval 1 hours"}
+"""Only our clean-up deletes a channel's files: old tombstones would weigh on every checkpoint of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The entry that stands in the log after a commit was asked for."""
+
+    entry: Entry
+    fresh: bool
+    """False if it was there before: it decides, and what was handed in is nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """What an attempt has written to one output, as of `version`."""
+
+    version: Version
+    batch: BatchId
+    """The last batch, `NO_BATCH` if none."""
+    epoch: CheckpointId
+    """The newest barrier or cancelled id, `NO_EPOCH` if none."""
+    marker: Entry | None
+    """The entry that holds it."""
+
+
+def create_channel(root: Root, channel: ChannelId, schema: StructType) -> str:
+    """Create the table of a channel if there is none, and return its table id. Two creators end with one.
+
+    Raises:
+        UsageError: a column has a type that channels cannot carry, or the table is there with another
+            schema; names every field that differs.
+    """
+    uri = root.at(root.channel(channel))
+    table = Table.ensure(uri, delta_schema(schema), _PROPERTIES)
+    check_schema(f"channel {channel}", table.delta.schema().to_json(), schema)
+    return table.id
+
+
+class ChannelWriter:
+    """Writes the entries of one output under one attempt and run. Not thread-safe.
+
+    The batch thread and the agent each have their own. All versions handed out and taken are the
+    channel's entry numbers.
+    """
+
+    def __init__(
+        self, root: Root, job: str, stage: StageId, output: str, attempt: AttemptId, run: RunId
+    ) -> None:
+        """Open the channel of `output`, which `create_channel` has made.
+
+        Raises:
+            FileNotFoundError: there is no such channel.
+        """
+        self.channel = channel_id(stage, output)
+        self.output = output
+        self._attempt, self._run, self._job = attempt, run, job
+        self._app = app_id(job, stage, output, attempt)
+        self._barrier_app = barrier_app_id(job, stage, output, attempt)
+        self._end_app = end_app_id(job, stage, output, attempt)
+        self._table = Table.open(root.at(root.channel(self.channel)))
+
+    @property
+    def table_id(self) -> str:
+        """The id of the channel's table."""
+        return self._table.id
+
+    def begin(self) -> None:
+        """Fence the channel against older runs; to be called once, before the stage starts. Repeatable.
+
+        Raises:
+            Fenced: a newer run or attempt has taken over.
+        """
+        fence_run(self._table, self._job, self._run, self._app)
+
+    def refresh(self) -> Version:
+        """Read what came since and return the newest version: the `at` of what is decided by it."""
+        self._table.refresh()
+        return self._table.version
+
+    def write_files(self, frame: DataFrame, batch: BatchId) -> Written:
+        """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`."""
+        relative = f"data/{directory_name(self._attempt, self._run, batch)}"
+        return write_parquet(frame, self._table.uri, relative)
+
+    def commit_batch(
+        self,
+        written: Written,
+        batch: BatchId,
+        *,
+        barrier: Barrier | None = None,
+        cancel: CheckpointId | None = None,
+        watermark_ms: int | None = None,
+        offsets: str | None = None,
+        at: Version | None = None,
+    ) -> Standing:
+        """Commit the entry of a batch, rows or not.
+
+        1. Refresh. 2. Fences. 3. If the batch is in the log already, return the entry that stands: its
+        barrier, or its absence, decides for all outputs. 4. Commit at exactly the version after `at`;
+        without `at`, at whatever version comes next.
+
+        Killed before 4, the files are garbage; killed after it, the repeat ends at 3.
+
+        Args:
+            written: What `write_files` returned.
+            batch: The producer's batch.
+            barrier: Stands behind the rows.
+            cancel: The aborted id that the stage passes here (P9).
+            watermark_ms: The producer's watermark.
+            offsets: The text of the producer's `offsets/<batch>`.
+            at: The version on which the decision for this entry rests, from `refresh`. For the first
+                output of a stage: an entry that the agent has put in between must be seen first.
+
+        Raises:
+            CommitConflict: the log has moved on from `at`; see `after`, then decide again.
+            Fenced: a newer run or attempt has taken over.
+            CommitStateUnknown: the store did not say; repeat the call.
+        """
+        note = EntryNote(self._attempt, self._run, batch, barrier, cancel, False, watermark_ms, offsets)
+        return self._commit(written, note, at, self._app, int(batch), lambda e: e.batch == batch)
+
+    def commit_barrier(self, barrier: Barrier, at: Version | None = None) -> Standing:
+        """Commit an entry that holds only a barrier: of an idle source, or to complete a half-written one.
+
+        If this output has an entry of only that barrier already, it is returned.
+
+        Args:
+            barrier: The barrier.
+            at: As in `commit_batch`; an agent's barrier is void if a batch came first.
+
+        Raises:
+            CommitConflict: the log has moved on from `at`.
+            Fenced: a newer run or attempt has taken over.
+            CommitStateUnknown: the store did not say; repeat the call.
+        """
+        note = EntryNote(self._attempt, self._run, barrier=barrier)
+        return self._commit(
+            Written(),
+            note,
+            at,
+            self._barrier_app,
+            int(barrier.id),
+            lambda e: e.batch == NO_BATCH and e.barrier is not None and e.barrier.id == barrier.id,
+        )
+
+    def commit_end(self) -> Standing:
+        """Commit the marker behind which this run writes nothing more (P10). Repeatable.
+
+        Raises:
+            Fenced: a newer run or attempt has taken over.
+        """
+        note = EntryNote(self._attempt, self._run, end=True)
+        run = self._run
+        return self._commit(Written(), note, None, self._end_app, int(run), lambda e: e.end and e.run == run)
+
+    def after(self, version: Version) -> tuple[Entry, ...]:
+        """Return this attempt's entries above `version` as of the version last refreshed, ascending."""
+        newer = []
+        for entry in self._backwards():
+            if entry.version <= version:
+                break
+            newer.append(entry)
+        return tuple(reversed(newer))
+
+    def entry_of_batch(self, batch: BatchId) -> Entry | None:
+        """Return this attempt's entry of a batch as of the version last refreshed, None if there is none."""
+        last = self._table.transaction(self._app)
+        return None if last is None or last < batch else self._find(lambda e: e.batch == batch)
+
+    def newest(self) -> Newest:
+        """Refresh, and return what this attempt has written; follows the log back to the last marker."""
+        self._table.refresh()
+        batch = self._table.transaction(self._app)
+        marker = self._find(lambda entry: entry.barrier is not None or entry.cancel is not None)
+        return Newest(
+            self._table.version,
+            NO_BATCH if batch is None else BatchId(batch),
+            NO_EPOCH if marker is None else epoch_of(marker),
+            marker,
+        )
+
+    def _commit(
+        self,
+        written: Written,
+        note: EntryNote,
+        at: Version | None,
+        app: str,
+        number: int,
+        is_it: Callable[[Entry], bool],
+    ) -> Standing:
+        commit = Commit(written.files, {app: number}, encode_note(note))
+        while True:
+            self._table.refresh()
+            require_current(self._table, self._job, self._run, self._app)
+            last = self._table.transaction(app)
+            if last is not None and last >= number:
+                entry = self._find(is_it)
+                if entry is None:
+                    raise DamageError(
+                        f"{self._table.uri} has recorded {app} {last}, and no commit of {number} is in its "
+                        "log: restore to a checkpoint"
+                    )
+                return Standing(entry, fresh=False)
+            if at is not None and self._table.version != at:
+                raise CommitConflict(f"{self.channel} is at version {self._table.version}, no longer at {at}")
+            try:
+                version = self._table.commit_next(commit)
+            except CommitConflict:
+                if at is not None:
+                    raise
+                continue
+            return Standing(entry_from(version, note, written.entry_files), fresh=True)
+
+    def _find(self, is_it: Callable[[Entry], bool]) -> Entry | None:
+        return next((entry for entry in self._backwards() if is_it(entry)), None)
+
+    def _backwards(self) -> Iterator[Entry]:
+        """Iterate the entries of this attempt from the version read backwards.
+
+        Older attempts were fenced before this one began, so their first entry ends the walk, as does
+        the end of what the clean-up has left.
+        """
+        for version in range(self._table.version, -1, -1):
+            commit = self._table.read_commit(version)
+            if commit is None:
+                return
+            entry = entry_of(commit)
+            if entry.attempt not in (self._attempt, 0):
+                return
+            if entry.attempt:
+                yield entry
+
+
+def epoch_of(entry: Entry) -> CheckpointId:
+    """Return the id of an entry's marker, `NO_EPOCH` if it holds none."""
+    barrier = entry.barrier.id if entry.barrier is not None else NO_EPOCH
+    return max(barrier, entry.cancel if entry.cancel is not None else NO_EPOCH)
