@@ -1,0 +1,341 @@
+"""The gate: the reading end of a channel, a Python data source that holds its input at barriers (P4, P5).
+
+Spark runs the two halves in Python processes of their own: the planning half (`latestOffset`,
+`partitions`) in one that lives as long as the query, `read` in the executors. Neither has a session.
+Everything the planning half decides by is in logs: the stage's offset files, the channel, `control/`.
+What it keeps in memory only saves it from reading the same thing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
+from pyspark.sql.types import StructType
+
+from spark_abs.channels.follow import Clock, Follower, LogTail
+from spark_abs.channels.schema import arrow_schema
+from spark_abs.codec import from_json, from_plain, to_json
+from spark_abs.errors import DamageError
+from spark_abs.model import (
+    FORMAT,
+    AttemptId,
+    Branch,
+    CheckpointId,
+    DataFile,
+    Position,
+    RunId,
+    Version,
+    dumps_position,
+    positions_of,
+)
+from spark_abs.protocol.gate import Blocked, Limits, Settled, decide
+from spark_abs.store.root import Root
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT_NAME = "spark_abs_gate"
+_SPEC = "spec"
+_ABORTS_POLL_MS = 100
+_UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class GateSpec:
+    """All that a gate knows when it starts; constant for a run, so that Spark may ask again at any time."""
+
+    root: str
+    """URI of the job's root."""
+    start: Position
+    """The first position, used until the stage has an offset file; names the channel."""
+    schema: str
+    """What the stage declares to read, Spark's JSON."""
+    native: str
+    """URI of the stage's native checkpoint directory, which holds `offsets/`."""
+    path: tuple[Branch, ...]
+    """The path through the attempt tree, for this channel."""
+    run: RunId
+    attempt: AttemptId
+    floor: CheckpointId
+    """The highest id claimed before this run began: the outcome of it and all below is known."""
+    control_version: Version
+    """The version of `control/` behind which aborts of this run are found."""
+    max_entries: int
+    max_bytes: int
+    partition_bytes: int
+    poll_ms: int
+    """How often, at most, the store is asked for something new; 0 on a local disk."""
+
+
+def open_gate(spark: SparkSession, spec: GateSpec) -> DataFrame:
+    """Return the streaming frame of one input. Two calls with one channel are two inputs."""
+    spark.dataSource.register(Gate)
+    return spark.readStream.format(FORMAT_NAME).option(_SPEC, to_json(spec)).load()
+
+
+class Gate(DataSource):
+    """The data source under which Spark knows the gate; its one option is the spec."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `spark.readStream.format`."""
+        return FORMAT_NAME
+
+    def schema(self) -> StructType:
+        """Return the declared schema."""
+        return StructType.fromJson(json.loads(self._spec().schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return a reader; Spark makes one per process."""
+        return GateReader(self._spec(), schema)
+
+    def _spec(self) -> GateSpec:
+        return from_json(GateSpec, self.options[_SPEC])
+
+
+class FilePartition(InputPartition):
+    """The files that one task reads, relative to the channel's table, in order."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        super().__init__(tuple(files))
+        self.files = tuple(files)
+
+
+class GateReader(DataSourceStreamReader):
+    """Decides how far the input goes, splits a batch into files, and reads them."""
+
+    def __init__(
+        self, spec: GateSpec, schema: StructType, root: Root | None = None, clock: Clock = time.monotonic
+    ) -> None:
+        self._spec, self._schema = spec, arrow_schema(schema)
+        self._root = Root(spec.root) if root is None else root
+        self._table = self._root.path(self._root.channel(spec.start.channel))
+        self._follower = Follower(self._root.fs, self._table, spec.path, spec.poll_ms, clock)
+        self._stage = StageOffsets(spec.native, spec.poll_ms, clock)
+        self._aborts = Aborts(self._root, spec.control_version, max(spec.poll_ms, _ABORTS_POLL_MS), clock)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the first position; asked again whenever batch 0 is repeated."""
+        return dumps_position(self._spec.start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return the limit in entries; Spark hands it back unless the trigger wants all there is."""
+        return ReadMaxFiles(self._spec.max_entries)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return where the input shall stand after the next batch; `start` itself to stay.
+
+        `ReadAllAvailable` lifts the limits and stops at a barrier all the same: what is behind it is
+        not available before the stage's other inputs have it.
+
+        Raises:
+            DamageError: the channel, the stage's offsets or `control/` cannot be read.
+        """
+        spec, own = self._spec, position_of(start)
+        limits = Limits(spec.max_entries, spec.max_bytes)
+        if isinstance(limit, ReadAllAvailable):
+            limits = Limits(_UNLIMITED, _UNLIMITED)
+        while True:
+            decision = decide(
+                own,
+                self._stage.positions(),
+                self._follower.after(own.version),
+                Settled(spec.floor, self._aborts.ids),
+                limits,
+                spec.run,
+                spec.attempt,
+            )
+            # Aborts can only unblock, so a gate that goes on need not know of them.
+            if not isinstance(decision, Blocked) or not self._aborts.poll():
+                return dumps_position(decision.position)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the files between two positions, in partitions of about `partition_bytes`.
+
+        Raises:
+            DamageError: an entry between the two is not in the log any more.
+        """
+        after, until = position_of(start).version, position_of(end).version
+        files = [file for entry in self._follower.between(after, until) for file in entry.files]
+        return [
+            FilePartition([file.path for file in group])
+            for group in grouped(files, self._spec.partition_bytes)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the files of a partition as record batches of the declared schema; runs in an executor.
+
+        Raises:
+            DamageError: a file is gone or does not fit the schema.
+        """
+        assert isinstance(partition, FilePartition)
+        for file in partition.files:
+            yield from read_file(self._root.fs, f"{self._table}/{file}", self._schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Forget what the batches up to `end` have read: Spark will not ask for it again."""
+        self._follower.forget(position_of(end).version)
+
+
+def position_of(offset: dict[str, Any]) -> Position:
+    """Read the position out of an offset that Spark hands back.
+
+    Raises:
+        DamageError: it is none, or has a newer format.
+    """
+    position = from_plain(Position, offset)
+    if position.v > FORMAT:
+        raise DamageError(f"position of {position.channel} has format {position.v}, newest known is {FORMAT}")
+    return position
+
+
+def grouped(files: Sequence[DataFile], size: int) -> list[list[DataFile]]:
+    """Split files, in order, into groups of at most `size` bytes; a larger file is a group of its own."""
+    groups: list[list[DataFile]] = []
+    filled = 0
+    for file in files:
+        if not groups or filled + file.size > size:
+            groups.append([])
+            filled = 0
+        groups[-1].append(file)
+        filled += file.size
+    return groups
+
+
+def read_file(filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read a Parquet file in the form of `schema`; a nullable column that it lacks reads as null.
+
+    Raises:
+        DamageError: it is gone, torn, or does not fit.
+    """
+    try:
+        with filesystem.open_input_file(path) as source, pq.ParquetFile(source) as file:
+            for batch in file.iter_batches():
+                yield conformed(batch, schema)
+    except (OSError, pa.ArrowException) as error:
+        raise DamageError(f"{path} of a channel cannot be read: {error}; run `spark-abs verify`") from error
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Bring a record batch into exactly `schema`: columns by name, missing nullable ones as nulls.
+
+    Raises:
+        pyarrow.ArrowException: a column cannot be cast, or one that may not be null is missing.
+    """
+    columns = []
+    for field in schema:
+        at = batch.schema.get_field_index(field.name)
+        if at >= 0:
+            columns.append(batch.column(at).cast(field.type))
+        elif field.nullable:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        else:
+            raise pa.ArrowInvalid(f"column {field.name} is missing and may not be null")
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class StageOffsets:
+    """All channel positions of the stage, as of the newest file in its `offsets/`.
+
+    The directory is listed until a first file is seen; from then on the next number is tried, since
+    Spark writes them one by one.
+    """
+
+    def __init__(self, native: str, poll_ms: int, clock: Clock) -> None:
+        filesystem, path = fs.FileSystem.from_uri(native)
+        self._fs, self._directory, self._clock = filesystem, f"{path}/offsets", clock
+        self._poll_s = poll_ms / 1000
+        self._next_poll = float("-inf")
+        self._batch: int | None = None
+        self._positions: tuple[Position, ...] = ()
+
+    def positions(self) -> tuple[Position, ...]:
+        """Return the positions, repeats kept; none before the first batch is planned.
+
+        Raises:
+            DamageError: an offset file cannot be understood.
+        """
+        now = self._clock()
+        if now >= self._next_poll:
+            self._next_poll = now + self._poll_s
+            if self._batch is None:
+                self._batch = max(self._listed(), default=None)
+                if self._batch is not None:
+                    self._read(self._batch)
+            while self._batch is not None and self._read(self._batch + 1):
+                self._batch += 1
+        return self._positions
+
+    def _read(self, batch: int) -> bool:
+        try:
+            with self._fs.open_input_stream(f"{self._directory}/{batch}") as stream:
+                text = stream.read().decode()
+        except FileNotFoundError:
+            return False
+        self._positions = positions_of(offset_lines(text, f"{self._directory}/{batch}"))
+        return True
+
+    def _listed(self) -> Iterator[int]:
+        for info in self._fs.get_file_info(fs.FileSelector(self._directory, allow_not_found=True)):
+            if info.base_name.isdigit():
+                yield int(info.base_name)
+
+
+def offset_lines(text: str, where: str) -> list[str]:
+    """Return the offsets in a file of Spark's offset log, formats 1 and 2; format 2 has names before them.
+
+    Raises:
+        DamageError: the format is unknown.
+    """
+    version, _, rest = text.partition("\n")
+    lines = rest.split("\n")[1:]
+    match version:
+        case "v1":
+            return lines
+        case "v2":
+            return [line.partition(":")[2] for line in lines]
+    raise DamageError(f"{where} has offset log format {version!r}; v1 and v2 are known")
+
+
+@dataclass(frozen=True, slots=True)
+class _ControlNote:
+    """The part of a `control/` commit's metadata that gates look at."""
+
+    v: int
+    aborted: tuple[CheckpointId, ...] | None = None
+
+
+class Aborts:
+    """The ids that `control/` has declared aborted since the run began; looked for only while blocked."""
+
+    def __init__(self, root: Root, after: Version, poll_ms: int, clock: Clock) -> None:
+        self._tail = LogTail(root.fs, root.path("control"), after, poll_ms, clock)
+        self.ids: frozenset[CheckpointId] = frozenset()
+        """Those known so far."""
+
+    def poll(self) -> bool:
+        """Read what is new; say whether that was an abort.
+
+        Raises:
+            DamageError: a commit is missing below a newer one, or cannot be understood.
+        """
+        before = self.ids
+        while (commit := self._tail.next()) is not None:
+            if commit.token is None or commit.metadata is None:
+                continue
+            note = from_json(_ControlNote, commit.metadata)
+            if note.v > FORMAT:
+                raise DamageError(
+                    f"control/ has format {note.v}, the newest known is {FORMAT}: upgrade spark_abs"
+                )
+            self.ids |= frozenset(note.aborted or ())
+        return self.ids != before
