@@ -1,0 +1,49 @@
+"""What counts in a channel on the current path of the attempt tree (P18)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_abs.codec import from_json
+from spark_abs.errors import DamageError
+from spark_abs.model import Branch, ChannelId, Version
+from spark_abs.protocol.control import ControlState
+
+NOTHING = Version(-1)
+"""No entry is at or before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """What the stored plan of an attempt says about the checkpoint that it branched off at.
+
+    The plan keeps it, so that retention may remove the manifest.
+    """
+
+    channels: Mapping[str, Version]
+    """The last entry that counts in each channel that the job had then."""
+
+
+def channel_path(state: ControlState, channel: ChannelId) -> tuple[Branch, ...]:
+    """Return the current path through the attempt tree for one channel, oldest attempt first.
+
+    Of an attempt that was left at a checkpoint, the entries up to that cut count; none does if the
+    channel did not exist at the cut. Of the newest attempt all count.
+
+    Raises:
+        DamageError: the stored plan of an attempt cannot be read.
+    """
+    path = state.lineage()
+    found = []
+    for step, after in zip(path, (*path[1:], None), strict=True):
+        if after is None:
+            until = None
+        else:
+            try:
+                point = from_json(BranchPoint, after.plan)
+            except DamageError as error:
+                raise DamageError(f"the restore plan of attempt {after.id} is unreadable: {error}") from error
+            until = point.channels.get(channel, NOTHING)
+        found.append(Branch(step.id, until))
+    return tuple(found)

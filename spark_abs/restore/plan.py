@@ -1,0 +1,271 @@
+"""The plan of a restore: pure, a list of typed steps with a sentence each (P18).
+
+Facts about the root go in, steps come out; `apply` carries them out. Everything that can refuse a
+restore is decided here, before anything is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_abs.codec import to_plain
+from spark_abs.errors import DamageError, Refused, RunAlive
+from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
+from spark_abs.model import (
+    FORMAT,
+    NO_BATCH,
+    AttemptId,
+    ChannelId,
+    CheckpointId,
+    RunId,
+    StageId,
+    Version,
+)
+from spark_abs.protocol.control import ControlState, begin_attempt
+from spark_abs.restore.steps import (
+    AbortOpen,
+    BeginAttempt,
+    FenceChannel,
+    FenceRoot,
+    FenceSink,
+    Finish,
+    KeepSink,
+    Materialise,
+    RestoreSink,
+    StartAfresh,
+    Step,
+    sentence,
+)
+from spark_abs.store.checkpoints import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that is at work."""
+
+    run: RunId
+    host: str
+    pid: int
+    age_ms: int
+    """Since it last breathed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFacts:
+    """What was found where a sink writes."""
+
+    stage: StageId
+    sink: str
+    table: str
+    current: Version | None
+    """None if there is no table any more."""
+    table_id: str = ""
+    foreign: tuple[Version, ...] = ()
+    """Commits after the recorded version with which others changed rows, and which a restore takes back."""
+    needs_spark: bool = False
+    """The table uses features that only delta-spark can write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was read from the root before planning."""
+
+    completed: tuple[Summary, ...]
+    channels: tuple[ChannelId, ...]
+    """Every channel that has a table."""
+    has_state: bool
+    sinks: tuple[SinkFacts, ...]
+    """Every Delta sink that a known manifest names."""
+    alive: LiveRun | None = None
+    damage: tuple[str, ...] = ()
+    """What verification found wrong with the manifest's handles."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What a restore will do. `control/` keeps it as JSON with the attempt."""
+
+    job: str
+    checkpoint: CheckpointId
+    name: str | None
+    parent: AttemptId
+    attempt: AttemptId
+    replaces: RunId | None
+    """The newest run when this was planned: if it is another when it is carried out, plan again."""
+    newest: AttemptId
+    """The newest attempt when this was planned; equal to `attempt` if an unfinished restore is continued."""
+    abandons: tuple[CheckpointId, ...]
+    """Checkpoints that leave the current path."""
+    channels: Mapping[str, Version]
+    """The last entry that counts in each channel: see `protocol.path`."""
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+    """What a person should know before saying yes."""
+    v: int = FORMAT
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether a step can be done by delta-spark only."""
+        return any(s.needs_spark for s in self.steps if isinstance(s, (FenceSink, RestoreSink)))
+
+    @property
+    def continues(self) -> bool:
+        """Whether this finishes a restore that was begun before."""
+        return self.newest == self.attempt
+
+
+def plan_restore(
+    state: ControlState,
+    manifest: Manifest,
+    facts: Facts,
+    *,
+    forced: bool = False,
+    notes: Sequence[str] = (),
+) -> RestorePlan:
+    """Plan the way back to a checkpoint.
+
+    Every step may be repeated, so the plan of a restore that was interrupted is the same list again.
+
+    Args:
+        state: what `control/` says.
+        manifest: the checkpoint to go back to.
+        facts: what else was found at the root.
+        forced: go on although a run is alive (it is fenced) or others have changed a sink since (their
+            changes are taken back with ours).
+        notes: sentences to hand on, for example that this is a fallback.
+
+    Raises:
+        RunAlive: a run of the job is alive.
+        DamageError: bytes that the manifest names are missing or altered; `forced` does not help.
+        Refused: another restore is under way, a sink was replaced, or others have changed its rows.
+    """
+    if facts.alive is not None and not forced:
+        live = facts.alive
+        raise RunAlive(
+            f"run {live.run} of job {state.job!r} is alive: process {live.pid} on {live.host}, heard of "
+            f"{live.age_ms / 1000:.0f} s ago; stop it with `spark-abs stop ROOT`, or fence it with --force"
+        )
+    if facts.damage:
+        raise DamageError(
+            f"checkpoint {manifest.id} is damaged: {'; '.join(facts.damage[:3])}"
+            + (f"; and {len(facts.damage) - 3} more" if len(facts.damage) > 3 else "")
+            + "; see `spark-abs verify ROOT`, or take the newest intact one with --fallback"
+        )
+    # The transition itself refuses a second target while a restore is unfinished; so every attempt
+    # before the replaced one was burnt when that one was restored.
+    attempt = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0).attempt.id
+    replaced = AttemptId(attempt - 1)
+    said = list(notes)
+    if facts.alive is not None:
+        where = f"process {facts.alive.pid} on {facts.alive.host}"
+        said.append(f"run {facts.alive.run} is alive ({where}) and will be fenced")
+    recorded = {(s.stage, o.output): o for s in manifest.stages for o in s.outputs if o.kind == "delta"}
+    if any(sink.needs_spark for sink in facts.sinks):
+        said.append("a sink uses table features that only Spark can write: a Spark session is needed")
+    replaces = state.run.id if state.run else None
+    fences: list[Step] = [FenceRoot("checkpoints"), *([FenceRoot("state")] if facts.has_state else [])]
+    fences += [FenceChannel(channel, replaced) for channel in sorted(facts.channels)]
+    fences += [
+        FenceSink(s.stage, s.sink, s.table, replaced, s.needs_spark)
+        for s in facts.sinks
+        if s.current is not None
+    ]
+    return RestorePlan(
+        job=state.job,
+        checkpoint=manifest.id,
+        name=manifest.name,
+        parent=manifest.attempt,
+        attempt=attempt,
+        replaces=replaces,
+        newest=state.attempt.id,
+        abandons=_abandoned(state, manifest, facts.completed),
+        channels={
+            o.table.removeprefix("channels/"): o.version
+            for s in manifest.stages
+            for o in s.outputs
+            if o.kind == "channel" and o.version is not None
+        },
+        steps=(
+            BeginAttempt(attempt, manifest.attempt, manifest.id, replaces),
+            *fences,
+            AbortOpen(tuple(c.barrier.id for c in state.claims)),
+            *(_stage(s, attempt) for s in manifest.stages),
+            *(_sink(s, recorded.get((s.stage, s.sink)), forced) for s in facts.sinks),
+            *(
+                KeepSink(s.stage, o.output, "a function sink has no versions: what it has done stays")
+                for s in manifest.stages
+                for o in s.outputs
+                if o.kind == "function"
+            ),
+            Finish(attempt),
+        ),
+        notes=tuple(said),
+    )
+
+
+def _abandoned(
+    state: ControlState, manifest: Manifest, completed: Sequence[Summary]
+) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints that are on the path now, and are not on the path to `manifest`."""
+    limits: dict[AttemptId, CheckpointId] = {manifest.attempt: manifest.id}
+    for attempt in state.lineage(manifest.attempt):
+        if attempt.parent is not None and attempt.checkpoint is not None:
+            limits[attempt.parent] = attempt.checkpoint
+    return tuple(
+        s.id
+        for s in completed
+        if state.on_path(s.attempt, s.id) and s.id > limits.get(s.attempt, CheckpointId(0))
+    )
+
+
+def _stage(snapshot: StageSnapshot, attempt: AttemptId) -> Step:
+    if snapshot.cut_batch == NO_BATCH:
+        return StartAfresh(snapshot.stage)
+    directory = f"native/{attempt}/{snapshot.stage}"
+    return Materialise(snapshot.stage, directory, snapshot.cut_batch, len(snapshot.files), snapshot.size_full)
+
+
+def _sink(found: SinkFacts, recorded: OutputVersion | None, forced: bool) -> Step:
+    where = f"sink {found.sink!r} ({found.table})"
+    if recorded is None or recorded.version is None:
+        return KeepSink(found.stage, found.sink, "it was added after the checkpoint, its rows stay")
+    if found.current is None:
+        raise Refused(f"{where} has no table any more: put it back, then restore again")
+    if found.table_id != recorded.table_id:
+        raise Refused(
+            f"{where} is not the table of the checkpoint (its id is {found.table_id}, recorded was "
+            f"{recorded.table_id}): versions of one mean nothing in the other; put the recorded one back"
+        )
+    if found.current < recorded.version:
+        raise Refused(f"{where} is at version {found.current}, the checkpoint is at {recorded.version}")
+    if found.foreign and not forced:
+        raise Refused(
+            f"{where}: others have changed rows since the checkpoint, in version "
+            f"{', '.join(map(str, found.foreign[:5]))}; a restore takes that back too: say --force if it may"
+        )
+    return RestoreSink(
+        stage=found.stage,
+        sink=found.sink,
+        table=found.table,
+        version=recorded.version,
+        current=found.current,
+        foreign=found.foreign,
+        needs_spark=found.needs_spark,
+    )
+
+
+def plan_plain(plan: RestorePlan, sentences: bool = True) -> dict[str, object]:
+    """Return a plan as plain JSON values; each step says its type, and its sentence if wanted."""
+    plain: dict[str, object] = to_plain(plan)
+    plain["steps"] = [
+        {"step": type(step).__name__, **({"says": sentence(step)} if sentences else {}), **to_plain(step)}
+        for step in plan.steps
+    ]
+    return plain
+
+
+def plan_json(plan: RestorePlan) -> str:
+    """Return a plan as `control/` keeps it."""
+    return json.dumps(plan_plain(plan, sentences=False), separators=(",", ":"))

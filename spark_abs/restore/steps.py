@@ -1,0 +1,157 @@
+"""The steps of a restore: typed values, and a sentence for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId, Version
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAttempt:
+    """Record the new attempt and the run that restores it: both replace what ran before."""
+
+    attempt: AttemptId
+    parent: AttemptId
+    checkpoint: CheckpointId
+    replaces: RunId | None
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRoot:
+    """Refuse what older runs commit to `checkpoints/` or `state/`."""
+
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class FenceChannel:
+    """Refuse older runs on a channel, and burn what the replaced attempt commits under."""
+
+    channel: ChannelId
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class FenceSink:
+    """Refuse older runs on a Delta sink, and burn what the replaced attempt commits under."""
+
+    stage: StageId
+    sink: str
+    table: str
+    attempt: AttemptId
+    needs_spark: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AbortOpen:
+    """Abort every id that has no outcome; more may be found once the fences stand."""
+
+    open: tuple[CheckpointId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Materialise:
+    """Write a stage's native directory from `state/`."""
+
+    stage: StageId
+    directory: str
+    batch: BatchId
+    files: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartAfresh:
+    """Leave a stage without a native directory: it had run no batch at the cut."""
+
+    stage: StageId
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSink:
+    """Bring a Delta sink to the version it had at the cut."""
+
+    stage: StageId
+    sink: str
+    table: str
+    version: Version
+    current: Version
+    foreign: tuple[Version, ...]
+    needs_spark: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSink:
+    """Leave a sink as it is."""
+
+    stage: StageId
+    sink: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Write the restore to `history/`, and mark the attempt ready."""
+
+    attempt: AttemptId
+
+
+Step = (
+    BeginAttempt
+    | FenceRoot
+    | FenceChannel
+    | FenceSink
+    | AbortOpen
+    | Materialise
+    | StartAfresh
+    | RestoreSink
+    | KeepSink
+    | Finish
+)
+
+
+def sentence(step: Step) -> str:
+    """Say what a step does, for a person."""
+    match step:
+        case BeginAttempt():
+            origin = f"checkpoint {step.checkpoint} of attempt {step.parent}"
+            replaced = f", in place of run {step.replaces}" if step.replaces is not None else ""
+            return f"record attempt {step.attempt}, from {origin}{replaced}"
+        case FenceRoot():
+            return f"refuse older runs on {step.table}/"
+        case FenceChannel():
+            return f"refuse older runs and attempt {step.attempt} on channel {step.channel}"
+        case FenceSink():
+            where = f"sink {step.sink} ({step.table})"
+            return f"refuse older runs and attempt {step.attempt} on {where}{_by(step.needs_spark)}"
+        case AbortOpen():
+            return f"abort what has no outcome: {_listed(step.open) or 'nothing now'}"
+        case Materialise():
+            what = f"{step.files} files, {step.size:,} bytes"
+            return f"write {step.directory} as it was after batch {step.batch}: {what}"
+        case StartAfresh():
+            return f"stage {step.stage} starts afresh: it had run no batch"
+        case RestoreSink():
+            lost = f"; undoes what others did in version {_listed(step.foreign)}" if step.foreign else ""
+            return (
+                f"bring sink {step.sink} ({step.table}) from version {step.current} "
+                f"back to the rows of version {step.version}{lost}{_by(step.needs_spark)}"
+            )
+        case KeepSink():
+            return f"leave sink {step.sink}: {step.why}"
+        case Finish():
+            return f"mark attempt {step.attempt} ready"
+        case _:
+            assert_never(step)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5]))
+    return f"{shown} and {len(numbers) - 5} more" if len(numbers) > 5 else shown
+
+
+def _by(needs_spark: bool) -> str:
+    return " through Spark" if needs_spark else ""

@@ -1,0 +1,84 @@
+"""`checkpoints/` for readers: nothing is created, and one damaged row does not hide the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_abs.errors import DamageError
+from spark_abs.model import CheckpointId, CheckpointKind, checked_relative
+from spark_abs.store.checkpoints import PATH, SCHEMA, Checkpoints, Summary
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+COLUMNS = [name for name in SCHEMA.names if name not in ("body", "v")]
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRow:
+    """A manifest whose file cannot be read."""
+
+    id: CheckpointId | None
+    """As the Delta log has it; None if the log does not say."""
+    path: str
+    """Relative to the root."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The completed checkpoints of a root, by id, and what is left of those that are damaged."""
+
+    completed: tuple[Summary, ...] = ()
+    damaged: tuple[DamagedRow, ...] = ()
+
+
+def open_existing(root: Root, job: str) -> Checkpoints | None:
+    """Open the manifests of a root; None if none was ever written. Creates nothing.
+
+    Raises:
+        DamageError: the table's log cannot be read.
+    """
+    try:
+        return Checkpoints(root, job, Table.open(root.at(PATH)))
+    except FileNotFoundError:
+        return None
+
+
+def survey(root: Root, job: str) -> Survey:
+    """List what `checkpoints/` holds.
+
+    All files are read at once; only if that fails are they read one by one.
+
+    Raises:
+        DamageError: the table's log cannot be read.
+    """
+    checkpoints = open_existing(root, job)
+    if checkpoints is None:
+        return Survey()
+    try:
+        return Survey(checkpoints.summaries())
+    except DamageError:
+        return _one_by_one(root)
+
+
+def _one_by_one(root: Root) -> Survey:
+    actions = pa.table(Table.open(root.at(PATH)).delta.get_add_actions(flatten=True)).to_pylist()
+    completed: list[Summary] = []
+    damaged: list[DamagedRow] = []
+    for action in actions:
+        path = f"{PATH}/{checked_relative(action['path'])}"
+        try:
+            with root.fs.open_input_file(root.path(path)) as file:
+                rows = pq.read_table(file, columns=COLUMNS).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            known = action.get("min.id")
+            damaged.append(DamagedRow(None if known is None else CheckpointId(known), path, str(error)))
+        else:
+            completed += [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
+    return Survey(
+        tuple(sorted(completed, key=lambda s: s.id)),
+        tuple(sorted(damaged, key=lambda d: (d.id or 0, d.path))),
+    )

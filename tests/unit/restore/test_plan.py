@@ -1,0 +1,219 @@
+"""The plan of a restore, and the path that it leaves behind, decided from plain facts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from spark_abs.errors import CheckpointNotFound, DamageError, Refused, RunAlive
+from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    BatchId,
+    Branch,
+    ChannelId,
+    CheckpointId,
+    CheckpointKind,
+    RunId,
+    StageId,
+    Version,
+    counts,
+)
+from spark_abs.protocol.control import (
+    ControlState,
+    begin_attempt,
+    begin_job,
+    begin_run,
+    claim,
+    finish_attempt,
+)
+from spark_abs.protocol.path import channel_path
+from spark_abs.restore.plan import Facts, LiveRun, RestorePlan, SinkFacts, plan_json, plan_restore
+from spark_abs.restore.steps import (
+    AbortOpen,
+    BeginAttempt,
+    FenceChannel,
+    FenceRoot,
+    FenceSink,
+    Finish,
+    KeepSink,
+    Materialise,
+    RestoreSink,
+    StartAfresh,
+    sentence,
+)
+from spark_abs.restore.target import resolve
+from spark_abs.store.checkpoints import Summary
+
+CLICKS = ChannelId("clicks.main")
+TOTALS = SinkFacts(StageId("sum"), "totals", "/lake/totals", Version(9), "t-1")
+
+
+def started() -> ControlState:
+    return begin_run(begin_job("shop", 0), "here", 1, 0)
+
+
+def manifest(checkpoint: int, attempt: int = 1, channel: int = 10, sink: int = 4) -> Manifest:
+    clicks = OutputVersion("main", "channel", "channels/clicks.main", "c-1", Version(channel))
+    totals = OutputVersion("totals", "delta", "/lake/totals", "t-1", Version(sink))
+    mail = OutputVersion("mail", "function", "mail", "", None)
+    stages = (
+        StageSnapshot(StageId("clicks"), BatchId(3), outputs=(clicks,)),
+        StageSnapshot(StageId("sum"), NO_BATCH, outputs=(totals, mail)),
+    )
+    kind, name = CheckpointKind.CHECKPOINT, None
+    return Manifest(
+        CheckpointId(checkpoint), AttemptId(attempt), RunId(1), "shop", kind, name, 0, 1, 2, (), stages
+    )
+
+
+def summary(checkpoint: int, attempt: int = 1, name: str | None = None) -> Summary:
+    kind = CheckpointKind.SAVEPOINT if name else CheckpointKind.CHECKPOINT
+    return Summary(CheckpointId(checkpoint), AttemptId(attempt), RunId(1), "shop", kind, name, 0, 1, 2, 0, 0)
+
+
+def facts(*completed: Summary, sink: SinkFacts = TOTALS) -> Facts:
+    return Facts(completed, (CLICKS,), True, (sink,))
+
+
+def restored(state: ControlState, plan: RestorePlan) -> ControlState:
+    """Return the state after a whole restore, and a run that follows it."""
+    begun = begin_attempt(state, plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
+    return begin_run(finish_attempt(begun, plan.attempt), "here", 2, 0)
+
+
+def test_a_plan_fences_everything_before_it_changes_anything() -> None:
+    state, _ = claim(started(), RunId(1), CheckpointKind.CHECKPOINT, None, 0)
+    plan = plan_restore(state, manifest(5), facts())
+    assert plan.steps == (
+        BeginAttempt(AttemptId(2), AttemptId(1), CheckpointId(5), RunId(1)),
+        FenceRoot("checkpoints"),
+        FenceRoot("state"),
+        FenceChannel(CLICKS, AttemptId(1)),
+        FenceSink(StageId("sum"), "totals", "/lake/totals", AttemptId(1), False),
+        AbortOpen((CheckpointId(1),)),
+        Materialise(StageId("clicks"), "native/2/clicks", BatchId(3), 0, 0),
+        StartAfresh(StageId("sum")),
+        RestoreSink(StageId("sum"), "totals", "/lake/totals", Version(4), Version(9), (), False),
+        KeepSink(StageId("sum"), "mail", "a function sink has no versions: what it has done stays"),
+        Finish(AttemptId(2)),
+    )
+
+
+def test_every_step_has_a_sentence_and_the_stored_plan_is_json() -> None:
+    plan = plan_restore(started(), manifest(5), facts())
+    assert all(sentence(step) for step in plan.steps)
+    stored = json.loads(plan_json(plan))
+    assert stored["channels"] == {"clicks.main": 10}
+    assert stored["steps"][0]["step"] == "BeginAttempt"
+
+
+def test_the_path_of_a_channel_survives_the_loss_of_the_manifests() -> None:
+    """1 goes on to checkpoint 5, 2 from there to 8, 3 from there: what counts is in the stored plans."""
+    state = started()
+    assert channel_path(state, CLICKS) == (Branch(AttemptId(1), None),)
+    state = restored(state, plan_restore(state, manifest(5, 1, channel=10), facts()))
+    state = restored(state, plan_restore(state, manifest(8, 2, channel=20), facts()))
+    path = channel_path(state, CLICKS)
+    assert path == (
+        Branch(AttemptId(1), Version(10)),
+        Branch(AttemptId(2), Version(20)),
+        Branch(AttemptId(3), None),
+    )
+
+
+def test_an_abandoned_checkpoint_brings_its_attempt_back_and_leaves_the_other() -> None:
+    state = started()
+    state = restored(state, plan_restore(state, manifest(5, 1, channel=10), facts()))
+    plan = plan_restore(state, manifest(9, 1, channel=30), facts(summary(5), summary(9), summary(12, 2)))
+    assert plan.abandons == (12,)
+    path = channel_path(restored(state, plan), CLICKS)
+    assert path == (Branch(AttemptId(1), Version(30)), Branch(AttemptId(3), None))
+
+
+def test_of_a_channel_that_did_not_exist_at_the_cut_nothing_counts() -> None:
+    state = started()
+    state = restored(state, plan_restore(state, manifest(5), facts()))
+    path = channel_path(state, ChannelId("orders.main"))
+    assert not counts(path, AttemptId(1), Version(0))
+    assert counts(path, AttemptId(2), Version(0))
+
+
+def test_a_channel_path_refuses_a_plan_that_was_altered() -> None:
+    altered = '{"channels": {"clicks.main": "x"}}'
+    state = begin_attempt(started(), AttemptId(1), CheckpointId(5), altered, "here", 1, 0)
+    with pytest.raises(DamageError, match="attempt 2"):
+        channel_path(state, CLICKS)
+
+
+def test_what_leaves_the_path_is_said() -> None:
+    state = restored(started(), plan_restore(started(), manifest(5), facts()))
+    completed = (summary(4), summary(5), summary(6), summary(7, 2), summary(8, 2))
+    assert plan_restore(state, manifest(7, 2), facts(*completed)).abandons == (8,)
+    assert plan_restore(state, manifest(4, 1), facts(*completed)).abandons == (5, 7, 8)
+
+
+def test_a_live_run_refuses_unless_forced() -> None:
+    alive = replace(facts(), alive=LiveRun(RunId(1), "here", 77, 2000))
+    with pytest.raises(RunAlive, match=r"process 77 on here"):
+        plan_restore(started(), manifest(5), alive)
+    assert "fenced" in plan_restore(started(), manifest(5), alive, forced=True).notes[0]
+
+
+def test_damage_refuses_even_when_forced() -> None:
+    with pytest.raises(DamageError, match=r"a, b.*torn"):
+        plan_restore(started(), manifest(5), replace(facts(), damage=("a, b is torn",)), forced=True)
+
+
+def test_changes_of_others_refuse_unless_forced() -> None:
+    changed = facts(sink=replace(TOTALS, foreign=(Version(7),)))
+    with pytest.raises(Refused, match="version 7"):
+        plan_restore(started(), manifest(5), changed)
+    plan = plan_restore(started(), manifest(5), changed, forced=True)
+    (step,) = [s for s in plan.steps if isinstance(s, RestoreSink)]
+    assert "undoes what others did in version 7" in sentence(step)
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (replace(TOTALS, current=None), "no table"),
+        (replace(TOTALS, table_id="t-2"), "not the table of the checkpoint"),
+        (replace(TOTALS, current=Version(3)), "is at version 3"),
+    ],
+)
+def test_a_sink_that_cannot_go_back_refuses_even_when_forced(found: SinkFacts, says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        plan_restore(started(), manifest(5), facts(sink=found), forced=True)
+
+
+def test_a_sink_added_later_is_fenced_and_kept() -> None:
+    later = replace(TOTALS, sink="later", table="/lake/later")
+    plan = plan_restore(started(), manifest(5), replace(facts(), sinks=(TOTALS, later)))
+    assert any(isinstance(s, FenceSink) and s.sink == "later" for s in plan.steps)
+    assert any(isinstance(s, KeepSink) and s.sink == "later" for s in plan.steps)
+
+
+def test_an_unfinished_restore_is_continued_and_another_target_refused() -> None:
+    plan = plan_restore(started(), manifest(5), facts())
+    begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
+    again = plan_restore(begun, manifest(5), facts())
+    assert (again.attempt, again.continues) == (2, True)
+    assert again.steps[1:] == plan.steps[1:]
+    with pytest.raises(Refused, match="--to 5"):
+        plan_restore(begun, manifest(6), facts())
+
+
+def test_targets() -> None:
+    state = restored(started(), plan_restore(started(), manifest(5), facts()))
+    completed = (summary(3, name="before"), summary(5), summary(7, name="gone"), summary(8, 2, name="before"))
+    found = {to: resolve(to, completed, state).id for to in ("latest", "3", "7", "before", "gone")}
+    assert found == {"latest": 8, "3": 3, "7": 7, "before": 8, "gone": 7}
+    for to in ("4", "never"):
+        with pytest.raises(CheckpointNotFound):
+            resolve(to, completed, state)
+    with pytest.raises(CheckpointNotFound, match="current path"):
+        resolve("latest", (), state)
