@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, Transaction, create_table_with_add_actions
+from deltalake.transaction import AddAction, RemoveAction, Transaction, create_table_with_add_actions
 from pyarrow import fs
 
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fenced
@@ -46,6 +46,8 @@ class Commit:
     metadata: str | None = None
     replace: bool = False
     """Remove all files that the table had."""
+    removes: Sequence[str] = ()
+    """Paths of files to remove, as the log names them; not together with `replace`."""
 
 
 class Table:
@@ -136,9 +138,11 @@ class Table:
         custom = {"absToken": token}
         if commit.metadata is not None:
             custom["userMetadata"] = commit.metadata
+        actions: list[AddAction | RemoveAction] = [RemoveAction(path, True, now) for path in commit.removes]
+        actions += [AddAction(add.path, add.size, {}, now, True, add.stats) for add in commit.adds]
         try:
             self._table.create_write_transaction(
-                [AddAction(add.path, add.size, {}, now, True, add.stats) for add in commit.adds],
+                actions,
                 "overwrite" if commit.replace else "append",
                 self._table.schema(),
                 commit_properties=CommitProperties(

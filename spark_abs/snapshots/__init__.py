@@ -1,0 +1,1 @@
+"""Stage snapshots: which files of a Spark checkpoint make a cut, where they are kept, how they come back."""

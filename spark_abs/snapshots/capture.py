@@ -1,0 +1,268 @@
+"""Which files of a native checkpoint make the cut of a batch: exactly those from which the next one starts.
+
+Spark goes on while this runs: it purges what is old, and uploads snapshots late. A file that vanishes under
+the listing starts it again; a set that does not close is an error, never a smaller set.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyarrow import fs
+
+from spark_abs.errors import AbsError, DamageError, Refused
+from spark_abs.manifest import OperatorState
+from spark_abs.model import NO_BATCH, BatchId
+from spark_abs.snapshots.layout import (
+    DEFAULT_STORE,
+    CommitFile,
+    OffsetFile,
+    OperatorMetadata,
+    Provider,
+    file_source_logs,
+    file_source_offset,
+    is_file_source_log,
+    is_ignored,
+    parse_commit,
+    parse_offsets,
+    parse_operator,
+    source_log_file,
+)
+from spark_abs.snapshots.lineage import HEAD_BYTES
+from spark_abs.snapshots.stores import Wanted, files_of_version
+
+ATTEMPTS = 5
+"""How often a capture begins again because Spark purged a file under it."""
+
+
+class CaptureIncomplete(AbsError):
+    """The files of a cut are not all there: the stage declines the checkpoint, nothing else is wrong."""
+
+
+class CapturedFile(NamedTuple):
+    """A file of a cut as the listing saw it; a later look that differs makes the capture stale."""
+
+    path: str
+    """Relative to the native directory."""
+    size: int
+    modified_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The cut of one batch: the files, and what they say."""
+
+    batch: BatchId
+    files: tuple[CapturedFile, ...] = ()
+    offsets_text: str = ""
+    """The text of `offsets/<batch>`."""
+    offsets: OffsetFile | None = None
+    commit: CommitFile | None = None
+    operators: tuple[OperatorState, ...] = ()
+    provider: str = ""
+    """Class of the state store provider; empty for a stage without state."""
+    shuffle_partitions: int = 0
+
+
+def capture(filesystem: fs.FileSystem, native_dir: str, batch: BatchId) -> Captured:
+    """Name the files that make the cut of `batch`, a batch that has ended.
+
+    Reads the two logs, operator metadata, and the heads of state files; copies nothing. Safe beside a
+    running query and in any thread.
+
+    Args:
+        filesystem: where the native checkpoint is.
+        native_dir: its path as `filesystem` takes it.
+        batch: the batch of the cut; `NO_BATCH` gives an empty capture.
+
+    Raises:
+        CaptureIncomplete: a needed file is not there (purged, or not yet uploaded).
+        Refused: a log version, state provider or codec that is not known.
+        DamageError: a file is not what Spark writes.
+    """
+    if batch == NO_BATCH:
+        return Captured(batch)
+    vanished: FileNotFoundError | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            return _Reader(filesystem, native_dir.rstrip("/"), batch).capture()
+        except FileNotFoundError as error:
+            vanished = error
+    raise CaptureIncomplete(f"cut of batch {batch} in {native_dir}: {vanished}") from vanished
+
+
+class _Reader:
+    """One attempt at a capture, on one listing. Raises FileNotFoundError if a listed file has vanished."""
+
+    def __init__(self, filesystem: fs.FileSystem, base: str, batch: BatchId) -> None:
+        self._fs, self._base, self._batch = filesystem, base, batch
+        self._dirs: dict[str, dict[str, CapturedFile]] = {}
+        self._chosen: set[CapturedFile] = set()
+        self._list("", recursive=False)
+        for directory in ("offsets", "commits"):
+            self._list(directory, recursive=False)
+        for directory in ("sources", "state"):
+            self._list(directory, recursive=True)
+
+    def capture(self) -> Captured:
+        b = self._batch
+        self._need("", "metadata", "the query's id")
+        offsets_text = self._text(self._need("offsets", str(b), f"the offsets of batch {b}"))
+        offsets = parse_offsets(offsets_text)
+        commit = parse_commit(self._text(self._need("commits", str(b), f"the end of batch {b}")))
+        if b > 0:
+            self._need("offsets", str(b - 1), "the offsets of the batch before, which a start needs")
+            self._chosen.update(f for f in [self._dirs["commits"].get(str(b - 1))] if f)
+        for source in self._children("sources"):
+            self._source(source, offsets)
+        numbers = sorted(int(name) for name in self._children("state") if name.isdecimal())
+        operators = [self._operator(str(number), offsets, commit) for number in numbers]
+        return Captured(
+            batch=b,
+            files=tuple(sorted(self._chosen)),
+            offsets_text=offsets_text,
+            offsets=offsets,
+            commit=commit,
+            operators=tuple(operators),
+            provider=offsets.provider if operators else "",
+            shuffle_partitions=max((o.partitions for o in operators), default=0),
+        )
+
+    def _source(self, source: str, offsets: OffsetFile) -> None:
+        top = f"sources/{source}"
+        files = self._dirs.get(top, {})
+        logs = {name: log for name in files if (log := source_log_file(name)) is not None}
+        offset = offsets.offsets.get(source)
+        until = file_source_offset(offset)
+        if until is not None:
+            try:
+                kept = set(file_source_logs(logs, until))
+            except LookupError as error:
+                raise self._incomplete(top, error) from error
+        elif offset is None and any(is_file_source_log(self._text(files[name])) for name in logs):
+            kept = set()
+        else:
+            kept = set(logs)
+        self._chosen.update(f for name, f in files.items() if name in kept or name not in logs)
+        for directory, inside in self._dirs.items():
+            if directory.startswith(f"{top}/"):
+                self._chosen.update(inside.values())
+
+    def _operator(self, operator: str, offsets: OffsetFile, commit: CommitFile) -> OperatorState:
+        top = f"state/{operator}"
+        metadata = self._operator_metadata(top)
+        if metadata.operator_id != int(operator):
+            raise DamageError(f"{self._base}/{top} holds the metadata of operator {metadata.operator_id}")
+        try:
+            provider = Provider(offsets.provider)
+        except ValueError:
+            raise Refused(f"the files of state store provider {offsets.provider!r} are not known") from None
+        ids = None if commit.unique_ids is None else commit.unique_ids.get(metadata.operator_id, ())
+        for store in metadata.stores:
+            for partition in range(store.partitions):
+                wanted = None if ids is None else frozenset(ids[partition] if partition < len(ids) else ())
+                self._store(
+                    f"{top}/{partition}" + ("" if store.name == DEFAULT_STORE else f"/{store.name}"),
+                    Wanted(provider, self._batch + 1, wanted, offsets.codec),
+                )
+        schemas = self._schemas(top)
+        return OperatorState(
+            operator_id=metadata.operator_id,
+            name=metadata.name,
+            partitions=max((store.partitions for store in metadata.stores), default=0),
+            stores=tuple(store.name for store in metadata.stores),
+            schema=json.dumps(schemas, separators=(",", ":"), sort_keys=True),
+        )
+
+    def _store(self, directory: str, wanted: Wanted) -> None:
+        files = {
+            f"{below}{name}": file
+            for below in ("", "SSTs/", "logs/")
+            for name, file in self._dirs.get(f"{directory}/{below}".rstrip("/"), {}).items()
+        }
+        try:
+            names = files_of_version(
+                wanted,
+                {name: file.size for name, file in files.items()},
+                lambda name: self._bytes(files[name]),
+                lambda name: self._bytes(files[name], HEAD_BYTES),
+            )
+        except LookupError as error:
+            raise self._incomplete(directory, error) from error
+        self._chosen.update(files[name] for name in names)
+
+    def _operator_metadata(self, top: str) -> OperatorMetadata:
+        """Choose all metadata files up to the cut, and read the newest."""
+        if (first := self._dirs.get(f"{top}/_metadata", {}).get("metadata")) is not None:
+            self._chosen.add(first)
+            return parse_operator(self._text(first))
+        dated = self._up_to_cut(f"{top}/_metadata/v2")
+        if not dated:
+            raise self._incomplete(top, LookupError(f"no operator metadata of batch {self._batch} or before"))
+        self._chosen.update(dated.values())
+        return parse_operator(self._text(dated[max(dated)]))
+
+    def _schemas(self, top: str) -> dict[str, str]:
+        """Choose the schema files up to the cut; return the newest of each store in base64."""
+        newest: dict[str, CapturedFile] = {}
+        for directory in list(self._dirs):
+            match directory.removeprefix(f"{top}/").split("/"):
+                case ["_stateSchema", store] if directory.startswith(top):
+                    dated = self._up_to_cut(directory)
+                    self._chosen.update(dated.values())
+                    if dated:
+                        newest[store] = dated[max(dated)]
+                case [_, *store, "_metadata"] if directory.startswith(f"{top}/"):
+                    inside = self._dirs[directory]
+                    self._chosen.update(inside.values())
+                    if "schema" in inside:
+                        newest[store[0] if store else DEFAULT_STORE] = inside["schema"]
+        return {store: base64.b64encode(self._bytes(f)).decode() for store, f in newest.items()}
+
+    def _up_to_cut(self, directory: str) -> dict[tuple[int, str], CapturedFile]:
+        """Return the files named `<batch>` or `<batch>_<id>` that are not from behind the cut."""
+        dated = {}
+        for name, file in self._dirs.get(directory, {}).items():
+            number = name.partition("_")[0]
+            if number.isdecimal() and int(number) <= self._batch:
+                dated[int(number), name] = file
+        return dated
+
+    def _list(self, directory: str, *, recursive: bool) -> None:
+        self._dirs.setdefault(directory, {})
+        top = f"{self._base}/{directory}".rstrip("/")
+        found = self._fs.get_file_info(fs.FileSelector(top, allow_not_found=True, recursive=recursive))
+        for info in found:
+            if info.type is not fs.FileType.File or is_ignored(info.base_name):
+                continue
+            path = info.path.removeprefix(f"{self._base}/")
+            parent = path.rpartition("/")[0]
+            file = CapturedFile(path, info.size, info.mtime_ns or 0)
+            self._dirs.setdefault(parent, {})[info.base_name] = file
+
+    def _children(self, top: str) -> list[str]:
+        """Name the directories right below `top` that hold any file."""
+        return sorted({d.split("/")[1] for d in self._dirs if d.startswith(f"{top}/")})
+
+    def _need(self, directory: str, name: str, what: str) -> CapturedFile:
+        file = self._dirs[directory].get(name)
+        if file is None:
+            raise self._incomplete(f"{directory}/{name}".lstrip("/"), LookupError(f"{what} is not there"))
+        self._chosen.add(file)
+        return file
+
+    def _incomplete(self, where: str, why: LookupError) -> CaptureIncomplete:
+        return CaptureIncomplete(f"cut of batch {self._batch}: {self._base}/{where}: {why.args[0]}")
+
+    def _bytes(self, file: CapturedFile, limit: int | None = None) -> bytes:
+        with self._fs.open_input_stream(f"{self._base}/{file.path}") as stream:
+            return bytes(stream.read(limit))
+
+    def _text(self, file: CapturedFile) -> str:
+        try:
+            return self._bytes(file).decode()
+        except UnicodeDecodeError as error:
+            raise DamageError(f"{self._base}/{file.path} is not text: {error}") from error

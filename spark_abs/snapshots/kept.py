@@ -1,0 +1,200 @@
+"""The writer's handle on `state/`: what is kept there, what open captures hold on to, and adding to it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import fs
+
+from spark_abs.errors import AbsError, DamageError, Fenced
+from spark_abs.manifest import Location, Manifest, StoredFile
+from spark_abs.model import CheckpointId, RunId, run_app_id
+from spark_abs.snapshots.capture import CapturedFile
+from spark_abs.snapshots.packs import CHUNK, PATH, SCHEMA, PackReader, PackWriter, resolve
+from spark_abs.store.root import Root
+from spark_abs.store.table import AddFile, Commit, Table
+
+
+class StaleCapture(AbsError):
+    """A captured file was replaced or purged before it was copied: capture again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What one copy gave: the handles, and how many bytes were new."""
+
+    files: tuple[StoredFile, ...]
+    size_new: int
+
+
+class KeptState:
+    """`state/` as one run writes it. Thread-safe; one per process and root.
+
+    Every byte that a capture names or reuses is pinned under the checkpoint's id until `release`, so that
+    sweeping cannot take it away before the manifest names it.
+    """
+
+    def __init__(self, root: Root, job: str, run: RunId, table: Table) -> None:
+        self.root = root
+        self.run = run
+        self._job = job
+        self._table = table
+        self._lock = threading.RLock()
+        self._known: dict[str, Location] = {}
+        self._pins: dict[CheckpointId, dict[str, Location]] = {}
+        self._hashes: dict[str, dict[CapturedFile, str]] = {}
+
+    @classmethod
+    def open(cls, root: Root, job: str, run: RunId, manifests: Sequence[Manifest] = ()) -> KeptState:
+        """Open `state/` for a run, creating it if there is none, and refuse older runs from now on.
+
+        Args:
+            root: the job's root.
+            job: its name.
+            run: this run.
+            manifests: what is retained now: bytes that they name are not written again.
+
+        Raises:
+            Fenced: a newer run has done so already.
+        """
+        kept = cls(root, job, run, Table.ensure(root.at(PATH), SCHEMA))
+        with kept._lock:
+            kept._table.commit(kept._fence)
+            with PackReader(root) as reader:
+                files = (f for m in manifests for s in m.stages for f in s.files)
+                kept._known = resolve(reader, active_packs(kept._table), files)
+        return kept
+
+    def store(
+        self,
+        checkpoint: CheckpointId,
+        filesystem: fs.FileSystem,
+        directory: str,
+        files: Iterable[CapturedFile],
+    ) -> Stored:
+        """Copy captured files into `state/`, but for what it already has, as one pack in one commit.
+
+        Killed here, a pack without a commit is left, which sweeping removes. Repeated here, everything is
+        found again. The bytes stay pinned until `release(checkpoint)`.
+
+        Raises:
+            StaleCapture: a file is not any more what the capture saw.
+            Fenced: a newer run owns the root.
+            CommitStateUnknown: the store did not say; the checkpoint must be declined.
+        """
+        hashes: dict[CapturedFile, str] = {}
+        fresh: dict[str, Location] = {}
+        stored: list[StoredFile] = []
+        size_new = 0
+        writer: PackWriter | None = None
+        known_hashes = self._hashes.get(directory, {})
+        try:
+            for file in files:
+                data = None
+                if (sha256 := known_hashes.get(file)) is None:
+                    sha256, data = _hash(filesystem, directory, file)
+                hashes[file] = sha256
+                at = fresh.get(sha256) or self._reuse(checkpoint, sha256)
+                if at is None:
+                    writer = writer or PackWriter(self.root, self.run)
+                    chunks = _chunks(filesystem, directory, file) if data is None else (data,)
+                    at = fresh[sha256] = _add(writer, file, sha256, chunks)
+                    size_new += file.size
+                stored.append(StoredFile(file.path, file.size, sha256, at))
+            add = writer.close() if writer else None
+        except BaseException:
+            if writer is not None:
+                writer.discard()
+            raise
+        if add is not None:
+            self._commit(checkpoint, add, fresh)
+        self._hashes[directory] = hashes
+        return Stored(tuple(stored), size_new)
+
+    def release(self, checkpoint: CheckpointId) -> None:
+        """Let go of what a checkpoint pinned: its outcome is durable. Repeatable."""
+        with self._lock:
+            self._pins.pop(checkpoint, None)
+
+    def missing(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
+        """Return the files whose bytes `state/` has no more: ask it before a manifest is committed.
+
+        Looks at the log and at the size of each pack, not at the bytes.
+        """
+        files = tuple(files)
+        with self._lock:
+            self._table.refresh()
+            active = active_packs(self._table)
+            with PackReader(self.root) as reader:
+                found = resolve(reader, active, files)
+        whole = whole_packs(self.root, {at.pack: active[at.pack] for at in found.values()})
+        return tuple(f for f in files if f.sha256 not in found or found[f.sha256].pack not in whole)
+
+    def _reuse(self, checkpoint: CheckpointId, sha256: str) -> Location | None:
+        with self._lock:
+            at = self._known.get(sha256)
+            if at is not None:
+                self._pins.setdefault(checkpoint, {})[sha256] = at
+            return at
+
+    def _commit(self, checkpoint: CheckpointId, add: AddFile, fresh: Mapping[str, Location]) -> None:
+        with self._lock:
+            self._table.commit(lambda table: self._if_current(table, Commit([add])))
+            self._known.update(fresh)
+            self._pins.setdefault(checkpoint, {}).update(fresh)
+
+    def _fence(self, table: Table) -> Commit | None:
+        fence = self._if_current(table, Commit(transactions={run_app_id(self._job): self.run}))
+        return None if table.transaction(run_app_id(self._job)) == self.run else fence
+
+    def _if_current(self, table: Table, commit: Commit) -> Commit:
+        """Return `commit` unless a newer run has fenced this one."""
+        fenced = table.transaction(run_app_id(self._job)) or 0
+        if fenced > self.run:
+            raise Fenced(f"run {self.run} of job {self._job!r} was replaced by run {fenced}")
+        return commit
+
+
+def active_packs(table: Table) -> dict[str, int]:
+    """Return the packs that the log of `state/` names, with their sizes, as of the version read."""
+    actions = pa.table(table.delta.get_add_actions(flatten=True))
+    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def whole_packs(root: Root, sizes: Mapping[str, int]) -> frozenset[str]:
+    """Return the packs that are there with the size that the log gives."""
+    infos = root.fs.get_file_info([root.path(f"{PATH}/{pack}") for pack in sizes])
+    return frozenset(pack for pack, info in zip(sizes, infos, strict=True) if info.size == sizes[pack])
+
+
+def _add(writer: PackWriter, file: CapturedFile, sha256: str, chunks: Iterable[bytes]) -> Location:
+    try:
+        return writer.add(sha256, file.size, chunks)
+    except DamageError as error:
+        raise StaleCapture(f"{file.path} changed while it was copied") from error
+
+
+def _hash(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> tuple[str, bytes | None]:
+    """Hash a file; return the bytes too if they are one chunk."""
+    digest, count, data = hashlib.sha256(), 0, b""
+    for data in _chunks(filesystem, directory, file):
+        digest.update(data)
+        count += len(data)
+    info = filesystem.get_file_info(f"{directory}/{file.path}")
+    if not (count == info.size == file.size and (info.mtime_ns or 0) == file.modified_ns):
+        raise StaleCapture(f"{file.path} changed while it was copied")
+    return digest.hexdigest(), data if count == len(data) else None
+
+
+def _chunks(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> Iterator[bytes]:
+    try:
+        with filesystem.open_input_stream(f"{directory}/{file.path}") as stream:
+            yield bytes(stream.read(CHUNK))
+            while chunk := bytes(stream.read(CHUNK)):
+                yield chunk
+    except FileNotFoundError as error:
+        raise StaleCapture(f"{file.path} was purged before it was copied") from error

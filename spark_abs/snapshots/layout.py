@@ -1,0 +1,325 @@
+"""The grammar of Spark's checkpoint directory: pure, from names and text to values.
+
+Offset log 1 and 2, commit log 1 to 3, state formats 1 and 2 (with unique ids in the names). What is newer
+is refused, since a guess would end in a silent loss of state.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from spark_abs.errors import DamageError, Refused
+
+OFFSET_LOG_VERSIONS = (1, 2)
+COMMIT_LOG_VERSIONS = (1, 2, 3)
+OPERATOR_METADATA_VERSIONS = (1, 2)
+VOID_OFFSET = "-"
+DEFAULT_STORE = "default"
+PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
+CODEC_KEY = "spark.sql.streaming.stateStore.compression.codec"
+PARTITIONS_KEY = "spark.sql.shuffle.partitions"
+
+
+class Provider(StrEnum):
+    """A state store provider whose files we know."""
+
+    ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFile:
+    """One file of the offset log: what a batch was planned to read."""
+
+    version: int
+    watermark_ms: int
+    """The watermark under which the batch ran; 0 when the query has none."""
+    timestamp_ms: int
+    conf: Mapping[str, str]
+    offsets: Mapping[str, str]
+    """Source to offset text, in the order of the file. Version 1 names sources by their place, from 0.
+    A source without an offset is not in it."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The offset texts alone: what `model.positions_of` takes."""
+        return tuple(self.offsets.values())
+
+    @property
+    def provider(self) -> str:
+        """The class of the state store provider, empty if the file does not say."""
+        return self.conf.get(PROVIDER_KEY, "")
+
+    @property
+    def codec(self) -> str:
+        """How changelogs are compressed."""
+        return self.conf.get(CODEC_KEY, "lz4")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFile:
+    """One file of the commit log: what a batch ended with."""
+
+    version: int
+    watermark_ms: int
+    """The watermark of the batch after it."""
+    unique_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None = None
+    """State format 2: operator to, per partition, the ids of the state files that the batch committed."""
+
+
+def parse_offsets(text: str) -> OffsetFile:
+    """Read the text of `offsets/<b>`.
+
+    Raises:
+        Refused: a newer log version.
+        DamageError: anything else that Spark would not have written.
+    """
+    version, lines = _header(text, "offset log", OFFSET_LOG_VERSIONS)
+    metadata = _object(lines[0], "offset log metadata") if lines and lines[0].strip() else {}
+    offsets: dict[str, str] = {}
+    for index, line in enumerate(lines[1:]):
+        if version == 1:
+            source, offset = str(index), line
+        else:
+            source, colon, offset = line.partition(":")
+            if not colon:
+                raise DamageError(f"offset log: no source name in {line[:80]!r}")
+        if offset != VOID_OFFSET:
+            offsets[source] = offset
+    conf = metadata.get("conf") or {}
+    return OffsetFile(
+        version,
+        _int(metadata.get("batchWatermarkMs", 0), "batchWatermarkMs"),
+        _int(metadata.get("batchTimestampMs", 0), "batchTimestampMs"),
+        {str(k): str(v) for k, v in conf.items()},
+        offsets,
+    )
+
+
+def parse_commit(text: str) -> CommitFile:
+    """Read the text of `commits/<b>`.
+
+    Raises:
+        Refused: a newer log version.
+        DamageError: anything else that Spark would not have written.
+    """
+    version, lines = _header(text, "commit log", COMMIT_LOG_VERSIONS)
+    metadata = _object(lines[0], "commit log metadata") if lines else {}
+    raw = metadata.get("stateUniqueIds")
+    ids: dict[int, tuple[tuple[str, ...], ...]] | None = None
+    if raw is not None:
+        try:
+            ids = {int(op): tuple(tuple(map(str, part)) for part in parts) for op, parts in raw.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise DamageError(f"commit log: stateUniqueIds cannot be read: {error}") from error
+    return CommitFile(version, _int(metadata.get("nextBatchWatermarkMs", 0), "nextBatchWatermarkMs"), ids)
+
+
+class StateFileKind(StrEnum):
+    """What a versioned state file holds."""
+
+    SNAPSHOT = "snapshot"
+    """Everything as of its version: RocksDB `.zip`, HDFS-backed `.snapshot`."""
+    CHANGES = "changes"
+    """What one version changed: RocksDB `.changelog`, HDFS-backed `.delta`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A versioned file of one state store."""
+
+    name: str
+    version: int
+    kind: StateFileKind
+    unique_id: str | None
+    """State format 2 only."""
+
+
+_STATE_FILE = re.compile(r"(\d+)(?:_([0-9A-Za-z-]+))?\.(zip|changelog|delta|snapshot)")
+_KINDS = {
+    "zip": StateFileKind.SNAPSHOT,
+    "snapshot": StateFileKind.SNAPSHOT,
+    "changelog": StateFileKind.CHANGES,
+    "delta": StateFileKind.CHANGES,
+}
+
+
+def state_file(name: str) -> StateFile | None:
+    """Read the name of a versioned state file; None for every other file of a store."""
+    match = _STATE_FILE.fullmatch(name)
+    if not match:
+        return None
+    return StateFile(name, int(match[1]), _KINDS[match[3]], match[2])
+
+
+def is_ignored(name: str) -> bool:
+    """Say whether a file is a checksum sidecar or a temporary one: never part of a cut."""
+    return name.startswith(".") or name.endswith((".crc", ".tmp"))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLogFile:
+    """A numbered file under `sources/<source>/`."""
+
+    number: int
+    compact: bool
+
+
+_SOURCE_LOG = re.compile(r"(\d+)(\.compact)?")
+
+
+def source_log_file(name: str) -> SourceLogFile | None:
+    """Read the name of a numbered source log file; None for other files that a source keeps."""
+    match = _SOURCE_LOG.fullmatch(name)
+    return SourceLogFile(int(match[1]), match[2] is not None) if match else None
+
+
+def file_source_offset(offset: str | None) -> int | None:
+    """Return the log offset of a file source's offset text, None if it is not one."""
+    if offset is None:
+        return None
+    try:
+        plain = json.loads(offset)
+    except ValueError:
+        return None
+    if isinstance(plain, dict) and plain.keys() == {"logOffset"} and type(plain["logOffset"]) is int:
+        return int(plain["logOffset"])
+    return None
+
+
+def is_file_source_log(text: str) -> bool:
+    """Say whether the text of a numbered source file is the file source's list of files."""
+    for line in text.splitlines()[1:2]:
+        try:
+            plain = json.loads(line)
+        except ValueError:
+            return False
+        return isinstance(plain, dict) and {"path", "batchId"} <= plain.keys()
+    return False
+
+
+def file_source_logs(files: Mapping[str, SourceLogFile], offset: int) -> tuple[str, ...]:
+    """Choose the log files of a file source up to `offset`: the newest compact ones and what came after.
+
+    Two compact files are kept where there are two, since Spark reads its compaction interval off them.
+
+    Raises:
+        LookupError: a file between the newest compact one and `offset` is missing; the message names it.
+    """
+    compact = sorted(f.number for f in files.values() if f.compact and f.number <= offset)
+    base = compact[-1] if compact else -1
+    after = {f.number: name for name, f in files.items() if not f.compact and base < f.number <= offset}
+    missing = [n for n in range(base + 1, offset + 1) if n not in after]
+    if missing:
+        raise LookupError(f"log file {missing[0]} of {base + 1}..{offset}")
+    kept = set(compact[-2:])
+    names = [name for name, f in files.items() if f.compact and f.number in kept]
+    return (*sorted(names), *(after[n] for n in sorted(after)))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """A state store of an operator, as the operator's metadata names it."""
+
+    name: str
+    partitions: int
+    schema_paths: tuple[str, ...] = ()
+    """Absolute, as Spark wrote them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMetadata:
+    """The text of `_metadata/metadata` (version 1) or `_metadata/v2/<batch>` (version 2)."""
+
+    version: int
+    operator_id: int
+    name: str
+    stores: tuple[StoreInfo, ...] = field(default_factory=tuple)
+
+
+def parse_operator(text: str) -> OperatorMetadata:
+    """Read the metadata of a stateful operator.
+
+    Raises:
+        Refused: a newer version.
+        DamageError: anything else that Spark would not have written.
+    """
+    version, lines = _header(text, "operator metadata", OPERATOR_METADATA_VERSIONS)
+    plain = _object(lines[0] if lines else "", "operator metadata")
+    try:
+        info = plain["operatorInfo"]
+        stores = tuple(
+            StoreInfo(
+                str(store["storeName"]),
+                _int(store["numPartitions"], "numPartitions"),
+                tuple(map(str, store.get("stateSchemaFilePaths", ()))),
+            )
+            for store in plain["stateStoreInfo"]
+        )
+        return OperatorMetadata(
+            version, _int(info["operatorId"], "operatorId"), str(info["operatorName"]), stores
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamageError(f"operator metadata: {error} is missing or of another type") from error
+
+
+def relocate_operator(text: str, state_uri: str) -> str:
+    """Rewrite the absolute schema paths of `_metadata/v2/<batch>` to lie below another `state` directory.
+
+    Args:
+        text: the file as Spark wrote it.
+        state_uri: the URI of the new `state` directory, `file:/…` for a local one, as Spark writes it.
+
+    Raises:
+        DamageError: a path is not below a `state` directory.
+    """
+    parse_operator(text)
+    head, _, body = text.partition("\n")
+    plain = json.loads(body)
+    for store in plain["stateStoreInfo"]:
+        if "stateSchemaFilePaths" in store:
+            paths = store["stateSchemaFilePaths"]
+            store["stateSchemaFilePaths"] = [_below_state(str(path), state_uri) for path in paths]
+    return f"{head}\n{json.dumps(plain, separators=(',', ':'))}"
+
+
+_BELOW_STATE = re.compile(r".*/state/(\d+/_stateSchema/[^/]+/[^/]+)")
+
+
+def _below_state(path: str, state_uri: str) -> str:
+    match = _BELOW_STATE.fullmatch(path)
+    if not match:
+        raise DamageError(f"operator metadata: {path!r} is not a schema file below a state directory")
+    return f"{state_uri}/{match[1]}"
+
+
+def _header(text: str, what: str, known: Sequence[int]) -> tuple[int, list[str]]:
+    first, *rest = text.split("\n")
+    match = re.fullmatch(r"v(\d+)", first.strip())
+    if not match:
+        raise DamageError(f"{what}: it begins with {first[:40]!r}, not with a version")
+    version = int(match[1])
+    if version not in known:
+        raise Refused(f"{what} version {version} is not known, only {', '.join(map(str, known))}")
+    return version, rest
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    try:
+        plain = json.loads(text)
+    except ValueError as error:
+        raise DamageError(f"{what}: not JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise DamageError(f"{what}: expected an object")
+    return plain
+
+
+def _int(value: object, what: str) -> int:
+    if type(value) is not int:
+        raise DamageError(f"{what}: expected a whole number, found {value!r}")
+    return value
