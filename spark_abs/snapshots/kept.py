@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from spark_abs.errors import AbsError, DamageError, Fenced
 from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import CheckpointId, RunId, run_app_id
 from spark_abs.snapshots.capture import CapturedFile
-from spark_abs.snapshots.packs import CHUNK, PATH, SCHEMA, PackReader, PackWriter, resolve
+from spark_abs.snapshots.packs import CHUNK, PATH, SCHEMA, PackReader, PackWriter, pack_name, resolve
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -43,9 +43,11 @@ class KeptState:
         self.run = run
         self._job = job
         self._table = table
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while sweeping: nothing is pinned, released or committed meanwhile."""
         self._known: dict[str, Location] = {}
         self._pins: dict[CheckpointId, dict[str, Location]] = {}
+        self._writing: set[str] = set()
         self._hashes: dict[str, dict[CapturedFile, str]] = {}
 
     @classmethod
@@ -62,11 +64,12 @@ class KeptState:
             Fenced: a newer run has done so already.
         """
         kept = cls(root, job, run, Table.ensure(root.at(PATH), SCHEMA))
-        with kept._lock:
+        with kept.lock:
             kept._table.commit(kept._fence)
             with PackReader(root) as reader:
                 files = (f for m in manifests for s in m.stages for f in s.files)
-                kept._known = resolve(reader, active_packs(kept._table), files)
+                where = resolve(reader, active_packs(kept._table), files)
+            kept._known = {sha256: at for (sha256, _), at in where.items()}
         return kept
 
     def store(
@@ -100,24 +103,26 @@ class KeptState:
                 hashes[file] = sha256
                 at = fresh.get(sha256) or self._reuse(checkpoint, sha256)
                 if at is None:
-                    writer = writer or PackWriter(self.root, self.run)
+                    writer = writer or self._begin()
                     chunks = _chunks(filesystem, directory, file) if data is None else (data,)
                     at = fresh[sha256] = _add(writer, file, sha256, chunks)
                     size_new += file.size
                 stored.append(StoredFile(file.path, file.size, sha256, at))
             add = writer.close() if writer else None
-        except BaseException:
+            if add is not None:
+                self._commit(checkpoint, add, fresh)
+        finally:
+            # A pack that did not get its commit stays behind; sweeping tells it from one that did.
             if writer is not None:
-                writer.discard()
-            raise
-        if add is not None:
-            self._commit(checkpoint, add, fresh)
+                writer.close()
+                with self.lock:
+                    self._writing.discard(writer.name)
         self._hashes[directory] = hashes
         return Stored(tuple(stored), size_new)
 
     def release(self, checkpoint: CheckpointId) -> None:
         """Let go of what a checkpoint pinned: its outcome is durable. Repeatable."""
-        with self._lock:
+        with self.lock:
             self._pins.pop(checkpoint, None)
 
     def missing(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
@@ -126,23 +131,70 @@ class KeptState:
         Looks at the log and at the size of each pack, not at the bytes.
         """
         files = tuple(files)
-        with self._lock:
-            self._table.refresh()
-            active = active_packs(self._table)
+        with self.lock:
+            active = self.active()
             with PackReader(self.root) as reader:
                 found = resolve(reader, active, files)
         whole = whole_packs(self.root, {at.pack: active[at.pack] for at in found.values()})
-        return tuple(f for f in files if f.sha256 not in found or found[f.sha256].pack not in whole)
+        there = {key for key, at in found.items() if at.pack in whole}
+        return tuple(f for f in files if (f.sha256, f.at.pack) not in there)
+
+    def active(self) -> dict[str, int]:
+        """Return the packs that the log names now, with their sizes."""
+        with self.lock:
+            self._table.refresh()
+            return active_packs(self._table)
+
+    def pinned(self) -> set[tuple[str, str]]:
+        """Return hash and pack of everything that open captures name."""
+        with self.lock:
+            return {(sha256, at.pack) for pins in self._pins.values() for sha256, at in pins.items()}
+
+    def replace(
+        self, removed: Collection[str], merged: AddFile | None, moved: Mapping[str, Location]
+    ) -> None:
+        """Take packs out of the log, and a merged one in, in one commit. `lock` is held by the caller.
+
+        Raises:
+            Fenced: a newer run owns the root; nothing was changed.
+            CommitStateUnknown: the store did not say.
+        """
+        commit = Commit([merged] if merged else [], removes=sorted(removed))
+        self._table.commit(lambda table: self._if_current(table, commit))
+        gone = frozenset(removed)
+        for places in (self._known, *self._pins.values()):
+            for sha256 in [sha256 for sha256, at in places.items() if at.pack in gone]:
+                if sha256 in moved:
+                    places[sha256] = moved[sha256]
+                else:
+                    del places[sha256]
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Return the packs that no commit names and no copy of this process is writing.
+
+        A pack of a newer run is never among them.
+        """
+        with self.lock:
+            selector = fs.FileSelector(self.root.path(PATH))
+            names = {info.base_name for info in self.root.fs.get_file_info(selector)}
+            unnamed = names - self.active().keys() - self._writing
+            return tuple(n for n in sorted(unnamed) if (name := pack_name(n)) and name.run <= self.run)
+
+    def _begin(self) -> PackWriter:
+        with self.lock:
+            writer = PackWriter(self.root, self.run)
+            self._writing.add(writer.name)
+            return writer
 
     def _reuse(self, checkpoint: CheckpointId, sha256: str) -> Location | None:
-        with self._lock:
+        with self.lock:
             at = self._known.get(sha256)
             if at is not None:
                 self._pins.setdefault(checkpoint, {})[sha256] = at
             return at
 
     def _commit(self, checkpoint: CheckpointId, add: AddFile, fresh: Mapping[str, Location]) -> None:
-        with self._lock:
+        with self.lock:
             self._table.commit(lambda table: self._if_current(table, Commit([add])))
             self._known.update(fresh)
             self._pins.setdefault(checkpoint, {}).update(fresh)

@@ -23,6 +23,11 @@ METADATA = "metadata"
 _OPERATOR_V2 = re.compile(r"state/\d+/_metadata/v2/\d+")
 
 
+def is_rewritten(path: str) -> bool:
+    """Say whether materialising changes a file, so that its bytes are not those of the manifest."""
+    return path == METADATA or _OPERATOR_V2.fullmatch(path) is not None
+
+
 def fresh_query_id() -> str:
     """Return a query id for `materialise`; a plan keeps it, so that a repeat writes the same one."""
     return str(uuid.uuid4())
@@ -84,7 +89,7 @@ def _write_all(
         for file in files:
             if file.path == METADATA:
                 continue
-            if (at := where.get(file.sha256)) is None:
+            if (at := where.get((file.sha256, file.at.pack))) is None:
                 raise DamageError(
                     f"the bytes of {file.path} (sha256 {file.sha256}) are not in {PATH}/ any more"
                 )

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -80,17 +80,11 @@ class PackWriter:
         return Location(self.name, first, self._rows - first)
 
     def close(self) -> AddFile:
-        """End the file, and return what to commit."""
+        """End the file, and return what to commit. Repeatable."""
         self._writer.close()
         self._sink.close()
         size = self._root.fs.get_file_info(self._path).size
         return AddFile(self.name, size, json.dumps({"numRecords": self._rows}))
-
-    def discard(self) -> None:
-        """Give the file up."""
-        self._writer.close()
-        self._sink.close()
-        self._root.fs.delete_file(self._path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,23 +171,33 @@ class PackReader:
         return self._open[name]
 
 
-def resolve(reader: PackReader, active: Iterable[str], files: Iterable[StoredFile]) -> dict[str, Location]:
-    """Find where the bytes of stored files are now, by hash; what is in no active pack is left out.
+def resolve(
+    reader: PackReader, active: Collection[str], files: Iterable[StoredFile]
+) -> dict[tuple[str, str], Location]:
+    """Find where the bytes of stored files are now; what is in no active pack is left out.
 
     A manifest names the pack that was written then. Sweeping may have moved the bytes to a merged pack since.
+
+    Args:
+        reader: for the footers of merged packs, which are read only if something has moved.
+        active: the packs that the log of `state/` names.
+        files: as manifests name them.
+
+    Returns:
+        By hash and by the pack that the manifest names.
     """
-    live = frozenset(active)
-    found: dict[str, Location] = {}
-    moved: set[str] = set()
+    found: dict[tuple[str, str], Location] = {}
+    moved: dict[str, set[str]] = {}
     for file in files:
-        if file.at.pack in live:
-            found[file.sha256] = file.at
+        if file.at.pack in active:
+            found[file.sha256, file.at.pack] = file.at
         else:
-            moved.add(file.sha256)
-    for pack in sorted(live):
-        if not (moved := moved - found.keys()):
+            moved.setdefault(file.sha256, set()).add(file.at.pack)
+    for pack in sorted(active):
+        if not moved:
             break
         if (name := pack_name(pack)) is not None and name.merged:
             inside = reader.index(pack)
-            found.update((sha256, inside[sha256].at) for sha256 in moved & inside.keys())
+            for sha256 in moved.keys() & inside.keys():
+                found.update(((sha256, named), inside[sha256].at) for named in moved.pop(sha256))
     return found

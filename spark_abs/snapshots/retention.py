@@ -1,0 +1,123 @@
+"""What is kept and what goes: pure plans over manifests, packs and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from spark_abs.manifest import Manifest
+from spark_abs.model import ChannelId, CheckpointId, CheckpointKind, Version
+from spark_abs.snapshots.packs import Packed
+
+
+class Completed(Protocol):
+    """A completed checkpoint, as a manifest or as its summary."""
+
+    @property
+    def id(self) -> CheckpointId:
+        """Its id."""
+
+    @property
+    def kind(self) -> CheckpointKind:
+        """What was asked for."""
+
+
+C = TypeVar("C", bound=Completed)
+
+
+def retired(
+    completed: Iterable[C],
+    num_retained: int,
+    on_path: Callable[[C], bool],
+    needed: Collection[CheckpointId] = (),
+) -> tuple[CheckpointId, ...]:
+    """Choose the checkpoints whose manifests may go, by id.
+
+    Kept are the newest `num_retained` of the current path, and everything newer than the oldest of these:
+    what a roll back abandoned stays until the new path has as many checkpoints of its own, so that it can
+    be undone. Savepoints are kept whatever they are (P21), and do not count.
+
+    Args:
+        completed: all completed checkpoints.
+        num_retained: how many periodic ones of the path stay, at least 1.
+        on_path: whether a checkpoint lies on the current path of the attempt tree.
+        needed: ids that stay in any case, as that of a restore under way.
+    """
+    periodic = [c for c in completed if not c.kind.owned_by_user]
+    newest = sorted((c.id for c in periodic if on_path(c)), reverse=True)[: max(num_retained, 1)]
+    if len(newest) < num_retained:
+        return ()
+    return tuple(sorted(c.id for c in periodic if c.id < newest[-1] and c.id not in needed))
+
+
+def channel_floors(
+    manifests: Iterable[Manifest], readers: Mapping[ChannelId, Iterable[Version | None]]
+) -> dict[ChannelId, Version]:
+    """Say up to where each channel may be trimmed: entries before the floor are behind every cut and reader.
+
+    The floor itself is kept: it is what the slowest of them has read last. A channel of which some consumer
+    has read nothing, in a retained checkpoint or now, is not in the answer, nor is one without a manifest.
+
+    Args:
+        manifests: every retained manifest, of abandoned attempts too.
+        readers: for each channel of the running job the last entry that each consumer has durably consumed,
+            None for nothing yet; a channel that nobody reads has an empty value.
+    """
+    floors: dict[ChannelId, Version] = {}
+    unread = {channel for channel, versions in readers.items() if None in versions}
+    for manifest in manifests:
+        for stage in manifest.stages:
+            for output in stage.outputs:
+                if output.kind == "channel" and output.version is not None:
+                    _lower(floors, ChannelId(output.table.removeprefix("channels/")), output.version)
+            for position in stage.positions:
+                _lower(floors, position.channel, position.version)
+        for shape in manifest.graph:
+            snapshot = manifest.stage(shape.stage)
+            read = {p.channel for p in snapshot.positions} if snapshot else set()
+            unread.update(ChannelId(channel) for channel in shape.inputs if channel not in read)
+    for channel, versions in readers.items():
+        if channel in floors:
+            floors[channel] = min([floors[channel], *(v for v in versions if v is not None)])
+    return {c: floor for c, floor in floors.items() if c in readers and c not in unread}
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What becomes of the packs of `state/`."""
+
+    dead: tuple[str, ...]
+    """Packs in which nothing is live."""
+    rewrite: tuple[str, ...]
+    """Packs of which less than half is live: that part moves to a merged pack."""
+    moved: Mapping[str, Packed]
+    """The live part of those, by hash."""
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """All packs that go."""
+        return (*self.dead, *self.rewrite)
+
+
+def plan_sweep(packs: Mapping[str, Mapping[str, Packed]], live: Collection[tuple[str, str]]) -> SweepPlan:
+    """Choose the packs that go and those that are rewritten.
+
+    Args:
+        packs: what each active pack holds, by hash.
+        live: hash and pack of everything that a retained manifest or an open capture names.
+    """
+    dead, rewrite = [], []
+    moved: dict[str, Packed] = {}
+    for pack, inside in sorted(packs.items()):
+        kept = {sha256: packed for sha256, packed in inside.items() if (sha256, pack) in live}
+        if not kept:
+            dead.append(pack)
+        elif 2 * sum(p.size for p in kept.values()) < sum(p.size for p in inside.values()):
+            rewrite.append(pack)
+            moved |= kept
+    return SweepPlan(tuple(dead), tuple(rewrite), moved)
+
+
+def _lower(floors: dict[ChannelId, Version], channel: ChannelId, version: Version) -> None:
+    floors[channel] = min(version, floors.get(channel, version))

@@ -1,0 +1,259 @@
+"""Compare what is stored with what it should be, byte by byte, and name what is damaged. No JVM.
+
+A live job goes on meanwhile: what it purges, moves or retires under our eyes is not damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from spark_abs.errors import DamageError, Refused
+from spark_abs.manifest import Location, Manifest, StoredFile
+from spark_abs.model import NO_BATCH, BatchId, ChannelId, CheckpointId, StageId, Version, checked_relative
+from spark_abs.snapshots.capture import CaptureIncomplete, capture
+from spark_abs.snapshots.kept import active_packs
+from spark_abs.snapshots.materialise import is_rewritten
+from spark_abs.snapshots.packs import PATH, PackReader, resolve
+from spark_abs.store.log import log_file
+from spark_abs.store.root import Root, location_of
+from spark_abs.store.table import Table
+
+_BLOCK = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One damaged thing."""
+
+    path: str
+    """What is damaged: below the root where it lies there."""
+    problem: str
+    checkpoint: CheckpointId | None = None
+    """The checkpoint that cannot come back because of it."""
+    stage: StageId | None = None
+
+
+def verify_state(
+    root: Root, manifests: Iterable[Manifest], progress: Callable[[int], None] = lambda _: None
+) -> tuple[Finding, ...]:
+    """Read all the bytes that manifests name; every byte once, however many checkpoints share it.
+
+    Args:
+        root: the job's root.
+        manifests: the checkpoints to check.
+        progress: told the bytes of each stored file as it has been read.
+    """
+    manifests = tuple(manifests)
+    first = _verify_state(root, manifests, progress)
+    # Sweeping may have moved bytes after the log was read: what is damage is so on a second look too.
+    return first and _verify_state(root, manifests, lambda _: None)
+
+
+def _verify_state(
+    root: Root, manifests: tuple[Manifest, ...], progress: Callable[[int], None]
+) -> tuple[Finding, ...]:
+    files = [f for m in manifests for s in m.stages for f in s.files]
+    problems: dict[tuple[str, str], str | None] = {}
+    found: list[Finding] = []
+    with PackReader(root) as reader:
+        try:
+            table = Table.open(root.at(PATH))
+            where = resolve(reader, active_packs(table), files)
+        except FileNotFoundError:
+            where = {}
+        except DamageError as error:
+            return tuple(Finding(PATH, str(error), m.id) for m in manifests)
+        for manifest in manifests:
+            for stage in manifest.stages:
+                for file in stage.files:
+                    key = (file.sha256, file.at.pack)
+                    if key not in problems:
+                        at = where.get(key)
+                        problems[key] = "missing" if at is None else _problem(reader, at, file)
+                        progress(file.size)
+                    if (problem := problems[key]) is not None:
+                        pack = f"{PATH}/{where[key].pack if key in where else file.at.pack}"
+                        found.append(Finding(pack, f"{problem} ({file.path})", manifest.id, stage.stage))
+    return tuple(found)
+
+
+def _problem(reader: PackReader, at: Location, file: StoredFile) -> str | None:
+    try:
+        for _ in reader.chunks(at, file.sha256, file.size):
+            pass
+    except DamageError as error:
+        return str(error)
+    return None
+
+
+def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
+    """Read every data file of one of our tables, against the checksums of its pages where it has them."""
+    try:
+        table = Table.open(root.at(relative))
+    except FileNotFoundError:
+        return (Finding(relative, "missing"),)
+    except DamageError as error:
+        return (Finding(relative, str(error)),)
+    found = []
+    for name, size in active_packs(table).items():
+        path = f"{relative}/{checked_relative(name)}"
+        if (problem := _parquet_problem(root, path, size, whole=True)) is not None:
+            found.append(Finding(path, problem))
+    table.refresh()
+    still = active_packs(table)
+    return tuple(f for f in found if f.path.removeprefix(f"{relative}/") in still)
+
+
+def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Finding, ...]:
+    """Check that every entry after a version is there, with its data files whole.
+
+    Args:
+        root: the job's root.
+        channel: the channel.
+        after: the last entry that its slowest reader has consumed.
+    """
+    relative = root.channel(channel)
+    try:
+        table = Table.open(root.at(relative))
+    except FileNotFoundError:
+        return (Finding(relative, "missing"),)
+    except DamageError as error:
+        return (Finding(relative, str(error)),)
+    found = []
+    for version in range(after + 1, table.version + 1):
+        log = f"{relative}/{log_file(version)}"
+        try:
+            commit = table.read_commit(version)
+        except DamageError as error:
+            found.append(Finding(log, str(error)))
+            continue
+        if commit is None:
+            found.append(Finding(log, "missing"))
+            continue
+        for file in commit.adds:
+            path = f"{relative}/{checked_relative(file.path)}"
+            if (problem := _parquet_problem(root, path, file.size, whole=False)) is not None:
+                found.append(Finding(path, problem))
+    return tuple(found)
+
+
+def verify_native(native_uri: str, stored: Iterable[StoredFile] = ()) -> tuple[Finding, ...]:
+    """Check a stage's native checkpoint: that its last batch can be started from, and the bytes where known.
+
+    Bytes are known from the checksum files that Spark leaves beside its own on a local disk, and from the
+    manifest for those that a restore wrote.
+
+    Args:
+        native_uri: the checkpoint directory.
+        stored: the files of the stage in the manifest that the directory was materialised from, if it was.
+    """
+    filesystem, base = fs.FileSystem.from_uri(location_of(native_uri))
+    if filesystem.get_file_info(base).type is not fs.FileType.Directory:
+        return (Finding(native_uri, "missing"),)
+    by_path = {f.path: f for f in stored if not is_rewritten(f.path)}
+    found = []
+    for path, sidecar in sorted(_files(filesystem, base).items()):
+        try:
+            if sidecar is not None:
+                problem = _crc_problem(filesystem, f"{base}/{path}", f"{base}/{sidecar}")
+            elif path in by_path:
+                problem = _sha_problem(filesystem, f"{base}/{path}", by_path[path])
+            else:
+                continue
+        except FileNotFoundError:
+            continue
+        if problem is not None:
+            found.append(Finding(f"{native_uri}/{path}", problem))
+    start = _start_problem(filesystem, base)
+    return tuple(found) if start is None else (*found, Finding(native_uri, start))
+
+
+def _files(filesystem: fs.FileSystem, base: str) -> dict[str, str | None]:
+    """List files with their checksum files, and files of which only the checksum file is left."""
+    selector = fs.FileSelector(base, recursive=True)
+    infos = filesystem.get_file_info(selector)
+    paths = [i.path.removeprefix(f"{base}/") for i in infos if i.type is fs.FileType.File]
+    found: dict[str, str | None] = {}
+    for path in paths:
+        parent, slash, name = path.rpartition("/")
+        if match := _SIDECAR.fullmatch(name):
+            found[f"{parent}{slash}{match[1]}"] = path
+        elif not name.startswith("."):
+            found.setdefault(path, None)
+    return found
+
+
+_SIDECAR = re.compile(r"\.([^.].*)\.crc")
+
+
+def _crc_problem(filesystem: fs.FileSystem, path: str, sidecar: str) -> str | None:
+    with filesystem.open_input_stream(sidecar) as stream:
+        sums = bytes(stream.read())
+    if sums[:4] != b"crc\0" or len(sums) % 4 or len(sums) < 8:
+        return "its checksum file is torn"
+    (step,) = struct.unpack_from(">i", sums, 4)
+    wanted = struct.unpack_from(f">{len(sums) // 4 - 2}I", sums, 8)
+    if filesystem.get_file_info(path).type is fs.FileType.NotFound:
+        gone = filesystem.get_file_info(sidecar).type is fs.FileType.NotFound
+        return None if gone else "missing"
+    count = 0
+    with filesystem.open_input_stream(path) as stream:
+        for block in iter(lambda: bytes(stream.read(step)), b""):
+            if count >= len(wanted) or zlib.crc32(block) != wanted[count]:
+                return (
+                    f"altered: the checksum of bytes {count * step} to {count * step + len(block)} is wrong"
+                )
+            count += 1
+    return None if count == len(wanted) else f"torn: it ends after {count * step} bytes or less"
+
+
+def _sha_problem(filesystem: fs.FileSystem, path: str, stored: StoredFile) -> str | None:
+    digest = hashlib.sha256()
+    with filesystem.open_input_stream(path) as stream:
+        for block in iter(lambda: bytes(stream.read(_BLOCK)), b""):
+            digest.update(block)
+    return None if digest.hexdigest() == stored.sha256 else "altered: it is not what the manifest names"
+
+
+def _start_problem(filesystem: fs.FileSystem, base: str) -> str | None:
+    """Say why the last finished batch could not be gone on from, None if it could."""
+    while (batch := _newest_commit(filesystem, base)) != NO_BATCH:
+        try:
+            capture(filesystem, base, batch)
+        except (CaptureIncomplete, DamageError, Refused) as error:
+            if _newest_commit(filesystem, base) != batch:
+                continue
+            return str(error)
+        return None
+    return None
+
+
+def _newest_commit(filesystem: fs.FileSystem, base: str) -> BatchId:
+    selector = fs.FileSelector(f"{base}/commits", allow_not_found=True)
+    names = (info.base_name for info in filesystem.get_file_info(selector))
+    return max((BatchId(int(name)) for name in names if name.isdecimal()), default=NO_BATCH)
+
+
+def _parquet_problem(root: Root, path: str, size: int, *, whole: bool) -> str | None:
+    info = root.fs.get_file_info(root.path(path))
+    if info.type is fs.FileType.NotFound:
+        return "missing"
+    if info.size != size:
+        return f"torn: {info.size} bytes, {size} in the log"
+    try:
+        with root.fs.open_input_file(root.path(path)) as file:
+            parquet = pq.ParquetFile(file, page_checksum_verification=whole)
+            if whole:
+                parquet.read()
+    except (pa.ArrowException, OSError) as error:
+        return f"altered: {error}"
+    return None
