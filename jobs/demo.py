@@ -237,7 +237,7 @@ def show(demo: Demo) -> int:
         demo.start_job()
         demo.wait_for_checkpoints(3)
     with step("A savepoint, which belongs to us and is never cleaned up"):
-        demo.abs("savepoint", "--name", SAVEPOINT)
+        demo.abs("savepoint", SAVEPOINT)
         demo.wait_for_checkpoints(2)
     with step("The driver is killed in the middle of a batch, and started again"):
         demo.kill_in_mid_batch()

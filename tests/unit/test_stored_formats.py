@@ -1,0 +1,131 @@
+"""What was stored stays readable: examples of every version, kept as files, and pinned names of fields.
+
+A test here that fails means that roots in the world cannot be read any more. Do not change an example: a
+new format takes a new one beside it (`adr/002-stored-formats.md`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from enum import StrEnum
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_abs.channels.entries import EntryNote, encode_note
+from spark_abs.codec import from_json, to_plain
+from spark_abs.errors import AbortReason, DamageError
+from spark_abs.manifest import (
+    Location,
+    Manifest,
+    OperatorState,
+    OutputVersion,
+    StageShape,
+    StageSnapshot,
+    StoredFile,
+    Timings,
+)
+from spark_abs.model import (
+    AttemptId,
+    Barrier,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    CheckpointKind,
+    Position,
+    RunId,
+    Version,
+    app_id,
+    barrier_app_id,
+    dumps_position,
+    positions_of,
+    run_app_id,
+)
+from spark_abs.protocol.control import Aborted, Attempt, Claim, Command, CommandKind, Run
+from spark_abs.store.checkpoints import SCHEMA as CHECKPOINTS
+from spark_abs.store.control import SCHEMA as CONTROL
+from spark_abs.store.history import SCHEMA as HISTORY
+from spark_abs.store.history import HistoryEvent
+from spark_abs.store.lease import Lease
+
+FORMATS = Path(__file__).parent / "formats"
+ADR = Path(__file__).parents[2] / "spark_abs" / "adr" / "002-stored-formats.md"
+
+
+@pytest.mark.parametrize("example", sorted(FORMATS.glob("manifest-*.json")), ids=lambda path: path.stem)
+def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
+    plain = json.loads(example.read_text())
+    manifest = from_json(Manifest, example.read_text())
+    assert manifest.v == int(example.stem.rpartition("-")[2])
+    assert to_plain(manifest) == plain
+
+
+def test_a_manifest_with_fields_of_a_later_hand_is_read_and_one_with_a_field_missing_is_damage() -> None:
+    plain = json.loads((FORMATS / "manifest-1.json").read_text())
+    assert from_json(Manifest, json.dumps({**plain, "colour": "red"})).id == 7
+    del plain["stages"][0]["cut_batch"]
+    with pytest.raises(DamageError, match=r"Manifest\.stages\[0\]: field 'cut_batch' is missing"):
+        from_json(Manifest, json.dumps(plain))
+
+
+def test_the_position_that_spark_stores() -> None:
+    position = Position(ChannelId("clicks.main"), AttemptId(2), Version(41), CheckpointId(7), True, RunId(3))
+    line = (
+        '{"channel": "clicks.main", "attempt": 2, "version": 41, "epoch": 7, '
+        '"at_barrier": true, "closed": 3, "v": 1}'
+    )
+    assert dumps_position(position) == json.loads(line)
+    assert positions_of(["{}", line, '{"logOffset": 4}', "-", line]) == (position, position)
+    with pytest.raises(DamageError, match="format 2"):
+        positions_of([line.replace('"v": 1', '"v": 2')])
+
+
+def test_the_metadata_of_a_channel_commit() -> None:
+    barrier = Barrier(CheckpointId(7), CheckpointKind.CHECKPOINT, 1767225600000)
+    note = EntryNote(AttemptId(2), RunId(3), BatchId(12), barrier, watermark=0, offsets="v1\n{}")
+    assert json.loads(encode_note(note)) == {
+        "attempt": 2,
+        "run": 3,
+        "batch": 12,
+        "barrier": {"id": 7, "kind": "checkpoint", "timestamp_ms": 1767225600000, "name": None},
+        "watermark": 0,
+        "offsets": "v1\n{}",
+        "v": 1,
+    }
+    end = EntryNote(AttemptId(2), RunId(3), end=True)
+    assert json.loads(encode_note(end)) == {"attempt": 2, "run": 3, "batch": -1, "end": True, "v": 1}
+
+
+def test_application_ids() -> None:
+    assert app_id("job", "match", "main", AttemptId(2)) == "job/match/main@2"
+    assert barrier_app_id("job", "match", "main", AttemptId(2)) == "job/match/main@2/barrier"
+    assert run_app_id("job") == "job/run"
+
+
+def words_of_the_record() -> set[str]:
+    return set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", ADR.read_text()))))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    (
+        *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
+        *(Position, Barrier, EntryNote, Attempt, Run, Claim, Aborted, Command, Lease),
+    ),
+)
+def test_every_stored_field_is_in_the_record_of_formats(stored: type) -> None:
+    assert dataclasses.is_dataclass(stored)
+    assert {f.name for f in dataclasses.fields(stored)} <= words_of_the_record()
+
+
+@pytest.mark.parametrize("schema", [CONTROL, CHECKPOINTS, HISTORY], ids=["control", "checkpoints", "history"])
+def test_every_column_is_in_the_record_of_formats(schema: pa.Schema) -> None:
+    assert set(schema.names) <= words_of_the_record()
+
+
+@pytest.mark.parametrize("closed", [CheckpointKind, AbortReason, HistoryEvent, CommandKind])
+def test_every_value_of_a_closed_list_is_in_the_record_of_formats(closed: type[StrEnum]) -> None:
+    assert [m.value for m in closed if f"`{m.value}`" not in ADR.read_text()] == []
