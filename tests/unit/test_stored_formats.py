@@ -111,10 +111,10 @@ def words_of_the_record() -> set[str]:
 
 @pytest.mark.parametrize(
     "stored",
-    (
+    [
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
         *(Position, Barrier, EntryNote, Attempt, Run, Claim, Aborted, Command, Lease),
-    ),
+    ],
 )
 def test_every_stored_field_is_in_the_record_of_formats(stored: type) -> None:
     assert dataclasses.is_dataclass(stored)
