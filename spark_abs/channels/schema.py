@@ -76,24 +76,27 @@ def delta_schema(schema: t.StructType) -> pa.Schema:
     return arrow_schema(plain_schema(schema))
 
 
-def differences(stored: str, schema: t.StructType) -> list[str]:
-    """Compare a table's schema, as Delta's JSON, with a frame's, column by column; order does not matter."""
-    have = {field.name: field.dataType.simpleString() for field in plain_schema(_parsed(stored)).fields}
-    want = {field.name: field.dataType.simpleString() for field in plain_schema(schema).fields}
+def differences(stored: str, schema: t.StructType, may_lack: bool = False) -> list[str]:
+    """Compare a table's schema, as Delta's JSON, with a frame's: a line for each column that differs.
+
+    Neither order nor nullability matter. With `may_lack`, neither do columns that the frame lacks.
+    """
+    have = {field.name: field.dataType.simpleString() for field in _parsed(stored).fields}
+    want = {field.name: field.dataType.simpleString() for field in schema.fields}
     return [
         f"  {name}: {have.get(name, 'missing')} in the table, {want.get(name, 'missing')} in the query"
-        for name in sorted(have.keys() | want.keys())
+        for name in sorted(want.keys() if may_lack else have.keys() | want.keys())
         if have.get(name) != want.get(name)
     ]
 
 
-def check_schema(what: str, stored: str, schema: t.StructType) -> None:
-    """Check that a frame's schema is that of the table.
+def check_schema(what: str, stored: str, schema: t.StructType, may_lack: bool = False) -> None:
+    """Check that a table can take the rows of a frame.
 
     Raises:
-        UsageError: it is not; a line for each column that differs.
+        UsageError: it cannot; a line for each column that differs.
     """
-    lines = differences(stored, schema)
+    lines = differences(stored, schema, may_lack)
     if lines:
         raise UsageError(
             f"{what} holds rows of another schema; cast in the query, or use another name:\n"
