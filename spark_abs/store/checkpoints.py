@@ -105,10 +105,7 @@ class Checkpoints:
         """List completed checkpoints by id; reads flat columns only."""
         self._table.refresh()
         columns = [f.name for f in SCHEMA if f.name not in ("body", "v")]
-        try:
-            rows = self._table.delta.to_pyarrow_table(columns=columns).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise DamageError(f"{self._root.uri}/{PATH} cannot be read: {error}") from error
+        rows = self._table.read(columns).to_pylist()
         found = [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
         return tuple(sorted(found, key=lambda s: s.id))
 
@@ -152,10 +149,7 @@ class Checkpoints:
     def _load(self, checkpoint: CheckpointId | None) -> list[Manifest]:
         self._table.refresh()
         filters = None if checkpoint is None else [("id", "=", int(checkpoint))]
-        try:
-            rows = self._table.delta.to_pyarrow_table(columns=["id", "v", "body"], filters=filters).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise DamageError(f"{self._root.uri}/{PATH} cannot be read: {error}") from error
+        rows = self._table.read(["id", "v", "body"], filters).to_pylist()
         for row in rows:
             if row["v"] > FORMAT:
                 raise DamageError(f"checkpoint {row['id']} has format {row['v']}, newest known is {FORMAT}")
@@ -183,7 +177,8 @@ class Checkpoints:
             "body": to_json(manifest),
         }
         name, buffer = f"{manifest.id:08d}-{uuid.uuid4().hex}.parquet", io.BytesIO()
-        pq.write_table(pa.Table.from_pylist([row], schema=SCHEMA), buffer, compression="zstd")
+        rows = pa.Table.from_pylist([row], schema=SCHEMA)
+        pq.write_table(rows, buffer, compression="zstd", write_page_checksum=True)
         with self._root.fs.open_output_stream(self._root.path(f"{PATH}/{name}")) as stream:
             stream.write(buffer.getvalue())
         bounds = {"id": manifest.id}

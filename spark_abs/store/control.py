@@ -63,7 +63,9 @@ class Control:
         control = cls(root, Table.ensure(root.at(PATH), SCHEMA))
         control.update(lambda state: state or begin_job(job, now_ms))
         if control.state.job != job:
-            raise Refused(f"{root.uri} belongs to job {control.state.job!r}, not to {job!r}: choose another root")
+            raise Refused(
+                f"{root.uri} belongs to job {control.state.job!r}, not to {job!r}: choose another root"
+            )
         return control
 
     @property
@@ -92,7 +94,7 @@ class Control:
         """
         result: list[ControlState] = []
 
-        def decide(table: Table) -> Commit | None:
+        def decide(_: Table) -> Commit | None:
             before = self._current()
             after = change(before)
             result[:] = [after]
@@ -109,7 +111,7 @@ class Control:
         self._table.refresh()
         version = self._table.version
         if self._read is None or self._read[0] != version:
-            state = _decode(self._table.delta.to_pyarrow_table().to_pylist())
+            state = _decode(self._table.read().to_pylist())
             if state is None:
                 return None
             self._read = (version, state)
@@ -118,7 +120,7 @@ class Control:
     def _write(self, state: ControlState) -> AddFile:
         name, buffer = f"{uuid.uuid4().hex}.parquet", io.BytesIO()
         rows = pa.Table.from_pylist(list(_encode(state)), schema=SCHEMA)
-        pq.write_table(rows, buffer)
+        pq.write_table(rows, buffer, write_page_checksum=True)
         with self._root.fs.open_output_stream(self._root.path(f"{PATH}/{name}")) as stream:
             stream.write(buffer.getvalue())
         return AddFile(name, buffer.tell(), json.dumps({"numRecords": rows.num_rows}))
@@ -161,7 +163,9 @@ def _decode(rows: list[dict[str, Any]]) -> ControlState | None:
     job, last = None, 0
     for row in rows:
         if row["v"] > FORMAT:
-            raise DamageError(f"control/ has format {row['v']}, newest known is {FORMAT}: use a newer spark_abs")
+            raise DamageError(
+                f"control/ has format {row['v']}, newest known is {FORMAT}: use a newer spark_abs"
+            )
         if row["kind"] == "job":
             head = json.loads(row["body"])
             job, last = str(head["job"]), int(head["last_claimed"])

@@ -97,4 +97,4 @@ class History:
     def read(self) -> pa.Table:
         """Return all events by time, in the columns of `SCHEMA`."""
         self._table.refresh()
-        return self._table.delta.to_pyarrow_table().select(SCHEMA.names).sort_by("at_ms")
+        return self._table.read(SCHEMA.names).sort_by("at_ms")

@@ -108,6 +108,26 @@ class Table:
         """The table's schema."""
         return pa.schema(self._table.schema().to_arrow())
 
+    def read(
+        self, columns: Sequence[str] | None = None, filters: Sequence[tuple[str, str, object]] | None = None
+    ) -> pa.Table:
+        """Return the rows as of the version read.
+
+        Raises:
+            DamageError: a data file is missing or cannot be read.
+        """
+        # deltalake's own file system is a Python object: Arrow's threads that still use it when the
+        # interpreter ends abort the process.
+        native = fs.SubTreeFileSystem(self._path, self._fs)
+        try:
+            return self._table.to_pyarrow_table(
+                columns=None if columns is None else list(columns),
+                filters=None if filters is None else list(filters),
+                filesystem=native,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise DamageError(f"{self.uri} cannot be read: {error}") from error
+
     def refresh(self) -> None:
         """Read the commits that came since; costs what is new."""
         self._table.update_incremental()
