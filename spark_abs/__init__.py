@@ -1,1 +1,53 @@
-"""Asynchronous barrier snapshots for Spark Structured Streaming."""
+"""Asynchronous barrier snapshots for Spark Structured Streaming.
+
+Public names are loaded when they are first used: commands that only read a root never import Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_abs.errors import AbsError
+    from spark_abs.restore.apply import restore
+    from spark_abs.restore.read import read
+    from spark_abs.runtime.context import Current, current
+    from spark_abs.runtime.job import Job, Output, Stage
+    from spark_abs.runtime.run import Run
+    from spark_abs.session import configure, spark_session
+
+_HOMES = {
+    "AbsError": "spark_abs.errors",
+    "Current": "spark_abs.runtime.context",
+    "Job": "spark_abs.runtime.job",
+    "Output": "spark_abs.runtime.job",
+    "Run": "spark_abs.runtime.run",
+    "Stage": "spark_abs.runtime.job",
+    "configure": "spark_abs.session",
+    "current": "spark_abs.runtime.context",
+    "read": "spark_abs.restore.read",
+    "restore": "spark_abs.restore.apply",
+    "spark_session": "spark_abs.session",
+}
+
+__all__ = [
+    "AbsError",
+    "Current",
+    "Job",
+    "Output",
+    "Run",
+    "Stage",
+    "configure",
+    "current",
+    "read",
+    "restore",
+    "spark_session",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'spark_abs' has no attribute {name!r}")
+    return getattr(import_module(home), name)

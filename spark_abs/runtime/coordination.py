@@ -1,0 +1,308 @@
+"""The coordinator's hands: one thread that feeds it events and carries out its effects."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+from deltalake.exceptions import DeltaError
+
+from spark_abs.errors import AbortReason, CheckpointNotFound, CommitStateUnknown, UsageError
+from spark_abs.manifest import Manifest, StageShape, StageSnapshot
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId, checked_name
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol import coordinator as protocol
+from spark_abs.protocol.control import CommandKind
+from spark_abs.protocol.trigger import JobStatus, Request, TriggerSettings
+from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.snapshotter import Snapshotter
+from spark_abs.runtime.stage import StageRunner
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, renew
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_COMMANDS_EVERY_MS = 200
+_BEAT_EVERY_MS = 2000
+
+
+class Coordination:
+    """Runs the coordinator of one run in a thread of its own; `put` may be called from any thread.
+
+    Owns the run's handles on `control/`, `checkpoints/` and `history/`. Gives idle stages their barriers.
+    If anything here fails, the run fails: `on_failure` is called once, from this thread.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        stages: Mapping[StageId, StageRunner],
+        shapes: tuple[StageShape, ...],
+        snapshots: Snapshotter,
+        on_stop: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._ctx = ctx
+        self._stages = stages
+        self._shapes = shapes
+        self._snapshots = snapshots
+        self._on_stop = on_stop
+        self._on_failure = on_failure
+        self._control = Control.open(ctx.root)
+        self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
+        self._history = History(ctx.root)
+        settings = ctx.settings
+        times = TriggerSettings(settings.interval_ms, settings.min_pause_ms, settings.timeout_ms)
+        self._coordinator = protocol.Coordinator(stages, lambda: times)
+        self._events: queue.SimpleQueue[protocol.Event | None] = queue.SimpleQueue()
+        self._barriers: dict[CheckpointId, Barrier] = {}
+        self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
+        self._commands_seen: set[str] = set()
+        self._commands_ms = self._beat_ms = 0
+        self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and trigger from now on."""
+        self.put(protocol.StatusChanged(now_ms(), JobStatus.RUNNING))
+        self._thread.start()
+
+    def put(self, event: protocol.Event) -> None:
+        """Hand over an event."""
+        self._events.put(event)
+
+    def request(self, request: Request) -> queue.SimpleQueue[protocol.Answer]:
+        """Ask for a checkpoint; its answer comes through the queue."""
+        answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
+        self._answers[request.id] = answer
+        self.put(protocol.Requested(now_ms(), request))
+        return answer
+
+    def close(self) -> None:
+        """Stop the thread after the events put so far; wait for it."""
+        self._events.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except Exception as error:
+            log.debug("coordination failed", exc_info=True)
+            self._on_failure(error)
+
+    def _step(self) -> bool:
+        try:
+            event = self._events.get(timeout=_TICK_S)
+        except queue.Empty:
+            event = protocol.Tick(now_ms())
+        if event is None:
+            return False
+        self._handle(event)
+        for stage in self._stages.values():
+            stage.offer_idle()
+        now = now_ms()
+        if now - self._commands_ms >= _COMMANDS_EVERY_MS:
+            self._commands_ms = now
+            self._read_commands()
+        if now - self._beat_ms >= _BEAT_EVERY_MS:
+            self._beat_ms = now
+            renew(self._ctx.root, own_lease(self._ctx.run, now), now)
+        return True
+
+    def _handle(self, event: protocol.Event) -> None:
+        for effect in self._coordinator.handle(event):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: protocol.Effect) -> None:
+        match effect:
+            case protocol.Claim():
+                self._claim(effect)
+            case protocol.Complete():
+                self._complete(effect)
+            case protocol.Abort():
+                self._abort(effect.id, effect.reason, effect.detail)
+            case protocol.AckAnswer():
+                self._ctx.probe(f"ack.{effect.stage}.after")
+                log.debug("ack of %s for checkpoint %s: %s", effect.stage, effect.id, effect.result)
+            case protocol.Release():
+                self._snapshots.release(effect.id)
+            case protocol.Notify():
+                self._notify(effect)
+            case protocol.Answer():
+                self._answer(effect)
+            case _:
+                assert_never(effect)
+
+    def _claim(self, effect: protocol.Claim) -> None:
+        taken: list[Barrier] = []
+
+        def claim(state: ledger.ControlState) -> ledger.ControlState:
+            state, barrier = ledger.claim(state, self._ctx.run, effect.kind, effect.name, now_ms())
+            taken[:] = [barrier]
+            return state
+
+        self._control.update(claim)
+        (barrier,) = taken
+        self._barriers[barrier.id] = barrier
+        self._record(self._row(HistoryEvent.TRIGGERED, barrier))
+        for stage in self._stages.values():
+            stage.offer(barrier)
+        self._handle(protocol.Claimed(now_ms(), barrier, effect.request_id))
+
+    def _complete(self, effect: protocol.Complete) -> None:
+        barrier, now = self._barriers[effect.id], now_ms()
+        manifest = Manifest(
+            barrier.id,
+            self._ctx.attempt,
+            self._ctx.run,
+            self._ctx.job,
+            barrier.kind,
+            barrier.name,
+            barrier.timestamp_ms,
+            now,
+            now,
+            self._shapes,
+            effect.snapshots,
+        )
+        missing = self._snapshots.missing(manifest)
+        if missing:
+            self._abort(barrier.id, AbortReason.STATE_MISSING, f"gone from state/: {', '.join(missing[:3])}")
+            return
+        self._ctx.probe("manifest.before")
+        try:
+            completed = self._checkpoints.complete(manifest) or self._is_complete(barrier.id)
+        except CommitStateUnknown as error:
+            log.warning("manifest of checkpoint %s: %s; reading back", barrier.id, error)
+            completed = not self._checkpoints.abort(barrier.id, self._ctx.run) and self._is_complete(
+                barrier.id
+            )
+        if not completed:
+            self._settle_abort(barrier, AbortReason.FINALIZE_FAILED, "its manifest could not be committed")
+            return
+        self._ctx.probe("manifest.after")
+        self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
+        self._record(
+            *(self._stage_row(barrier, snapshot) for snapshot in effect.snapshots),
+            self._row(
+                HistoryEvent.COMPLETED,
+                barrier,
+                duration_ms=now - barrier.timestamp_ms,
+                size_full=manifest.size_full,
+                size_new=manifest.size_new,
+                dropped_late=sum(s.dropped_late for s in effect.snapshots),
+            ),
+        )
+        log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
+        self._handle(protocol.Decided(now_ms(), barrier.id, True))
+
+    def _is_complete(self, checkpoint: CheckpointId) -> bool:
+        try:
+            self._checkpoints.load(checkpoint)
+        except CheckpointNotFound:
+            return False
+        return True
+
+    def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
+        self._checkpoints.abort(checkpoint, self._ctx.run)
+        self._settle_abort(self._barriers[checkpoint], reason, detail)
+
+    def _settle_abort(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
+        aborted = ledger.Aborted(barrier.id, reason, detail)
+        self._control.update(lambda state: ledger.settle(state, aborted=(aborted,)))
+        lasted = now_ms() - barrier.timestamp_ms
+        self._record(
+            self._row(HistoryEvent.ABORTED, barrier, reason=reason.value, detail=detail, duration_ms=lasted)
+        )
+        log.warning("checkpoint %s aborted: %s: %s", barrier.id, reason.value, detail)
+        self._handle(protocol.Decided(now_ms(), barrier.id, False, reason))
+
+    def _notify(self, effect: protocol.Notify) -> None:
+        self._barriers.pop(effect.id, None)
+        for stage in self._stages.values():
+            stage.notify(effect.id, effect.completed)
+        self._snapshots.release(effect.id)
+        if effect.completed:
+            self._snapshots.tidy()
+
+    def _answer(self, effect: protocol.Answer) -> None:
+        waiter = self._answers.pop(effect.request_id, None)
+        if waiter is not None:
+            waiter.put(effect)
+        if effect.request_id in self._commands_seen:
+            self._control.update(
+                lambda state: ledger.answer(state, effect.request_id, effect.ok, effect.id, effect.message)
+            )
+            command = next((c for c in self._control.state.commands if c.id == effect.request_id), None)
+            if command and command.kind is CommandKind.STOP and effect.ok:
+                self._on_stop()
+
+    def _read_commands(self) -> None:
+        state = self._control.state
+        ledger.require_current(state, self._ctx.run)
+        for command in state.commands:
+            if not command.answered and command.id not in self._commands_seen:
+                self._commands_seen.add(command.id)
+                self._begin(command)
+
+    def _begin(self, command: ledger.Command) -> None:
+        if command.kind is CommandKind.STOP and command.name is None:
+            self._answer(protocol.Answer(command.id, None, True, "stopping"))
+            return
+        exact = command.kind is CommandKind.STOP
+        kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
+        try:
+            self.check_name(command.name)
+        except UsageError as error:
+            self._answer(protocol.Answer(command.id, None, False, str(error)))
+            return
+        self._handle(protocol.Requested(now_ms(), Request(command.id, kind, command.name)))
+
+    def check_name(self, name: str | None) -> None:
+        """Refuse a savepoint name that is no name or is taken."""
+        checked_name(name or "", "savepoint")
+        if name == "latest":
+            raise UsageError("'latest' means the newest checkpoint: choose another savepoint name")
+        if any(s.name == name for s in Checkpoints.open(self._ctx.root, self._ctx.job).summaries()):
+            raise UsageError(
+                f"there is a savepoint {name!r} already: savepoints are never replaced, choose another name"
+            )
+
+    def _row(self, event: HistoryEvent, barrier: Barrier, **columns: object) -> HistoryRow:
+        return HistoryRow(
+            now_ms(),
+            event,
+            self._ctx.attempt,
+            self._ctx.run,
+            barrier.id,
+            barrier.kind.value,
+            barrier.name,
+            **columns,  # type: ignore[arg-type]
+        )
+
+    def _stage_row(self, barrier: Barrier, snapshot: StageSnapshot) -> HistoryRow:
+        timings = snapshot.timings
+        return self._row(
+            HistoryEvent.STAGE_ACKED,
+            barrier,
+            stage=snapshot.stage,
+            size_full=snapshot.size_full,
+            size_new=snapshot.size_new,
+            start_delay_ms=timings.start_delay_ms,
+            alignment_ms=timings.alignment_ms,
+            sync_ms=timings.sync_ms,
+            async_ms=timings.async_ms,
+            dropped_late=snapshot.dropped_late,
+        )
+
+    def _record(self, *rows: HistoryRow) -> None:
+        try:
+            self._history.append(rows)
+        except (DeltaError, OSError) as error:
+            log.warning("history/ could not be written: %s", error)

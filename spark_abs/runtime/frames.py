@@ -1,0 +1,89 @@
+"""From declarations to frames: open the gates, call the users' functions, learn schemas and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.schema import plain_schema
+from spark_abs.errors import AbsError, GraphError
+from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
+from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
+from spark_abs.runtime.job import Job, Output, StageSpec
+from spark_abs.runtime.jvm import plan_facts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+OpenGate = Callable[[StageId, ChannelId, "StructType"], "DataFrame"]
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The frame of every stage, and the schema of every output."""
+
+    stages: Mapping[StageId, DataFrame]
+    schemas: Mapping[ChannelId, StructType]
+
+
+def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
+    """Call every stage's function on the frames of its inputs, producers first. Starts nothing.
+
+    Raises:
+        GraphError: a function failed, or returned no frame; names the stage.
+    """
+    stages: dict[StageId, DataFrame] = {}
+    schemas: dict[ChannelId, StructType] = {}
+    for decl in graph.order():
+        spec = job.stages[decl.name]
+        inputs = [
+            open_gate(spec.name, given.channel, schemas[given.channel])
+            if isinstance(given, Output)
+            else given
+            for given in spec.inputs
+        ]
+        frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
+        stages[spec.name] = frame
+        schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)
+        for output, schema in _further(job, spec, frame).items():
+            schemas[channel_id(spec.name, output)] = schema
+    return Frames(stages, schemas)
+
+
+def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, PlanFacts], tuple[str, ...]]:
+    """Check the analysed plans; returns what they say, and what is doubtful about watermarks.
+
+    Raises:
+        GraphError: a plan cannot be part of a job.
+    """
+    plans = {name: plan_facts(frame) for name, frame in frames.stages.items()}
+    check_plans(graph, plans)
+    return plans, watermark_findings(graph, plans)
+
+
+def _further(job: Job, spec: StageSpec, frame: DataFrame) -> dict[str, StructType]:
+    """Learn the schemas of further outputs on an empty batch: that is what their functions will see."""
+    if not spec.outputs:
+        return {}
+    empty = job.spark.createDataFrame([], frame.schema)
+    return {
+        name: plain_schema(
+            _called(f"output {name!r} of stage {spec.name!r}", partial(function, empty)).schema
+        )
+        for name, function in spec.outputs.items()
+    }
+
+
+def _called(what: str, call: Callable[[], DataFrame]) -> DataFrame:
+    try:
+        frame = call()
+    except AbsError:
+        raise
+    except Exception as error:
+        raise GraphError(f"{what} failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    if not hasattr(frame, "isStreaming"):
+        raise GraphError(f"{what} returned {type(frame).__name__}, not a DataFrame")
+    return frame

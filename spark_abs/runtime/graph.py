@@ -1,0 +1,205 @@
+"""The job graph as values, and every check that needs no running query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from spark_abs.errors import GraphError
+from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
+
+OUTPUT_MODES = ("append", "update")
+NOT_REPLAYABLE = frozenset(("socket", "memory"))
+"""Native sources that cannot give the same rows again after a crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageDecl:
+    """A stage as declared. A source is a stage without channel inputs."""
+
+    name: StageId
+    inputs: tuple[ChannelId, ...]
+    """Channels that it reads, in order; one that is used twice stands here twice."""
+    outputs: tuple[str, ...] = (MAIN_OUTPUT,)
+    output_mode: str = "append"
+    has_native: bool = False
+    """Whether it also reads native streaming frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkDecl:
+    """A sink as declared: it takes one output of one stage."""
+
+    name: str
+    stage: StageId
+    output: str
+    table: str | None
+    """None for a function sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """A `withWatermark` in a stage's plan, and the channels whose rows pass it."""
+
+    column: str
+    delay_ms: int
+    channels: tuple[ChannelId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """What Spark's analysed plan of a stage says."""
+
+    sources: tuple[str, ...]
+    """Names of its native streaming sources."""
+    channels: tuple[ChannelId, ...]
+    """Channels it reads, repeats kept."""
+    watermarks: tuple[Watermark, ...]
+    holds_rows: bool
+    """Whether an operator lets rows out only after the watermark has passed them."""
+    streaming: bool
+    static_tables: Mapping[str, int]
+    """Delta tables read as static frames, and their versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    """Stages joined by channels, and sinks."""
+
+    stages: tuple[StageDecl, ...]
+    sinks: tuple[SinkDecl, ...]
+
+    def __post_init__(self) -> None:
+        """Check names, ends and cycles.
+
+        Raises:
+            GraphError: with the stage or sink that is wrong and what to do.
+        """
+        if not self.stages:
+            raise GraphError("the job has no stages")
+        _unique("stage", [s.name for s in self.stages])
+        _unique("sink", [s.name for s in self.sinks])
+        for stage in self.stages:
+            _check_stage(stage)
+        known = {channel_id(s.name, o) for s in self.stages for o in s.outputs}
+        for stage in self.stages:
+            for channel in stage.inputs:
+                if channel not in known:
+                    raise GraphError(f"stage {stage.name!r} reads {channel!r}, which no stage writes")
+        for sink in self.sinks:
+            if channel_id(sink.stage, sink.output) not in known:
+                raise GraphError(
+                    f"sink {sink.name!r} takes {sink.stage}.{sink.output}, which no stage writes"
+                )
+        tables = [s.table for s in self.sinks if s.table is not None]
+        for table in tables:
+            if tables.count(table) > 1:
+                raise GraphError(f"table {table} is the target of two sinks: one writer a table")
+        self.order()
+
+    def order(self) -> tuple[StageDecl, ...]:
+        """Return the stages, producers first.
+
+        Raises:
+            GraphError: the stages form a cycle.
+        """
+        by_name = {s.name: s for s in self.stages}
+        needs = {s.name: {producer(c) for c in s.inputs} for s in self.stages}
+        try:
+            return tuple(by_name[name] for name in TopologicalSorter(needs).static_order())
+        except CycleError as error:
+            raise GraphError(f"stages form a cycle: {' -> '.join(error.args[1])}") from None
+
+    def consumed(self, stage: StageId) -> tuple[str, ...]:
+        """Return the outputs of a stage that other stages read, in a fixed order: these are channels."""
+        read = {c for s in self.stages for c in s.inputs}
+        (declared,) = [s for s in self.stages if s.name == stage]
+        return tuple(sorted(o for o in declared.outputs if channel_id(stage, o) in read))
+
+    def sinks_of(self, stage: StageId) -> tuple[SinkDecl, ...]:
+        """Return the sinks that a stage writes, in a fixed order."""
+        return tuple(sorted((s for s in self.sinks if s.stage == stage), key=lambda s: s.name))
+
+
+def _unique(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        checked_name(name, what)
+        if names.count(name) > 1:
+            raise GraphError(f"{what} {name!r} is declared twice: the name is its uid, choose another")
+
+
+def _check_stage(stage: StageDecl) -> None:
+    for output in stage.outputs:
+        checked_name(output, f"output of stage {stage.name!r}")
+    if stage.output_mode not in OUTPUT_MODES:
+        raise GraphError(
+            f"stage {stage.name!r}: output mode {stage.output_mode!r} is not supported, since a channel is a "
+            f"log: use one of {', '.join(OUTPUT_MODES)}"
+        )
+    if not stage.inputs and not stage.has_native:
+        raise GraphError(f"stage {stage.name!r} has no streaming input")
+
+
+def producer(channel: ChannelId) -> StageId:
+    """Return the stage that writes a channel."""
+    return StageId(channel.partition(".")[0])
+
+
+def check_plans(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> None:
+    """Check what only the analysed plans tell: replayable sources, channels really used.
+
+    Raises:
+        GraphError: with the stage and the cause.
+    """
+    for stage in graph.stages:
+        facts = plans[stage.name]
+        if not facts.streaming:
+            raise GraphError(f"stage {stage.name!r}: its function returned a frame that is not streaming")
+        for source in facts.sources:
+            if source.lower() in NOT_REPLAYABLE:
+                raise GraphError(
+                    f"stage {stage.name!r} reads from {source!r}, which cannot be replayed: exactly once "
+                    "needs a source that gives the same rows again (files, Delta, Kafka, rate)"
+                )
+        for channel in stage.inputs:
+            if channel not in facts.channels:
+                raise GraphError(f"stage {stage.name!r} was given {channel!r} and its plan does not read it")
+
+
+def watermark_findings(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> tuple[str, ...]:
+    """Find watermark delays that are too short for what an upstream stage may still send.
+
+    A row leaves a stage at most as late as its own watermark allows; one that an operator holds back
+    until the watermark has passed it (outer join, windows) leaves later than that. The bound that a
+    join or a window adds is not in the plan as a number, so this is a lower bound of what is needed.
+    """
+    lateness: dict[StageId, tuple[int, bool]] = {}
+    findings: list[str] = []
+    for stage in graph.order():
+        facts = plans[stage.name]
+        for watermark in facts.watermarks:
+            findings += _too_short(stage.name, watermark, lateness)
+        own = [w.delay_ms for w in facts.watermarks]
+        upstream = [lateness[producer(c)] for c in stage.inputs]
+        late = max(own) if own else max((ms for ms, _ in upstream), default=0)
+        held = facts.holds_rows or (not own and any(h for _, h in upstream))
+        lateness[stage.name] = (late, held)
+    return tuple(findings)
+
+
+def _too_short(
+    stage: str, watermark: Watermark, lateness: Mapping[StageId, tuple[int, bool]]
+) -> Sequence[str]:
+    found = []
+    for channel in watermark.channels:
+        late, held = lateness[producer(channel)]
+        if watermark.delay_ms < late or (held and watermark.delay_ms == late):
+            more = " and more" if held else ""
+            found.append(
+                f"stage {stage!r}: a watermark delay of {watermark.delay_ms} ms on {watermark.column!r} is "
+                f"too short: {producer(channel)!r} may send rows {late} ms late{more}, which would be dropped in "
+                "silence; use a longer delay (that of the stage before plus the time bound of its join or "
+                "window), or set spark.abs.graph.watermarkCheck=warn"
+            )
+    return found

@@ -1,0 +1,266 @@
+"""How a user declares a job: sources, stages, sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_abs.errors import GraphError, UsageError
+from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
+from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.store.root import Root, location_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_abs.runtime.run import Run
+
+StageFunction = Callable[..., "DataFrame"]
+OutputFunction = Callable[["DataFrame"], "DataFrame"]
+BatchFunction = Callable[["DataFrame", int], None]
+Probe = Callable[[str], None]
+
+PROVIDERS: Mapping[str, str] = {
+    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+}
+
+
+def no_probe(point: str) -> None:
+    """Do nothing: fault points are for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output of a stage, as an input of another or of a sink."""
+
+    job: Job
+    stage: StageId
+    name: str
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel that carries it if another stage reads it."""
+        return channel_id(self.stage, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Output):
+    """A declared stage: itself its main output; `stage["late"]` is another one."""
+
+    outputs: tuple[str, ...] = (MAIN_OUTPUT,)
+
+    def __getitem__(self, output: str) -> Output:
+        """Return an output by name."""
+        if output not in self.outputs:
+            raise GraphError(
+                f"stage {self.stage!r} has no output {output!r}: it has {', '.join(self.outputs)}"
+            )
+        return Output(self.job, self.stage, output)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """Everything that was given for one stage."""
+
+    name: StageId
+    inputs: tuple[Output | DataFrame, ...]
+    function: StageFunction
+    outputs: Mapping[str, OutputFunction]
+    output_mode: str
+    trigger: str | None
+    shuffle_partitions: int | None
+    state_provider: str | None
+
+    @property
+    def channels(self) -> tuple[ChannelId, ...]:
+        """Channel inputs, in order."""
+        return tuple(i.channel for i in self.inputs if isinstance(i, Output))
+
+    def decl(self) -> StageDecl:
+        """Return the stage as the graph knows it."""
+        native = any(not isinstance(i, Output) and i.isStreaming for i in self.inputs)
+        return StageDecl(self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """Everything that was given for one sink."""
+
+    name: str
+    source: Output
+    table: str | None
+    function: BatchFunction | None
+
+    def decl(self) -> SinkDecl:
+        """Return the sink as the graph knows it."""
+        return SinkDecl(self.name, self.source.stage, self.source.name, self.table)
+
+
+@dataclass(eq=False)
+class Job:
+    """A job: native streaming queries joined by channels, with consistent checkpoints over all of them.
+
+    Args:
+        name: the job's name; a root belongs to one job.
+        root: where channels, state and checkpoints are kept: a path that the driver and all executors reach.
+        spark: a classic session made by `spark_abs.spark_session` or `spark_abs.configure`.
+        config: settings as read from YAML: areas, and settings below them.
+        probe: called at named points; for tests of failures.
+        settings: any setting by its short name, for example `interval="10s"`; they win over all others.
+    """
+
+    name: str
+    root: Root
+    spark: SparkSession
+    config: Mapping[str, object]
+    settings: Mapping[str, object]
+    probe: Probe
+    stages: dict[StageId, StageSpec] = field(default_factory=dict)
+    sinks: list[SinkSpec] = field(default_factory=list)
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        root: str,
+        spark: SparkSession,
+        config: Mapping[str, object] | None = None,
+        probe: Probe = no_probe,
+        **settings: object,
+    ) -> None:
+        self.name = checked_name(name, "job")
+        self.root = Root(root)
+        self.spark = spark
+        self.config = config or {}
+        self.settings = settings
+        self.probe = probe
+        self.stages = {}
+        self.sinks = []
+
+    def source(
+        self,
+        name: str,
+        frame: DataFrame,
+        *,
+        outputs: Mapping[str, OutputFunction] | None = None,
+        trigger: str | None = None,
+        shuffle_partitions: int | None = None,
+        state_provider: str | None = None,
+        output_mode: str = "append",
+    ) -> Stage:
+        """Declare a stage that reads one native streaming frame."""
+        return self.stage(
+            name,
+            [frame],
+            lambda only: only,
+            outputs=outputs,
+            trigger=trigger,
+            shuffle_partitions=shuffle_partitions,
+            state_provider=state_provider,
+            output_mode=output_mode,
+        )
+
+    def stage(
+        self,
+        name: str,
+        inputs: Sequence[Output | DataFrame],
+        function: StageFunction,
+        *,
+        outputs: Mapping[str, OutputFunction] | None = None,
+        output_mode: str = "append",
+        trigger: str | None = None,
+        shuffle_partitions: int | None = None,
+        state_provider: str | None = None,
+    ) -> Stage:
+        """Declare a stage: one native streaming query.
+
+        Args:
+            name: its uid; keep it, or its state is lost.
+            inputs: outputs of other stages, native streaming frames, static frames.
+            function: takes one frame for each input, in order, and returns the stage's frame.
+            outputs: further outputs, each a function of the stage's batch frame.
+            output_mode: `append` or `update`.
+            trigger: processing-time interval such as `5 seconds`; None: as fast as batches end.
+            shuffle_partitions: of this stage; None: the session's.
+            state_provider: `rocksdb` or `hdfs`; None: the session's.
+
+        Raises:
+            GraphError: something of it cannot be part of a job.
+        """
+        stage_id = StageId(checked_name(name, "stage"))
+        if stage_id in self.stages:
+            raise GraphError(f"stage {name!r} is declared twice: the name is its uid, choose another")
+        extra = dict(outputs or {})
+        if MAIN_OUTPUT in extra:
+            raise GraphError(
+                f"stage {name!r}: output {MAIN_OUTPUT!r} is the stage's own frame, choose another name"
+            )
+        if state_provider is not None and state_provider not in PROVIDERS:
+            raise GraphError(
+                f"stage {name!r}: state_provider {state_provider!r} is not one of {', '.join(PROVIDERS)}"
+            )
+        if shuffle_partitions is not None and shuffle_partitions < 1:
+            raise GraphError(f"stage {name!r}: shuffle_partitions must be at least 1")
+        for given in inputs:
+            if isinstance(given, Output):
+                if given.job is not self:
+                    raise GraphError(
+                        f"stage {name!r} reads {given.channel!r} of another job: a channel has one job"
+                    )
+            elif not hasattr(given, "isStreaming"):
+                raise GraphError(f"stage {name!r}: input {given!r} is neither a stage nor a DataFrame")
+        self.stages[stage_id] = StageSpec(
+            stage_id, tuple(inputs), function, extra, output_mode, trigger, shuffle_partitions, state_provider
+        )
+        return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
+
+    def sink(
+        self,
+        name: str,
+        source: Output,
+        *,
+        table: str | None = None,
+        foreach_batch: BatchFunction | None = None,
+    ) -> None:
+        """Write an output of a stage to a Delta table, or hand it to a function.
+
+        Args:
+            name: the sink's name.
+            source: a stage, or one of its outputs.
+            table: path of a Delta table, created if there is none: written exactly once.
+            foreach_batch: `fn(batch_frame, batch_id)`, as in Spark called again for a batch that is repeated.
+        """
+        if (table is None) == (foreach_batch is None):
+            raise UsageError(f"sink {name!r} needs either table= or foreach_batch=")
+        if not isinstance(source, Output) or source.job is not self:
+            raise GraphError(f"sink {name!r} takes an output of a stage of this job")
+        location = None if table is None else location_of(table)
+        self.sinks.append(SinkSpec(checked_name(name, "sink"), source, location, foreach_batch))
+
+    def graph(self) -> JobGraph:
+        """Return the graph, checked.
+
+        Raises:
+            GraphError: it cannot run.
+        """
+        return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
+
+    def start(self, *, available_now: bool = False, takeover: bool = False, restart: str = "native") -> Run:
+        """Start the job.
+
+        Args:
+            available_now: process what is there now, take a last checkpoint and end.
+            takeover: fence a run that is alive instead of refusing.
+            restart: `native` goes on from Spark's own checkpoints; `checkpoint` restores the newest intact
+                one, sinks included.
+
+        Raises:
+            UsageError: the graph or a setting is wrong; nothing was started.
+            Refused: the state of the root forbids it.
+            DamageError: a native checkpoint is missing or damaged.
+        """
+        from spark_abs.runtime.start import start_job
+
+        return start_job(self, available_now=available_now, takeover=takeover, restart=restart)

@@ -1,0 +1,107 @@
+"""Every call into the JVM or into Spark's private API.
+
+The rest of the project uses public PySpark. What is private here was read in Spark 4.2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from spark_abs.errors import UsageError
+from spark_abs.model import ChannelId
+from spark_abs.runtime.graph import PlanFacts, Watermark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GATE = "spark_abs_gate"
+_HOLDING = frozenset(
+    ("Aggregate", "FlatMapGroupsWithState", "TransformWithState", "FlatMapGroupsInPandasWithState")
+)
+_OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
+
+
+def plan_facts(frame: DataFrame) -> PlanFacts:
+    """Read the analysed plan of a stage's frame."""
+    plan = frame._jdf.queryExecution().analyzed()
+    sources: list[str] = []
+    channels: list[ChannelId] = []
+    static: dict[str, int] = {}
+    watermarks: list[Watermark] = []
+    holds = False
+    for node in _nodes(plan):
+        name = node.getClass().getSimpleName()
+        if name in ("StreamingRelation", "StreamingRelationV2"):
+            channel = _channel_of(node) if name == "StreamingRelationV2" else None
+            if channel is None:
+                sources.append(str(node.sourceName()))
+            else:
+                channels.append(channel)
+        elif name == "EventTimeWatermark":
+            watermarks.append(_watermark(frame.sparkSession, node))
+        elif name == "LogicalRelation" and not node.isStreaming():
+            static.update(_delta_version(node))
+        elif node.isStreaming() and (
+            name in _HOLDING
+            or (name == "Join" and node.joinType().toString() in _OUTER and _stream_stream(node))
+        ):
+            holds = True
+    return PlanFacts(tuple(sources), tuple(channels), tuple(watermarks), holds, frame.isStreaming, static)
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    children = plan.children()
+    for i in range(children.size()):
+        yield from _nodes(children.apply(i))
+
+
+def _stream_stream(join: Any) -> bool:
+    return bool(join.left().isStreaming() and join.right().isStreaming())
+
+
+def _channel_of(node: Any) -> ChannelId | None:
+    if str(node.sourceName()) != GATE:
+        return None
+    spec = node.extraOptions().get("spec")
+    return ChannelId(json.loads(spec)["start"]["channel"])
+
+
+def _watermark(spark: SparkSession, node: Any) -> Watermark:
+    jvm: Any = spark._jvm
+    delay = jvm.org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark.getDelayMs(node.delay())
+    below = (
+        _channel_of(leaf) for leaf in _nodes(node) if leaf.getClass().getSimpleName() == "StreamingRelationV2"
+    )
+    column = str(node.eventTime().toString()).partition("#")[0].lstrip("'")
+    return Watermark(column, int(delay), tuple(c for c in below if c is not None))
+
+
+def _delta_version(node: Any) -> dict[str, int]:
+    relation = node.relation()
+    if relation.getClass().getSimpleName() != "HadoopFsRelation":
+        return {}
+    location = relation.location()
+    if location.getClass().getSimpleName() != "TahoeLogFileIndex":
+        return {}
+    return {str(location.path().toString()): int(location.getSnapshot().version())}
+
+
+def refuse_unsupported_session(spark: SparkSession) -> None:
+    """Refuse session settings under which the cut of a stage cannot be known.
+
+    Raises:
+        UsageError: names the setting and the value it must have.
+    """
+    conf: Callable[[str, str], str | None] = spark.conf.get
+    if conf("spark.sql.streaming.asyncProgressTracking.enabled", "false") == "true":
+        raise UsageError(
+            "asynchronous progress tracking leaves batches unlogged: unset asyncProgressTracking.enabled"
+        )
+
+
+def batches_retained(spark: SparkSession) -> int:
+    """Return how many batches Spark keeps the logs and state of."""
+    return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)

@@ -1,0 +1,95 @@
+"""What a stage's own Spark checkpoint says: planned batches, finished batches, positions."""
+
+from __future__ import annotations
+
+from pyarrow import fs
+
+from spark_abs.errors import AbsError, DamageError
+from spark_abs.model import NO_BATCH, BatchId, Position, positions_of
+from spark_abs.snapshots.capture import capture
+from spark_abs.snapshots.layout import OffsetFile, parse_offsets
+from spark_abs.store.root import Root
+
+
+class NativeLog:
+    """The offset and commit log of one query. Reading only; any thread may have its own."""
+
+    def __init__(self, root: Root, directory: str) -> None:
+        self._root = root
+        self._directory = directory
+
+    def offsets_text(self, batch: BatchId) -> str:
+        """Return the text of a planned batch.
+
+        Raises:
+            DamageError: there is no such batch.
+        """
+        data = self._root.read_whole(f"{self._directory}/offsets/{int(batch)}")
+        if data is None:
+            raise DamageError(f"{self._directory}/offsets/{batch} is missing: see `spark-abs verify`")
+        return data.decode()
+
+    def offsets(self, batch: BatchId) -> OffsetFile:
+        """Return a planned batch, parsed."""
+        return parse_offsets(self.offsets_text(batch))
+
+    def positions(self, batch: BatchId) -> tuple[Position, ...]:
+        """Return where the stage's gates stand after a batch."""
+        return positions_of(self.offsets(batch).lines)
+
+    def consumed(self) -> tuple[Position, ...]:
+        """Return how far the stage's gates have durably read: the positions of its last finished batch."""
+        batch = self.newest_committed()
+        return self.positions(batch) if batch != NO_BATCH else ()
+
+    def has_committed(self, batch: BatchId) -> bool:
+        """Say whether Spark has recorded the end of a batch."""
+        path = self._root.path(f"{self._directory}/commits/{int(batch)}")
+        return bool(self._root.fs.get_file_info(path).type == fs.FileType.File)
+
+    def newest_planned(self) -> BatchId:
+        """Return the newest batch in the offset log, `NO_BATCH` if none."""
+        return self._newest("offsets")
+
+    def newest_committed(self) -> BatchId:
+        """Return the newest batch in the commit log, `NO_BATCH` if none."""
+        return self._newest("commits")
+
+    def idle_at(self) -> BatchId | None:
+        """Return the last batch if no other is planned, None while one is under way."""
+        committed = self.newest_committed()
+        return committed if self.newest_planned() == committed else None
+
+    def _newest(self, log: str) -> BatchId:
+        selector = fs.FileSelector(self._root.path(f"{self._directory}/{log}"), allow_not_found=True)
+        names = (info.base_name for info in self._root.fs.get_file_info(selector))
+        return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
+
+
+def check_native(root: Root, directory: str, needed: bool) -> str | None:
+    """Say what is wrong with a native checkpoint, None if a query can start from it.
+
+    Reads the logs and lists the state files from which the last finished batch is loaded; not their bytes.
+
+    Args:
+        root: the job's root.
+        directory: the checkpoint, relative to the root.
+        needed: whether the stage has a past, so that an empty directory is a loss.
+    """
+    if root.read_whole(f"{directory}/metadata") is None:
+        there = root.fs.get_file_info(root.path(directory)).type != fs.FileType.NotFound
+        if needed:
+            return f"{directory} is missing" if not there else f"{directory}/metadata is missing"
+        return None
+    log = NativeLog(root, directory)
+    try:
+        planned, committed = log.newest_planned(), log.newest_committed()
+        if planned != NO_BATCH:
+            log.offsets(planned)
+        if committed > planned or planned > committed + 1:
+            return f"{directory}: batch {planned} is the last planned and {committed} the last finished"
+        if committed != NO_BATCH:
+            capture(root.fs, root.path(directory), committed)
+    except AbsError as error:
+        return str(error)
+    return f"{directory} has no batches" if needed and committed == NO_BATCH else None

@@ -1,0 +1,259 @@
+"""The outputs of one stage: evaluate a batch once, then commit it to channels and sinks in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.files import Written
+from spark_abs.channels.writer import ChannelWriter, Standing
+from spark_abs.errors import CommitConflict
+from spark_abs.manifest import OutputVersion
+from spark_abs.model import (
+    MAIN_OUTPUT,
+    NO_EPOCH,
+    Barrier,
+    BatchId,
+    CheckpointId,
+    Entry,
+    Version,
+    app_id,
+)
+from spark_abs.runtime.context import Current, RunContext, within
+from spark_abs.runtime.job import SinkSpec, StageSpec
+from spark_abs.sinks.delta import DeltaSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What stands behind the rows of an entry."""
+
+    barrier: Barrier | None = None
+    cancel: CheckpointId | None = None
+
+    @property
+    def id(self) -> CheckpointId:
+        """The id of the barrier or cancel marker, `NO_EPOCH` if there is neither."""
+        return self.barrier.id if self.barrier else (self.cancel or NO_EPOCH)
+
+
+NO_MARKER = Marker()
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCut:
+    """The cut of an idle stage: its last finished batch, and where the barrier stands in its channels."""
+
+    batch: BatchId
+    channels: Mapping[str, Version]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What every commit of a batch says of its cause."""
+
+    batch: BatchId
+    offsets: str
+    watermark_ms: int
+
+
+def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> tuple[ChannelWriter, ...]:
+    """Open one writer for each output that is a channel."""
+    return tuple(ChannelWriter(ctx.root, ctx.job, spec.name, o, ctx.attempt, ctx.run) for o in channels)
+
+
+class Outputs:
+    """The outputs of one stage, used from its batch thread alone.
+
+    Channels come before sinks, each group by name: agent and batch meet at the first channel.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        spec: StageSpec,
+        channels: Sequence[ChannelWriter],
+        tables: Mapping[str, DeltaSink],
+        sinks: Sequence[SinkSpec],
+    ) -> None:
+        self._ctx = ctx
+        self._spec = spec
+        self.channels = tuple(channels)
+        self._tables = [(s, tables[s.name]) for s in sinks if s.table is not None]
+        self._functions = [s for s in sinks if s.function is not None]
+        self._seen = Version(-1)
+        self._epoch = NO_EPOCH
+        if self.channels:
+            newest = self.channels[0].newest()
+            self._seen, self._epoch = newest.version, newest.epoch
+
+    @property
+    def epoch(self) -> CheckpointId:
+        """The newest id that the first channel has carried, as of the last look."""
+        return self._epoch
+
+    def standing(self, batch: BatchId) -> Marker | None:
+        """Return the marker with which an output already holds a batch, None if none holds it.
+
+        What the first committed output says decides for all: its marker, or the absence of one.
+        """
+        for writer in self.channels:
+            writer.refresh()
+            entry = writer.entry_of_batch(batch)
+            if entry is not None:
+                return Marker(entry.barrier, entry.cancel)
+        return None
+
+    def write_files(self, frame: DataFrame, batch: BatchId, epoch: CheckpointId) -> dict[str, Written]:
+        """Evaluate the batch and write the files of all outputs; then call the sink functions.
+
+        The frame is evaluated once: with more than one consumer it is kept while they read it. A stateful
+        frame must be run even if nobody needs its rows, or Spark refuses the batch.
+        """
+        sinks = len(self._tables) + len(self._functions)
+        tasks = len(self.channels) + sinks
+        if not sinks and all(w.entry_of_batch(batch) is not None for w in self.channels):
+            frame.write.format("noop").mode("overwrite").save()
+            return {}
+        shared = tasks > 1
+        if shared:
+            frame.persist()
+        try:
+            written: dict[str, Written] = {
+                w.channel: w.write_files(self._frame(frame, w.output), batch) for w in self.channels
+            }
+            for sink, table in self._tables:
+                written[sink.name] = table.write_files(self._frame(frame, sink.source.name), batch)
+            for sink in self._functions:
+                self._call(sink, self._frame(frame, sink.source.name), batch, epoch)
+            return written
+        finally:
+            if shared:
+                frame.unpersist()
+
+    def commit(
+        self, written: Mapping[str, Written], facts: BatchFacts, marker: Marker
+    ) -> dict[str, Standing]:
+        """Commit a batch whose marker is decided to every channel."""
+        return {w.output: self._commit_one(w, written, facts, marker, None) for w in self.channels}
+
+    def commit_free(
+        self, written: Mapping[str, Written], facts: BatchFacts, pending: Barrier | None
+    ) -> tuple[Barrier | None, dict[str, Standing]]:
+        """Commit a batch of a stage that takes barriers like a source; returns the barrier it carries.
+
+        The agent may have put a barrier before the batch, perhaps on the first channel only: then that
+        barrier is completed on the others before the batch goes anywhere.
+        """
+        if not self.channels:
+            return pending, {}
+        first, *rest = self.channels
+        while True:
+            at = self._observe(rest)
+            barrier = pending if pending is not None and pending.id > self._epoch else None
+            try:
+                standing = self._commit_one(first, written, facts, Marker(barrier), at)
+                break
+            except CommitConflict:
+                continue
+        chosen = Marker(standing.entry.barrier, standing.entry.cancel)
+        return chosen.barrier, {
+            first.output: standing,
+            **{w.output: self._commit_one(w, written, facts, chosen, None) for w in rest},
+        }
+
+    def commit_sinks(self, written: Mapping[str, Written], facts: BatchFacts) -> None:
+        """Commit a batch to the tables; one without rows gets no commit."""
+        for sink, table in self._tables:
+            table.commit_batch(written.get(sink.name, Written()), facts.batch)
+
+    def versions(self, batch: BatchId, channels: Mapping[str, Version]) -> tuple[OutputVersion, ...]:
+        """Return the version of every output at a cut behind `batch`."""
+        found = [
+            OutputVersion(
+                w.output, "channel", self._ctx.root.channel(w.channel), w.table_id, channels[w.output]
+            )
+            for w in self.channels
+        ]
+        for sink, table in self._tables:
+            found.append(
+                OutputVersion(sink.name, "delta", table.uri, table.table_id, table.version_at(batch))
+            )
+        return (*found, *(OutputVersion(s.name, "function", s.name, "", None) for s in self._functions))
+
+    def commit_barrier(self, barrier: Barrier, last_batch: Callable[[], BatchId | None]) -> IdleCut | None:
+        """Commit an entry that holds only the barrier to every channel of an idle stage.
+
+        Look at every channel; then ask `last_batch`, which must see that no batch is planned beyond the
+        last finished one; then commit in order, the first at exactly the version seen. Returns None if the
+        stage is not idle or a batch came first: that batch carries the barrier. A batch that comes second
+        completes the barrier on the other channels before it goes anywhere.
+        """
+        seen = [writer.refresh() for writer in self.channels]
+        batch = last_batch()
+        if batch is None:
+            return None
+        versions: dict[str, Version] = {}
+        for writer, at in zip(self.channels, seen, strict=True):
+            try:
+                standing = writer.commit_barrier(barrier, None if versions else at)
+            except CommitConflict:
+                return None
+            versions[writer.output] = standing.entry.version
+            self._ctx.probe(f"agent.{self._spec.name}.commit.between")
+        return IdleCut(batch, versions)
+
+    def end(self) -> None:
+        """Mark every channel as ended by this run (P10)."""
+        for writer in self.channels:
+            writer.commit_end()
+
+    def _observe(self, rest: Sequence[ChannelWriter]) -> Version:
+        first = self.channels[0]
+        at = first.refresh()
+        for entry in first.after(self._seen):
+            self._epoch = max(self._epoch, Marker(entry.barrier, entry.cancel).id)
+            if _holds_only_barrier(entry) and entry.run == self._ctx.run and entry.barrier is not None:
+                for writer in rest:
+                    writer.commit_barrier(entry.barrier)
+        self._seen = at
+        return at
+
+    def _commit_one(
+        self,
+        writer: ChannelWriter,
+        written: Mapping[str, Written],
+        facts: BatchFacts,
+        marker: Marker,
+        at: Version | None,
+    ) -> Standing:
+        standing = writer.commit_batch(
+            written.get(writer.channel, Written()),
+            facts.batch,
+            barrier=marker.barrier,
+            cancel=marker.cancel,
+            watermark_ms=facts.watermark_ms,
+            offsets=facts.offsets,
+            at=at,
+        )
+        if writer is self.channels[0]:
+            self._epoch = max(self._epoch, Marker(standing.entry.barrier, standing.entry.cancel).id)
+        return standing
+
+    def _frame(self, frame: DataFrame, output: str) -> DataFrame:
+        return frame if output == MAIN_OUTPUT else self._spec.outputs[output](frame)
+
+    def _call(self, sink: SinkSpec, frame: DataFrame, batch: BatchId, epoch: CheckpointId) -> None:
+        app = app_id(self._ctx.job, self._spec.name, sink.name, self._ctx.attempt)
+        value = Current(self._ctx.job, self._spec.name, self._ctx.attempt, self._ctx.run, batch, epoch, app)
+        assert sink.function is not None
+        within(value, partial(sink.function, frame, int(batch)))
+
+
+def _holds_only_barrier(entry: Entry) -> bool:
+    return entry.barrier is not None and entry.batch < 0

@@ -1,0 +1,203 @@
+"""The background of a run: captures cuts, copies state, acknowledges, and tidies up behind retained ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from deltalake.exceptions import DeltaError
+
+from spark_abs.errors import AbortReason, AbsError, Fenced
+from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot, Timings
+from spark_abs.model import NO_BATCH, Barrier, BatchId, CheckpointId, Position, StageId, Version
+from spark_abs.protocol.coordinator import Acked, Declined
+from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.native import NativeLog
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.take import snapshot_stage
+
+log = logging.getLogger(__name__)
+
+_COMMIT_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A cut that a stage has made: the barrier stands behind `batch` in all its outputs."""
+
+    stage: StageId
+    barrier: Barrier
+    batch: BatchId
+    positions: tuple[Position, ...]
+    outputs: tuple[OutputVersion, ...]
+    start_delay_ms: int
+    alignment_ms: int
+    sync_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """What a snapshot says of its stage beside its files."""
+
+    static_tables: Mapping[str, Version]
+    dropped_late: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who hears of copies: the coordinator, the stage that may go on, and the run if it was fenced."""
+
+    event: Callable[[Acked | Declined], None]
+    wake: Callable[[StageId], None]
+    failure: Callable[[Exception], None]
+
+
+class Snapshotter:
+    """Copies cuts in its own threads (P11). `submit` and `permits` are called by batch threads and agents.
+
+    With `synchronous`, the batch after a cut waits until its copy has ended; otherwise batches wait only
+    when the oldest open capture is so far behind that Spark might purge it.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        kept: KeptState,
+        facts: Mapping[StageId, StageFacts],
+        tidy: Callable[[], None],
+    ) -> None:
+        self._ctx = ctx
+        self._kept = kept
+        self._facts = facts
+        self._tidy = tidy
+        self._pool = ThreadPoolExecutor(ctx.settings.copy_threads, thread_name_prefix="spark-abs-copy")
+        self._lock = threading.Lock()
+        self._open: dict[tuple[StageId, CheckpointId], BatchId] = {}
+        self._closing = threading.Event()
+        self._tidying = threading.Lock()
+        self._listener: Listener | None = None
+
+    def report_to(self, listener: Listener) -> None:
+        """Say who hears of the copies; called once, before the first cut."""
+        self._listener = listener
+
+    @property
+    def _to(self) -> Listener:
+        assert self._listener is not None
+        return self._listener
+
+    def submit(self, taken: Taken) -> None:
+        """Capture and copy a cut as soon as Spark has recorded the end of its batch, then acknowledge it."""
+        with self._lock:
+            self._open[taken.stage, taken.barrier.id] = taken.batch
+        self._pool.submit(self._work, taken)
+
+    def permits(self, stage: StageId, batch: BatchId) -> bool:
+        """Say whether a stage may begin a batch."""
+        with self._lock:
+            mine = [b for (s, _), b in self._open.items() if s == stage]
+        if not mine:
+            return True
+        return not self._ctx.settings.synchronous and batch - min(mine) <= self._ctx.batches_retained // 2
+
+    def release(self, checkpoint: CheckpointId) -> None:
+        """Let go of what a checkpoint has pinned; its outcome is durable."""
+        self._kept.release(checkpoint)
+
+    def missing(self, manifest: Manifest) -> tuple[str, ...]:
+        """Return the files that a manifest would name and that are not there."""
+        files = [file for stage in manifest.stages for file in stage.files]
+        return tuple(file.path for file in self._kept.missing(files))
+
+    def tidy(self) -> None:
+        """Retire and sweep in the background; at most once at a time."""
+        self._pool.submit(self._tidy_once)
+
+    def close(self) -> None:
+        """End copies that are under way, start no other."""
+        self._closing.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self, taken: Taken) -> None:
+        try:
+            self._to.event(Acked(now_ms(), taken.barrier.id, self._snapshot(taken)))
+        except _Closed:
+            pass
+        except Fenced as error:
+            self._to.failure(error)
+        except (AbsError, DeltaError, OSError) as error:
+            self._decline(taken, error)
+        except Exception as error:
+            log.exception("snapshot of stage %s for checkpoint %s", taken.stage, taken.barrier.id)
+            self._decline(taken, error)
+        finally:
+            with self._lock:
+                self._open.pop((taken.stage, taken.barrier.id), None)
+            self._to.wake(taken.stage)
+
+    def _snapshot(self, taken: Taken) -> StageSnapshot:
+        ctx, stage = self._ctx, taken.stage
+        self._await_commit(stage, taken.batch)
+        began = now_ms()
+        ctx.probe(f"capture.{stage}.before")
+        copy = snapshot_stage(
+            self._kept, taken.barrier.id, ctx.root.at(ctx.root.native(ctx.attempt, stage)), taken.batch
+        )
+        ctx.probe(f"capture.{stage}.after")
+        facts = self._facts[stage]
+        took = now_ms() - began
+        snapshot = StageSnapshot(
+            stage=stage,
+            cut_batch=taken.batch,
+            offsets=copy.offsets,
+            watermark_ms=copy.watermark_ms,
+            positions=taken.positions,
+            outputs=taken.outputs,
+            operators=copy.operators,
+            shuffle_partitions=copy.shuffle_partitions,
+            provider=copy.provider,
+            files=copy.files,
+            size_new=copy.size_new,
+            dropped_late=facts.dropped_late(),
+            static_tables=facts.static_tables,
+            timings=Timings(
+                taken.start_delay_ms,
+                taken.alignment_ms,
+                taken.sync_ms + (took if ctx.settings.synchronous else 0),
+                0 if ctx.settings.synchronous else took,
+            ),
+        )
+        ctx.probe(f"ack.{stage}.before")
+        return snapshot
+
+    def _await_commit(self, stage: StageId, batch: BatchId) -> None:
+        """Wait until `commits/<batch>` is there: Spark writes it right after the batch function returns."""
+        if batch == NO_BATCH:
+            return
+        native = NativeLog(self._ctx.root, self._ctx.root.native(self._ctx.attempt, stage))
+        while not native.has_committed(batch):
+            if self._closing.wait(_COMMIT_POLL_S):
+                raise _Closed
+
+    def _decline(self, taken: Taken, error: Exception) -> None:
+        detail = f"{type(error).__name__}: {error}"
+        self._to.event(Declined(now_ms(), taken.barrier.id, taken.stage, AbortReason.DECLINED, detail))
+
+    def _tidy_once(self) -> None:
+        if not self._tidying.acquire(blocking=False):
+            return
+        try:
+            self._tidy()
+        except Fenced as error:
+            self._to.failure(error)
+        except (AbsError, DeltaError, OSError) as error:
+            log.warning("tidying up failed, it is tried again after the next checkpoint: %s", error)
+        finally:
+            self._tidying.release()
+
+
+class _Closed(Exception):
+    """The run ends; nobody waits for this snapshot."""

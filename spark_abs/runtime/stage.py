@@ -1,0 +1,241 @@
+"""One stage at work: its batch function and its agent.
+
+Everything is decided from Spark's offset log and the channel logs, so that a batch that is repeated
+after a crash decides the same. In-process state only saves reading.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from spark_abs.channels.entries import entry_of
+from spark_abs.errors import DamageError
+from spark_abs.model import (
+    NO_BATCH,
+    NO_EPOCH,
+    Barrier,
+    BatchId,
+    CheckpointId,
+    CheckpointKind,
+    Position,
+    StageId,
+    Version,
+)
+from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing, emission
+from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.native import NativeLog
+from spark_abs.runtime.outputs import NO_MARKER, BatchFacts, Marker, Outputs
+from spark_abs.runtime.snapshotter import Snapshotter, Taken
+from spark_abs.runtime.turns import Turns
+from spark_abs.store.log import read_commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What ended a batch."""
+
+    batch: BatchId
+    error: Exception
+
+
+class StageRunner:
+    """The batch function of one stage, and the agent that takes barriers while the stage is idle.
+
+    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle` and `notify` from the
+    coordinator's thread.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        name: StageId,
+        outputs: Outputs,
+        start: tuple[Position, ...],
+        snapshots: Snapshotter,
+    ) -> None:
+        self.name = name
+        self.turns = Turns()
+        self.failure: Failure | None = None
+        self._ctx = ctx
+        self._outputs = outputs
+        self._start = start
+        self._snapshots = snapshots
+        self.native = NativeLog(ctx.root, ctx.root.native(ctx.attempt, name))
+        self._pending: Barrier | None = None
+        self._taken = NO_EPOCH
+        self._aborted: set[CheckpointId] = set()
+        self._aligning_since: dict[CheckpointId, int] = {}
+
+    def run_batch(self, frame: DataFrame, batch_id: int) -> None:
+        """Run one micro-batch.
+
+        1. Read what the batch consumes.  2. Find its marker.  3. Wait while captures lag behind.
+        4. Evaluate once and write the files of all outputs.  5. Commit all outputs, the barrier included.
+        6. Hand the cut over.
+
+        Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
+        batch decides for the others. Killed after it, every commit is recognised and skipped.
+        """
+        batch = BatchId(batch_id)
+        with self.turns.batch(lambda: self._snapshots.permits(self.name, batch)) as waited_ms:
+            try:
+                self._run(frame, batch, waited_ms)
+            except Exception as error:
+                self.failure = Failure(batch, error)
+                raise
+
+    def _run(self, frame: DataFrame, batch: BatchId, waited_ms: int) -> None:
+        began, probe = now_ms(), self._ctx.probe
+        probe(f"batch.{self.name}.read")  # 1
+        text = self.native.offsets_text(batch)
+        planned = self.native.offsets(batch)
+        after = self.native.positions(batch)
+        before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self._start
+        facts = BatchFacts(batch, text, planned.watermark_ms)
+        probe(f"batch.{self.name}.find")  # 2
+        standing = self._outputs.standing(batch)
+        marker = standing if standing is not None else self._marker(before, after)
+        self._watch_alignment(after, began)
+        probe(f"batch.{self.name}.files.before")  # 4
+        written = self._outputs.write_files(frame, batch, max((p.epoch for p in after), default=NO_EPOCH))
+        probe(f"batch.{self.name}.files.after")
+        if marker is None:  # 5
+            barrier, stood = self._outputs.commit_free(written, facts, self._open_barrier())
+        else:
+            barrier, stood = marker.barrier, self._outputs.commit(written, facts, marker)
+        probe(f"batch.{self.name}.commit.between")
+        self._outputs.commit_sinks(written, facts)
+        probe(f"batch.{self.name}.commit.after")
+        if barrier is not None and barrier.id > max(self._taken, self._ctx.floor):  # 6
+            versions = {output: s.entry.version for output, s in stood.items()}
+            self._hand_over(barrier, batch, after, versions, began, waited_ms)
+
+    def _marker(self, before: tuple[Position, ...], after: tuple[Position, ...]) -> Marker | None:
+        """Return what the batch carries; None if the stage takes barriers like a source."""
+        match emission(before, after, self._ctx.run):
+            case Free():
+                return None
+            case Nothing():
+                return NO_MARKER
+            case Cut(id=reached):
+                if reached <= self._outputs.epoch:
+                    return NO_MARKER
+                if reached <= self._ctx.floor or reached in self._aborted:
+                    return Marker(cancel=reached)
+                return Marker(self._barrier_at(after, reached))
+            case Cancelled(id=reached):
+                return Marker(cancel=reached) if reached > self._outputs.epoch else NO_MARKER
+            case other:
+                assert_never(other)
+
+    def _barrier_at(self, after: tuple[Position, ...], checkpoint: CheckpointId) -> Barrier:
+        """Read the barrier itself from an input's log."""
+        position = next(p for p in after if p.at_barrier and p.epoch == checkpoint)
+        root = self._ctx.root
+        commit = read_commit(root.fs, root.path(root.channel(position.channel)), position.version)
+        barrier = entry_of(commit).barrier if commit is not None else None
+        if barrier is None or barrier.id != checkpoint:
+            raise DamageError(
+                f"entry {position.version} of {position.channel} should be barrier {checkpoint} and is not"
+            )
+        return barrier
+
+    def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
+        for position in after:
+            if position.at_barrier:
+                self._aligning_since.setdefault(position.epoch, now)
+
+    def _hand_over(
+        self,
+        barrier: Barrier,
+        batch: BatchId,
+        positions: tuple[Position, ...],
+        channels: Mapping[str, Version],
+        began_ms: int,
+        waited_ms: int,
+    ) -> None:
+        self._taken = barrier.id
+        if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
+            self.turns.hold(barrier.id)
+        first = self._aligning_since.pop(barrier.id, began_ms)
+        self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
+        self._snapshots.submit(
+            Taken(
+                self.name,
+                barrier,
+                batch,
+                positions,
+                self._outputs.versions(batch, channels),
+                start_delay_ms=max(0, first - barrier.timestamp_ms),
+                alignment_ms=began_ms - first,
+                sync_ms=waited_ms,
+            )
+        )
+
+    def _open_barrier(self) -> Barrier | None:
+        pending = self._pending
+        if pending is None or pending.id <= self._taken or pending.id in self._aborted:
+            return None
+        return pending
+
+    def offer(self, barrier: Barrier) -> None:
+        """Tell the stage of a claimed barrier; it matters only while no channel input is open."""
+        self._pending = barrier
+
+    def offer_idle(self) -> None:
+        """Take the open barrier if the stage takes barriers like a source and no batch is under way (P1).
+
+        If a batch came first, the barrier is void here: that batch carries it.
+        """
+        barrier = self._open_barrier()
+        if barrier is None:
+            return
+        with self.turns.agent() as mine:
+            if not mine or self._open_barrier() is None:
+                return
+            began = now_ms()
+            self._ctx.probe(f"agent.{self.name}.commit.before")
+            cut = self._outputs.commit_barrier(barrier, self._last_batch_if_idle)
+            if cut is None:
+                return
+            self._ctx.probe(f"agent.{self.name}.commit.after")
+            positions = self.native.positions(cut.batch) if cut.batch != NO_BATCH else self._start
+            self._hand_over(barrier, cut.batch, positions, cut.channels, began, 0)
+
+    def _last_batch_if_idle(self) -> BatchId | None:
+        batch = self.native.idle_at()
+        return batch if batch is not None and self._is_free(batch) else None
+
+    def _is_free(self, batch: BatchId) -> bool:
+        """Say whether no channel input is open after the last finished batch."""
+        if not self._start:
+            return True
+        return batch != NO_BATCH and self.inputs_closed(batch)
+
+    @property
+    def reads_channels(self) -> bool:
+        """Whether the stage has channel inputs."""
+        return bool(self._start)
+
+    def inputs_closed(self, batch: BatchId) -> bool:
+        """Say whether all channel inputs had ended after a batch (P10)."""
+        return batch != NO_BATCH and all(p.is_closed(self._ctx.run) for p in self.native.positions(batch))
+
+    def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
+        """Hear of an outcome (P15)."""
+        if not completed:
+            self._aborted.add(checkpoint)
+            self.turns.release(checkpoint)
+        self.turns.wake()
+
+    def end(self) -> None:
+        """Write end markers; the query has stopped."""
+        self._outputs.end()

@@ -1,0 +1,148 @@
+"""How a run begins: check, take the run, fence the one before, close what it left open."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from functools import partial
+
+from spark_abs.config import Settings, WatermarkCheck
+from spark_abs.errors import DamageError, GraphError, RunAlive, UsageError
+from spark_abs.protocol import control as ledger
+from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.frames import build_frames, check_frames
+from spark_abs.runtime.graph import JobGraph
+from spark_abs.runtime.job import Job
+from spark_abs.runtime.jvm import batches_retained, refuse_unsupported_session
+from spark_abs.runtime.launch import Launch, draft_gate, launch
+from spark_abs.runtime.native import check_native
+from spark_abs.runtime.run import Run
+from spark_abs.session import check_session
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, read_lease, write_lease
+from spark_abs.store.outcomes import abort_open
+
+log = logging.getLogger(__name__)
+
+_LEASE_POLL_S = 0.2
+
+
+def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) -> Run:
+    """Start a job; see `Job.start`.
+
+    1. Check graph, plans and settings: nothing exists yet.  2. Claim the root, refuse a second run.
+    3. Take a run number and fence the runs before it.  4. Abort what they left open.  5. Check the native
+    checkpoints.  6. Make channels and sinks ready.  7. Start queries and coordinator.
+    Killed anywhere, the next start does all of it again under a newer run number.
+    """
+    check_session(job.spark)
+    refuse_unsupported_session(job.spark)
+    if restart not in ("native", "checkpoint"):
+        raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
+    settings = Settings.resolve(job.config, os.environ, dict(job.spark.conf.getAll), job.settings)
+    graph = job.graph()
+    drafts = build_frames(job, graph, partial(draft_gate, job))  # 1
+    plans, doubts = check_frames(graph, drafts)
+    _judge(doubts, settings.watermark_check)
+    control = Control.create(job.root, job.name, now_ms())  # 2
+    _refuse_second(job, takeover, settings)
+    if restart == "checkpoint":
+        _back_to_checkpoint(job, takeover)
+    ctx = _begin(job, control, settings, takeover)  # 3, 4
+    _check_natives(ctx, graph, control)  # 5
+    return launch(Launch(job, ctx, graph, plans, drafts, control, available_now))  # 6, 7
+
+
+def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
+    if doubts and check is WatermarkCheck.ERROR:
+        raise GraphError("\n".join(doubts))
+    for doubt in doubts if check is WatermarkCheck.WARN else ():
+        log.warning("%s", doubt)
+
+
+def _refuse_second(job: Job, takeover: bool, settings: Settings) -> None:
+    lease, now = read_lease(job.root), now_ms()
+    if lease is not None and not takeover and lease.alive(now, settings.lease_timeout_ms):
+        age_s = (now - lease.beat_ms) / 1000
+        raise RunAlive(
+            f"job {job.name!r} is already running: run {lease.run}, process {lease.pid} on {lease.host}, "
+            f"last heard of {age_s:.0f} s ago; stop it, or start with takeover=True to fence it"
+        )
+
+
+def _back_to_checkpoint(job: Job, takeover: bool) -> None:
+    from spark_abs.restore.apply import restore
+
+    if Checkpoints.open(job.root, job.name).summaries():
+        restore(job.root.uri, to="latest", force=takeover, fallback=True)
+
+
+def _begin(job: Job, control: Control, settings: Settings, takeover: bool) -> RunContext:
+    before = read_lease(job.root)
+    state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
+    run = state.runs[-1].id
+    checkpoints = Checkpoints.open(job.root, job.name)
+    checkpoints.fence(run)
+    if takeover and before is not None:
+        # The replaced run sees the fence and ends its queries; two must not run on one native checkpoint.
+        pause = threading.Event()
+        while (found := read_lease(job.root)) and found.run < run and not found.ended:
+            if now_ms() - found.beat_ms >= settings.lease_timeout_ms or not found.alive(now_ms(), 2**62):
+                break
+            pause.wait(_LEASE_POLL_S)
+    write_lease(job.root, own_lease(run, now_ms()))
+    state = abort_open(control, checkpoints, run)
+    History(job.root).append(
+        [
+            HistoryRow(
+                now_ms(),
+                HistoryEvent.RUN_STARTED,
+                state.attempt.id,
+                run,
+                detail=f"{socket.gethostname()}:{os.getpid()}",
+            )
+        ]
+    )
+    return RunContext(
+        root=job.root,
+        job=job.name,
+        attempt=state.attempt.id,
+        run=run,
+        floor=state.last_claimed,
+        control_version=control.version,
+        settings=settings,
+        batches_retained=batches_retained(job.spark),
+        probe=job.probe,
+    )
+
+
+def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
+    """Refuse to start over in silence where a stage has a past and its native checkpoint is gone.
+
+    Raises:
+        DamageError: names the stages and the way back.
+    """
+    checkpoints = Checkpoints.open(ctx.root, ctx.job)
+    mine = [s for s in checkpoints.summaries() if s.attempt == ctx.attempt]
+    known = mine[-1].id if mine else control.state.attempt.checkpoint
+    manifest = (
+        checkpoints.load(known)
+        if known is not None and any(s.id == known for s in checkpoints.summaries())
+        else None
+    )
+    findings = []
+    for stage in graph.stages:
+        snapshot = manifest.stage(stage.name) if manifest is not None else None
+        needed = snapshot is not None and snapshot.cut_batch >= 0
+        finding = check_native(ctx.root, ctx.root.native(ctx.attempt, stage.name), needed)
+        if finding is not None:
+            findings.append(f"stage {stage.name!r}: {finding}")
+    if findings:
+        raise DamageError(
+            "native checkpoints are missing or damaged:\n" + "\n".join(findings) + "\n"
+            "start with restart='checkpoint' to go back to the newest intact checkpoint, sinks included"
+        )

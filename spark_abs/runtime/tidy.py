@@ -1,0 +1,64 @@
+"""Tidying up behind a completed checkpoint: retire manifests, sweep `state/`, trim channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_abs.channels.trim import trim
+from spark_abs.model import ChannelId, StageId, Version
+from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.graph import JobGraph
+from spark_abs.runtime.native import NativeLog
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.retention import channel_floors, retired
+from spark_abs.snapshots.sweep import sweep
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+
+
+@dataclass(frozen=True, slots=True)
+class Tidy:
+    """Called in a background thread, once at a time; opens its own handles.
+
+    The order matters: a manifest goes first, then what only it named. Killed anywhere, the next call goes
+    on; every step refuses to work for a run that was replaced (invariant: retention never removes what a
+    retained manifest or an unread position can reach).
+    """
+
+    ctx: RunContext
+    graph: JobGraph
+    kept: KeptState
+
+    def __call__(self) -> None:
+        """Retire, sweep, trim."""
+        ctx = self.ctx
+        checkpoints = Checkpoints.open(ctx.root, ctx.job)
+        state = Control.open(ctx.root).state
+        gone = retired(
+            checkpoints.summaries(), ctx.settings.num_retained, lambda s: state.on_path(s.attempt, s.id)
+        )
+        if gone and checkpoints.retire(gone, ctx.run):
+            rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, ctx.attempt, ctx.run, i) for i in gone]
+            History(ctx.root).append(rows)
+        sweep(self.kept, checkpoints.load_all)
+        for channel, floor in channel_floors(checkpoints.load_all(), self._readers()).items():
+            trim(ctx.root, channel, floor)
+
+    def _readers(self) -> Mapping[ChannelId, Sequence[Version | None]]:
+        """Return how far each consumer of each channel has durably read; None for one that has not begun."""
+        readers: dict[ChannelId, list[Version | None]] = {}
+        consumed: dict[StageId, dict[ChannelId, Version]] = {}
+        for stage in self.graph.stages:
+            native = NativeLog(self.ctx.root, self.ctx.root.native(self.ctx.attempt, stage.name))
+            slowest: dict[ChannelId, Version] = {}
+            for position in native.consumed():
+                slowest[position.channel] = min(
+                    position.version, slowest.get(position.channel, position.version)
+                )
+            consumed[stage.name] = slowest
+        for stage in self.graph.stages:
+            for channel in stage.inputs:
+                readers.setdefault(channel, []).append(consumed[stage.name].get(channel))
+        return readers

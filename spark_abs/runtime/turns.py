@@ -1,0 +1,93 @@
+"""Whose turn it is in a stage: a batch, the agent of an idle stage, or nobody while the stage is held."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from spark_abs.errors import AbsError
+from spark_abs.model import CheckpointId
+
+_POLL_S = 0.2
+
+
+class StageStopped(AbsError):
+    """Raised at the entry of a batch that must not begin: the stage is being stopped in order."""
+
+
+class Turns:
+    """Lets one of batch and agent work at a time, and stops or holds batches at their entry.
+
+    A batch that was planned and did not begin is repeated by the next run: nothing of it was done.
+    """
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._busy = False
+        self._stopping = False
+        self._held: CheckpointId | None = None
+
+    @contextmanager
+    def batch(self, may_begin: Callable[[], bool]) -> Iterator[int]:
+        """Enter a batch; yields the milliseconds it had to wait.
+
+        Waits while the stage is held, the agent is at work, or `may_begin` says no.
+
+        Raises:
+            StageStopped: the stage is being stopped.
+        """
+        began = time.monotonic()
+        with self._change:
+            while not self._stopping and (self._busy or self._held is not None or not may_begin()):
+                self._change.wait(_POLL_S)
+            if self._stopping:
+                raise StageStopped("the stage is being stopped; the batch will be repeated by the next run")
+            self._busy = True
+        try:
+            yield int((time.monotonic() - began) * 1000)
+        finally:
+            self._leave()
+
+    @contextmanager
+    def agent(self) -> Iterator[bool]:
+        """Enter as the agent; yields False if it is not its turn. Never waits."""
+        with self._change:
+            mine = not self._busy
+            self._busy = self._busy or mine
+        try:
+            yield mine
+        finally:
+            if mine:
+                self._leave()
+
+    def hold(self, checkpoint: CheckpointId) -> None:
+        """Let no batch begin until `release`: the stage has passed the barrier of an exact savepoint."""
+        with self._change:
+            self._held = checkpoint
+
+    def release(self, checkpoint: CheckpointId) -> None:
+        """Let batches begin again if it was this savepoint that held them."""
+        with self._change:
+            if self._held == checkpoint:
+                self._held = None
+            self._change.notify_all()
+
+    def wake(self) -> None:
+        """Ask `may_begin` again."""
+        with self._change:
+            self._change.notify_all()
+
+    def stop(self) -> None:
+        """Let no batch begin any more, and wait until the one under way has ended."""
+        with self._change:
+            self._stopping = True
+            self._change.notify_all()
+            while self._busy:
+                self._change.wait(_POLL_S)
+
+    def _leave(self) -> None:
+        with self._change:
+            self._busy = False
+            self._change.notify_all()
