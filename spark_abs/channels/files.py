@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,15 +52,25 @@ class Written:
         return sum(file.size for file in self.entry_files)
 
 
+class Evaluation(NamedTuple):
+    """Which batch was evaluated, by whom; a later one is greater."""
+
+    attempt: AttemptId
+    run: RunId
+    batch: BatchId
+
+
 def directory_name(attempt: AttemptId, run: RunId, batch: BatchId) -> str:
     """Return a new name for the directory of one evaluation of a batch; a repeat gets another."""
     return f"{int(attempt)}-{int(run)}-{int(batch)}-{uuid.uuid4().hex[:12]}"
 
 
-def run_of_directory(name: str) -> RunId | None:
-    """Return the run that wrote a directory, None if `directory_name` did not make the name."""
+def evaluation_of(name: str) -> Evaluation | None:
+    """Return what a directory was made for, None if `directory_name` did not make its name."""
     found = _DIRECTORY.fullmatch(name)
-    return RunId(int(found[2])) if found else None
+    if found is None:
+        return None
+    return Evaluation(AttemptId(int(found[1])), RunId(int(found[2])), BatchId(int(found[3])))
 
 
 def write_parquet(frame: DataFrame, uri: str, relative: str) -> Written:
@@ -81,9 +91,10 @@ def write_parquet(frame: DataFrame, uri: str, relative: str) -> Written:
 
 
 def read_written(filesystem: fs.FileSystem, table_path: str, relative: str) -> Written:
-    """List what was written to a directory, reading each footer once and dropping files without rows."""
+    """List what was written to a directory, reading each footer once; what holds no rows is deleted."""
     files, entry_files = [], []
-    selector = fs.FileSelector(f"{table_path}/{relative}", allow_not_found=True)
+    directory = f"{table_path}/{relative}"
+    selector = fs.FileSelector(directory, allow_not_found=True)
     for info in sorted(filesystem.get_file_info(selector), key=lambda info: str(info.base_name)):
         if info.base_name.startswith(("_", ".")) or info.type is not fs.FileType.File:
             continue
@@ -98,6 +109,8 @@ def read_written(filesystem: fs.FileSystem, table_path: str, relative: str) -> W
         path = f"{relative}/{info.base_name}"
         files.append(AddFile(path, info.size, json.dumps(statistics(footer))))
         entry_files.append(DataFile(path, info.size, footer.num_rows))
+    if not files and filesystem.get_file_info(directory).type is fs.FileType.Directory:
+        filesystem.delete_dir(directory)
     return Written(tuple(files), tuple(entry_files))
 
 

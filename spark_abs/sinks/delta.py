@@ -19,7 +19,7 @@ from deltalake.transaction import Transaction
 from pyarrow import fs
 
 from spark_abs.channels.fence import require_current
-from spark_abs.channels.files import Written, directory_name, run_of_directory, write_parquet
+from spark_abs.channels.files import Written, directory_name, evaluation_of, write_parquet
 from spark_abs.channels.schema import check_schema, delta_schema
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import from_plain, to_json
@@ -379,8 +379,8 @@ class DeltaSink:
         """Delete what older runs have staged and not committed."""
         selector = fs.FileSelector(self._root.path(self._staging), allow_not_found=True)
         for info in self._root.fs.get_file_info(selector):
-            run = run_of_directory(info.base_name)
-            if run is not None and run < self._run:
+            staged = evaluation_of(info.base_name)
+            if staged is not None and staged.run < self._run:
                 self._root.fs.delete_dir(info.path)
 
 

@@ -1,0 +1,141 @@
+"""Clean up a channel behind its readers: data first, then the table's memory of it, then the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import PostCommitHookProperties
+from deltalake.exceptions import DeltaError
+from pyarrow import fs
+
+from spark_abs.channels.entries import note_of
+from spark_abs.channels.files import Evaluation, evaluation_of
+from spark_abs.errors import CommitConflict
+from spark_abs.model import NO_BATCH, ChannelId, Version, checked_relative
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+
+def trim(root: Root, channel: ChannelId, before: Version) -> None:
+    """Delete what the entries before version `before` hold, their log files, and files of nobody.
+
+    1. Delete their data files. 2. Let the table forget those files. 3. Write a checkpoint of the table.
+    4. Delete their log files, oldest first. 5. Delete the files of batches that were evaluated and
+    never committed.
+
+    Killed anywhere, a repeat goes on: the log files, by which it knows what to do, go after the data. A
+    missing file is one deleted already, so two may run at once. Costs nothing but two listings when there
+    is nothing to do. Runs beside the channel's writer, whose commits it may put off once, and beside its
+    readers: they find entry `before` and all behind it unchanged.
+
+    Args:
+        root: The job's root.
+        channel: The channel.
+        before: The first entry that is still needed, by a reader or a retained checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no such channel.
+        DamageError: a log file cannot be read.
+        CommitConflict: somebody else cleaned up at the same moment; repeat the call.
+    """
+    table = Table.open(root.at(root.channel(channel)))
+    place = root.path(root.channel(channel))
+    before = Version(min(before, table.version))
+    doomed = sorted(_log_files(root.fs, place, before))
+    behind = sorted({version for version, path in doomed if path.endswith(f"{version:020d}.json")})
+    if behind:
+        for version in behind:
+            commit = table.read_commit(version)
+            for file in commit.adds if commit is not None else ():
+                _delete(root.fs, place, file.path)
+        _forget_missing(table)
+        table.delta.create_checkpoint()
+        for _, path in doomed:
+            _delete_file(root.fs, path)
+    _sweep(root.fs, place, table, before)
+
+
+def _log_files(filesystem: fs.FileSystem, place: str, before: Version) -> Iterator[tuple[Version, str]]:
+    """Iterate the log's files of versions before `before`: commits, checkpoints, checksums."""
+    for info in filesystem.get_file_info(fs.FileSelector(f"{place}/_delta_log")):
+        digits = info.base_name.partition(".")[0]
+        if digits.isdigit() and int(digits) < before:
+            yield Version(int(digits)), info.path
+
+
+def _forget_missing(table: Table) -> None:
+    try:
+        table.delta.repair(post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False))
+    except DeltaError as error:
+        raise CommitConflict(f"{table.uri} changed while it was cleaned up: {error}") from error
+    table.refresh()
+
+
+def _sweep(filesystem: fs.FileSystem, place: str, table: Table, before: Version) -> None:
+    """Delete directories of evaluations that can never be committed.
+
+    That is: not in the table, and older than an evaluation that was. What the table no longer lists may
+    still be an entry's (OPTIMIZE rewrites files, readers go by the log), so before anything is deleted
+    the log is asked.
+    """
+    newest = _newest(table)
+    if newest is None:
+        return
+    listed = filesystem.get_file_info(fs.FileSelector(f"{place}/data", allow_not_found=True))
+    found = {info.base_name: evaluation_of(info.base_name) for info in listed}
+    live = {_directory(path) for path in _active(table)}
+    orphans = {n for n, one in found.items() if one is not None and one < newest and n not in live}
+    if not orphans:
+        return
+    for version in range(before, table.version + 1):
+        commit = table.read_commit(version)
+        orphans -= {_directory(file.path) for file in commit.adds} if commit is not None else set()
+    for name in sorted(orphans):
+        _delete_directory(filesystem, f"{place}/data/{name}")
+
+
+def _newest(table: Table) -> Evaluation | None:
+    """Return the evaluation that was committed last."""
+    for version in range(table.version, -1, -1):
+        commit = table.read_commit(version)
+        if commit is None:
+            return None
+        note = note_of(commit)
+        if note is not None and note.batch != NO_BATCH:
+            return Evaluation(note.attempt, note.run, note.batch)
+    return None
+
+
+def _active(table: Table) -> list[str]:
+    return [unquote(str(path)) for path in pa.table(table.delta.get_add_actions())["path"].to_pylist()]
+
+
+def _directory(path: str) -> str | None:
+    """Return the directory below `data/` in which a file of ours lies."""
+    head, _, rest = path.partition("/")
+    return rest.partition("/")[0] if head == "data" and "/" in rest else None
+
+
+def _delete(filesystem: fs.FileSystem, place: str, path: str) -> None:
+    """Delete a data file; a directory of ours goes as a whole, since it holds one batch and nothing else."""
+    name = _directory(checked_relative(path))
+    if name is not None and evaluation_of(name) is not None:
+        _delete_directory(filesystem, f"{place}/data/{name}")
+    else:
+        _delete_file(filesystem, f"{place}/{path}")
+
+
+def _delete_directory(filesystem: fs.FileSystem, path: str) -> None:
+    try:
+        filesystem.delete_dir(path)
+    except FileNotFoundError:
+        return
+
+
+def _delete_file(filesystem: fs.FileSystem, path: str) -> None:
+    try:
+        filesystem.delete_file(path)
+    except FileNotFoundError:
+        return
