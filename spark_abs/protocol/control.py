@@ -171,8 +171,8 @@ def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlS
     attempt = state.attempt
     if not attempt.ready:
         raise AttemptNotReady(
-            f"restore of job {state.job!r} to checkpoint {attempt.checkpoint} (attempt {attempt.id}) is not finished: "
-            f"run `spark-abs restore ROOT --to {attempt.checkpoint}` again"
+            f"restore of job {state.job!r} to checkpoint {attempt.checkpoint} (attempt {attempt.id}) is not "
+            f"finished: run `spark-abs restore ROOT --to {attempt.checkpoint}` again"
         )
     return replace(state, runs=_with_run(state, attempt.id, host, pid, now_ms))
 

@@ -30,6 +30,8 @@ class RunContext:
     control_version: Version
     settings: Settings
     batches_retained: int
+    bounded: bool
+    """Whether the job ends with its input; only then do channel inputs close."""
     probe: Callable[[str], None]
 
 

@@ -57,7 +57,6 @@ class Launch:
     plans: Mapping[StageId, PlanFacts]
     drafts: Frames
     control: Control
-    bounded: bool
 
 
 def launch(given: Launch) -> Run:
@@ -94,7 +93,7 @@ def launch(given: Launch) -> Run:
         start = tuple(first_position(channel) for channel in stage.inputs)
         runners[stage.name] = StageRunner(ctx, stage.name, outputs, start, snapshots)
     frames = build_frames(job, graph, lambda stage, channel, schema: _gate(given, stage, channel, schema))
-    run = Run(ctx, runners, snapshots, given.bounded, lambda: job.spark.streams.removeListener(late))
+    run = Run(ctx, runners, snapshots, lambda: job.spark.streams.removeListener(late))
     coordination = Coordination(
         ctx, runners, _shapes(graph, given.drafts, ids), snapshots, run.request_stop, run.fail
     )
@@ -140,7 +139,7 @@ def _start_query(given: Launch, spec: StageSpec, frames: Frames, runner: StageRu
         .option("checkpointLocation", ctx.root.at(ctx.root.native(ctx.attempt, spec.name)))
         .foreachBatch(runner.run_batch)
     )
-    if given.bounded and not spec.channels:
+    if ctx.bounded and not spec.channels:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=spec.trigger or "0 seconds")

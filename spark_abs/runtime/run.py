@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from spark_abs.errors import AbsError, Refused, StageFailed, UsageError
+from spark_abs.errors import AbsError, Fenced, Refused, StageFailed, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.coordinator import Answer, StatusChanged
@@ -41,13 +41,11 @@ class Run:
         ctx: RunContext,
         stages: Mapping[StageId, StageRunner],
         snapshots: Snapshotter,
-        bounded: bool,
         on_end: Callable[[], None],
     ) -> None:
         self._ctx = ctx
         self._stages = stages
         self._snapshots = snapshots
-        self._bounded = bounded
         self._on_end = on_end
         self._queries: dict[StageId, StreamingQuery] = {}
         self._ended: set[StageId] = set()
@@ -173,7 +171,7 @@ class Run:
         try:
             while not self._stop.wait(_WATCH_S):
                 self._look_for_failures()
-                if self._bounded and self._finish_stages():
+                if self._ctx.bounded and self._finish_stages():
                     self._last_checkpoint()
                     how = "finished"
                     break
@@ -192,6 +190,8 @@ class Run:
                 continue
             error = query.exception()
             failure = self._stages[name].failure
+            if failure is not None and isinstance(failure.error, Fenced):
+                raise failure.error
             if failure is not None:
                 cause = f"{type(failure.error).__name__}: {failure.error}"
                 raise StageFailed(

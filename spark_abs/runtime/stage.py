@@ -23,6 +23,7 @@ from spark_abs.model import (
     Position,
     StageId,
     Version,
+    positions_of,
 )
 from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing, emission
 from spark_abs.runtime.context import RunContext, now_ms
@@ -30,6 +31,7 @@ from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.outputs import NO_MARKER, BatchFacts, Marker, Outputs
 from spark_abs.runtime.snapshotter import Snapshotter, Taken
 from spark_abs.runtime.turns import Turns
+from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.store.log import read_commit
 
 if TYPE_CHECKING:
@@ -96,8 +98,8 @@ class StageRunner:
         began, probe = now_ms(), self._ctx.probe
         probe(f"batch.{self.name}.read")  # 1
         text = self.native.offsets_text(batch)
-        planned = self.native.offsets(batch)
-        after = self.native.positions(batch)
+        planned = parse_offsets(text)
+        after = positions_of(planned.lines)
         before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self._start
         facts = BatchFacts(batch, text, planned.watermark_ms)
         probe(f"batch.{self.name}.find")  # 2
@@ -196,7 +198,7 @@ class StageRunner:
         If a batch came first, the barrier is void here: that batch carries it.
         """
         barrier = self._open_barrier()
-        if barrier is None:
+        if barrier is None or (self.reads_channels and not self._ctx.bounded):
             return
         with self.turns.agent() as mine:
             if not mine or self._open_barrier() is None:

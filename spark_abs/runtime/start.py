@@ -52,9 +52,9 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     _refuse_second(job, takeover, settings)
     if restart == "checkpoint":
         _back_to_checkpoint(job, takeover)
-    ctx = _begin(job, control, settings, takeover)  # 3, 4
+    ctx = _begin(job, control, settings, takeover, available_now)  # 3, 4
     _check_natives(ctx, graph, control)  # 5
-    return launch(Launch(job, ctx, graph, plans, drafts, control, available_now))  # 6, 7
+    return launch(Launch(job, ctx, graph, plans, drafts, control))  # 6, 7
 
 
 def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
@@ -81,7 +81,7 @@ def _back_to_checkpoint(job: Job, takeover: bool) -> None:
         restore(job.root.uri, to="latest", force=takeover, fallback=True)
 
 
-def _begin(job: Job, control: Control, settings: Settings, takeover: bool) -> RunContext:
+def _begin(job: Job, control: Control, settings: Settings, takeover: bool, bounded: bool) -> RunContext:
     before = read_lease(job.root)
     state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
     run = state.runs[-1].id
@@ -116,6 +116,7 @@ def _begin(job: Job, control: Control, settings: Settings, takeover: bool) -> Ru
         control_version=control.version,
         settings=settings,
         batches_retained=batches_retained(job.spark),
+        bounded=bounded,
         probe=job.probe,
     )
 
