@@ -7,7 +7,7 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -159,19 +159,14 @@ def _bounds(kind: pa.DataType, chunks: Sequence[pq.Statistics]) -> tuple[Any, An
         return None
     try:
         least, greatest = min(chunk.min for chunk in chunks), max(chunk.max for chunk in chunks)
-    except (ValueError, OverflowError, TypeError):
+        if pa.types.is_timestamp(kind) and kind.tz == "UTC":
+            return _milliseconds(least, up=False), _milliseconds(greatest, up=True)
+    except (ValueError, OverflowError):
         return None  # what Python cannot hold: a year above 9999, a string that is not UTF-8
-    if pa.types.is_integer(kind) and type(least) is int and type(greatest) is int:
+    if pa.types.is_integer(kind):
         return least, greatest
-    if pa.types.is_date32(kind) and type(least) is date and type(greatest) is date:
+    if pa.types.is_date32(kind):
         return least.isoformat(), greatest.isoformat()
-    if (
-        pa.types.is_timestamp(kind)
-        and kind.tz == "UTC"
-        and type(least) is datetime
-        and type(greatest) is datetime
-    ):
-        return _milliseconds(least, up=False), _milliseconds(greatest, up=True)
     if pa.types.is_string(kind) and max(len(least), len(greatest)) <= _INDEXED_CHARACTERS:
         return least, greatest
     return None
@@ -183,4 +178,4 @@ def _milliseconds(moment: datetime, up: bool) -> str:
     whole = moment - timedelta(microseconds=rest)
     if up and rest:
         whole += timedelta(milliseconds=1)
-    return f"{whole:%Y-%m-%dT%H:%M:%S}.{whole.microsecond // 1000:03d}Z"
+    return f"{whole.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"

@@ -1,0 +1,272 @@
+"""The planning half of the gate without Spark: logs in, positions and partitions out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+
+from spark_abs.channels.gate import FilePartition, GateReader, GateSpec, conformed, grouped, offset_lines
+from spark_abs.channels.schema import arrow_schema
+from spark_abs.codec import from_json, to_json
+from spark_abs.errors import AbortReason, DamageError
+from spark_abs.model import (
+    AttemptId,
+    Branch,
+    CheckpointId,
+    DataFile,
+    Position,
+    RunId,
+    dumps_position,
+)
+from spark_abs.protocol.control import Aborted, settle
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from tests.channel_support import JOB, NUMBERS, Log, position, write_table
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Stage:
+    """A stage's native checkpoint as Spark would write it, and a reader of one of its inputs."""
+
+    def __init__(self, root: Root, poll_ms: int = 0) -> None:
+        self.root, self.clock = root, Clock()
+        self.control = Control.create(root, JOB, 0)
+        self.offsets = Path(root.path("native/1/s/offsets"))
+        self.poll_ms = poll_ms
+        self.batch = 0
+
+    def reader(self, channel: str = "a.main", **changes: Any) -> GateReader:
+        spec = GateSpec(
+            root=self.root.uri,
+            start=position(channel, 0),
+            schema=NUMBERS.json(),
+            native=self.root.at("native/1/s"),
+            path=(Branch(AttemptId(1), None),),
+            run=RunId(1),
+            attempt=AttemptId(1),
+            floor=CheckpointId(0),
+            control_version=self.control.version,
+            max_entries=2,
+            max_bytes=2**30,
+            partition_bytes=2**20,
+            poll_ms=self.poll_ms,
+        )
+        assert from_json(GateSpec, to_json(spec)) == spec
+        return GateReader(replace(spec, **changes), NUMBERS, clock=self.clock)
+
+    def planned(self, *positions: Position) -> None:
+        """Write the next offset file."""
+        self.offsets.mkdir(parents=True, exist_ok=True)
+        lines = ["v1", "{}", *(to_json(p) for p in positions), "-"]
+        (self.offsets / str(self.batch)).write_text("\n".join(lines))
+        self.batch += 1
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(str(tmp_path))
+
+
+LIMITED, ALL = ReadMaxFiles(2), ReadAllAvailable()
+
+
+def after(reader: GateReader, start: Mapping[str, Any] | Position, limit: Any = LIMITED) -> tuple[Any, ...]:
+    begin = dumps_position(start) if isinstance(start, Position) else dict(start)
+    end = reader.latestOffset(begin, limit)
+    return end["version"], end["epoch"], end["at_barrier"]
+
+
+def test_the_first_position_is_a_constant(root: Root) -> None:
+    """Spark asks again when batch 0 is repeated: what has come since must not move it."""
+    log, stage = Log(root), Stage(root)
+    reader = stage.reader()
+    before = reader.initialOffset()
+    log.batch(1, barrier_id=1)
+    assert reader.initialOffset() == before == dumps_position(position("a.main", 0))
+
+
+def test_limits_hold_and_all_available_lifts_them_up_to_the_barrier(root: Root) -> None:
+    log, stage = Log(root), Stage(root)
+    commits = [log.batch(n) for n in range(4)]
+    commits += [log.batch(4, barrier_id=1), log.batch(5)]
+    reader = stage.reader()
+    start = reader.initialOffset()
+    assert isinstance(reader.getDefaultReadLimit(), ReadMaxFiles)
+    assert after(reader, start) == (commits[1], 0, False)
+    assert after(reader, start, ALL) == (commits[4], 1, True)
+    by_size = stage.reader(max_entries=10, max_bytes=1)
+    assert after(by_size, start) == (commits[0], 0, False)  # one entry is never split, so one always fits
+
+
+def test_an_idle_input_stays_where_it_is(root: Root) -> None:
+    """Spark compares offsets as text: the very same object must come back, or an empty batch starts."""
+    Log(root).batch()
+    reader = Stage(root).reader()
+    start = reader.initialOffset()
+    assert list(reader.latestOffset(start, ALL).items()) == list(start.items())
+
+
+def test_blocked_until_the_neighbour_has_it_or_it_is_aborted(root: Root) -> None:
+    """The newest offset file says where the neighbour is; `control/` says what is off (P8, P9)."""
+    log, stage = Log(root), Stage(root)
+    one, two, three = log.batch(1, barrier_id=1), log.batch(2, barrier_id=2), log.batch(3)
+    mine, other = position("a.main", one, 1, True), position("b.main", 4)
+    reader = stage.reader()
+    stage.planned(position("a.main", 0), other)
+    stage.planned(mine, other)
+    assert after(reader, mine) == (one, 1, True)
+    stage.planned(mine, position("b.main", 5, 1, True))
+    assert after(reader, mine) == (two, 2, True)
+    mine = position("a.main", two, 2, True)
+    stage.planned(mine, position("b.main", 5, 1, True))
+    assert after(reader, mine) == (two, 2, True)
+    expired = Aborted(CheckpointId(2), AbortReason.EXPIRED)
+    stage.control.update(lambda state: settle(state, (expired,)))
+    assert after(reader, mine) == (two, 2, True)  # it looks at control/ ten times a second, not at each poll
+    stage.clock.now = 0.1
+    assert after(reader, mine) == (three, 2, False)
+
+
+def test_ids_before_the_run_need_no_waiting_for(root: Root) -> None:
+    log, stage = Log(root), Stage(root)
+    one, two = log.batch(1, barrier_id=3), log.batch(2)
+    mine = position("a.main", one, 3, True)
+    stage.planned(mine, position("b.main", 4))
+    assert after(stage.reader(floor=CheckpointId(3)), mine) == (two, 3, False)
+
+
+def test_a_restart_in_the_middle_of_the_offsets(root: Root) -> None:
+    """A materialised checkpoint has two offset files, with numbers well above zero."""
+    log, stage = Log(root), Stage(root)
+    one, two = log.batch(1, barrier_id=1), log.batch(2)
+    mine = position("a.main", one, 1, True)
+    stage.batch = 99
+    stage.planned(mine, position("b.main", 4))
+    stage.planned(mine, position("b.main", 5, 1, True))
+    assert after(stage.reader(), mine) == (two, 1, False)
+
+
+def test_partitions_hold_the_files_of_a_batch_and_read_gives_its_rows(root: Root) -> None:
+    log, stage = Log(root), Stage(root)
+    commits = [log.batch(*range(n, n + 3)) for n in (0, 10, 20)]
+    reader = stage.reader(partition_bytes=1)
+    start, end = (
+        dumps_position(position("a.main", commits[0])),
+        dumps_position(position("a.main", commits[2])),
+    )
+    for _ in range(2):  # and again, as after a restart
+        parts = reader.partitions(start, end)
+        batches = [batch for part in parts for batch in reader.read(part)]
+        assert [batch.column("n").to_pylist() for batch in batches] == [[10, 11, 12], [20, 21, 22]]
+        reader.commit(end)
+    assert reader.partitions(end, end) == []
+
+
+def test_groups_keep_the_order_and_the_size() -> None:
+    files = [DataFile(str(size), size, 1) for size in (3, 3, 3, 9, 1)]
+    assert [[f.size for f in group] for group in grouped(files, 6)] == [[3, 3], [3], [9], [1]]
+
+
+def test_a_hole_between_two_positions_is_damage(root: Root) -> None:
+    log, stage = Log(root), Stage(root)
+    commits = [log.batch(n) for n in range(3)]
+    (Path(root.path("channels/a.main/_delta_log")) / f"{commits[1]:020d}.json").unlink()
+    with pytest.raises(DamageError, match=f"commit {commits[1]}"):
+        stage.reader().partitions(*(dumps_position(position("a.main", v)) for v in (0, commits[2])))
+
+
+@pytest.mark.parametrize("ruin", ["missing", "torn", "another type"])
+def test_a_file_that_is_not_what_was_written_is_damage(root: Root, ruin: str) -> None:
+    log, stage = Log(root), Stage(root)
+    log.batch(1)
+    (file,) = Path(root.path("channels/a.main/data")).rglob("*.parquet")
+    match ruin:
+        case "missing":
+            file.unlink()
+        case "torn":
+            file.write_bytes(file.read_bytes()[:-30])
+        case _:
+            words = write_table(root, "a.main", pa.table({"n": ["not a number"]}))
+            Path(root.path(f"channels/a.main/{words.files[0].path}")).rename(file)
+    with pytest.raises(DamageError, match=r"part-0\.parquet of a channel cannot be read"):
+        list(stage.reader().read(FilePartition([str(file.relative_to(root.path("channels/a.main")))])))
+
+
+def test_a_batch_is_brought_into_the_declared_schema() -> None:
+    """Columns by name, in the declared order and types; what a file lacks is null, other columns are left."""
+    declared = arrow_schema(
+        t.StructType(
+            [
+                t.StructField("new", t.ArrayType(t.StringType())),
+                t.StructField("when", t.TimestampType()),
+                t.StructField("price", t.DecimalType(10, 2)),
+            ]
+        )
+    )
+    batch = pa.record_batch(
+        {
+            "price": pa.array([Decimal("1.50"), None], pa.decimal128(10, 2)),
+            "left": pa.array([1, 2]),
+            "when": pa.array([0, 1], pa.timestamp("ms", "UTC")),
+        }
+    )
+    found = conformed(batch, declared)
+    assert found.schema.equals(declared)
+    assert found.column("new").null_count == 2
+    required = t.StructType([t.StructField("must", t.LongType(), False)])
+    with pytest.raises(pa.ArrowInvalid, match="must is missing"):
+        conformed(batch, arrow_schema(required))
+
+
+def test_offset_logs_of_both_formats_are_read_and_others_refused() -> None:
+    assert offset_lines('v1\n{"m":1}\n{"a":1}\n-', "offsets/3") == ['{"a":1}', "-"]
+    assert offset_lines('v2\n{"m":1}\nsource0:{"a":1}', "offsets/3") == ['{"a":1}']
+    with pytest.raises(DamageError, match=r"offsets/3 has offset log format 'v3'"):
+        offset_lines("v3\n{}\n", "offsets/3")
+
+
+def test_the_gate_is_cheap_to_import_and_needs_no_more_than_executors_have() -> None:
+    """Executors have pyspark and pyarrow; Spark imports the module in each of its Python workers."""
+    heavy = "deltalake", "click", "rich", "yaml", "spark_abs.runtime", "spark_abs.session", "delta"
+    program = (
+        "import sys, pyspark.sql.datasource; before = set(sys.modules)\n"
+        "import spark_abs.channels.gate\n"
+        f"print([m for m in {heavy!r} if m in set(sys.modules) - before])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_a_position_of_a_newer_format_is_refused(root: Root) -> None:
+    Log(root)
+    newer = {**dumps_position(position("a.main", 0)), "v": 2}
+    with pytest.raises(DamageError, match="format 2"):
+        Stage(root).reader().latestOffset(newer, ALL)
+
+
+def test_stage_offsets_are_not_asked_for_before_the_next_poll(root: Root) -> None:
+    log, stage = Log(root), Stage(root, poll_ms=200)
+    one, two = log.batch(1, barrier_id=1), log.batch(2)
+    mine, reader = position("a.main", one, 1, True), stage.reader()
+    stage.planned(mine, position("b.main", 4))
+    assert after(reader, mine) == (one, 1, True)
+    stage.planned(mine, position("b.main", 5, 1, True))
+    assert after(reader, mine) == (one, 1, True)
+    stage.clock.now = 0.2
+    assert after(reader, mine) == (two, 1, False)

@@ -1,0 +1,137 @@
+"""Clean-up of a channel: what is behind goes, what is ahead stays, wherever it is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyarrow import fs
+
+from spark_abs.channels import trim as room
+from spark_abs.channels.follow import Follower
+from spark_abs.channels.trim import trim
+from spark_abs.errors import DamageError
+from spark_abs.model import AttemptId, BatchId, Branch, ChannelId, Version
+from spark_abs.store.root import Root
+from tests.channel_support import Log, make_writer, write_table
+
+CHANNEL = ChannelId("a.main")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(str(tmp_path))
+
+
+def rows(root: Root) -> list[int]:
+    return sorted(DeltaTable(root.at("channels/a.main")).to_pyarrow_table()["n"].to_pylist())
+
+
+def ahead(root: Root, after: int) -> list[int]:
+    follower = Follower(root.fs, root.path("channels/a.main"), [Branch(AttemptId(1), None)])
+    return [int(e.version) for e in follower.after(Version(after))]
+
+
+def files(root: Root, where: str) -> set[str]:
+    place = Path(root.path(f"channels/a.main/{where}"))
+    return {str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()}
+
+
+def test_what_is_behind_goes_and_what_is_ahead_stays(root: Root) -> None:
+    log = Log(root)
+    commits = [log.batch(n) for n in range(30)]
+    floor = commits[20]
+    trim(root, CHANNEL, Version(floor))
+    assert rows(root) == list(range(20, 30))
+    assert ahead(root, floor - 1) == commits[20:]
+    assert len(files(root, "data")) == 10
+    assert min(int(name[:20]) for name in files(root, "_delta_log") if name[0] == "0") == floor
+    with pytest.raises(DamageError, match="missing below newer ones"):
+        ahead(root, floor - 2)
+
+
+def test_the_writer_and_a_stale_handle_go_on(root: Root) -> None:
+    """The agent's handle may be hundreds of entries behind when the log below it goes."""
+    agent = make_writer(root)
+    log = Log(root)
+    commits = [log.batch(n) for n in range(30)]
+    trim(root, CHANNEL, Version(commits[25]))
+    last = log.batch(30)
+    assert agent.refresh() == last
+    assert agent.newest().batch == 30
+
+
+def test_a_second_call_changes_nothing(root: Root) -> None:
+    log = Log(root)
+    commits = [log.batch(n) for n in range(5)]
+    trim(root, CHANNEL, Version(commits[3]))
+    before = files(root, ".")
+    trim(root, CHANNEL, Version(commits[3]))
+    assert files(root, ".") == before
+
+
+@pytest.mark.parametrize("survive", range(1, 12))
+def test_killed_anywhere_the_next_call_finishes(
+    root: Root, monkeypatch: pytest.MonkeyPatch, survive: int
+) -> None:
+    """Killed at the n-th deletion: readers ahead notice nothing, and the repeat ends in the same state."""
+    log = Log(root)
+    commits = [log.batch(n) for n in range(5)]
+    left = [survive]
+
+    def dying(original: Any) -> Any:
+        def act(*given: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            original(*given)
+
+        return act
+
+    with monkeypatch.context() as patched:
+        for name in ("_delete_directory", "_delete_file", "_forget_missing"):
+            patched.setattr(room, name, dying(getattr(room, name)))
+        try:
+            trim(root, CHANNEL, Version(commits[3]))
+        except KeyboardInterrupt:
+            assert ahead(root, commits[3] - 1) == commits[3:]
+    commits.append(log.batch(5))
+    trim(root, CHANNEL, Version(commits[3]))
+    assert rows(root) == [3, 4, 5]
+    assert len(files(root, "data")) == 3
+
+
+def test_files_of_nobody_go_once_a_later_batch_is_in(root: Root) -> None:
+    """A crash between writing and committing leaves files; those of the batch under way stay."""
+    log = Log(root)
+    log.batch(0)
+    table = pa.table({"n": pa.array([666], pa.int64())})
+    write_table(root, "a.main", table, "1-1-1-aaaaaaaaaaaa")  # batch 1, killed before its commit
+    trim(root, CHANNEL, Version(0))
+    assert "1-1-1-aaaaaaaaaaaa/part-0.parquet" in files(root, "data")
+    log.batch(1)
+    written = write_table(root, "a.main", pa.table({"n": pa.array([2], pa.int64())}), "1-1-9-bbbbbbbbbbbb")
+    log.writer.commit_batch(written, BatchId(9))
+    write_table(root, "a.main", table, "1-1-10-cccccccccccc")  # the batch under way
+    write_table(root, "a.main", table, "somebody-elses")
+    trim(root, CHANNEL, Version(0))
+    left = {name.split("/")[0] for name in files(root, "data")}
+    assert "1-1-1-aaaaaaaaaaaa" not in left
+    assert {"1-1-9-bbbbbbbbbbbb", "1-1-10-cccccccccccc", "somebody-elses"} <= left
+
+
+def test_what_optimize_replaced_is_still_read_through_the_log(root: Root) -> None:
+    """The table lists the compacted file only; the entries still name the ones that batches wrote."""
+    log = Log(root)
+    commits = [log.batch(n) for n in range(4)]
+    DeltaTable(root.at("channels/a.main")).optimize.compact()
+    log.batch(4)
+    trim(root, CHANNEL, Version(commits[0]))
+    follower = Follower(root.fs, root.path("channels/a.main"), [Branch(AttemptId(1), None)])
+    for entry in follower.after(Version(0)):
+        for file in entry.files:
+            info = root.fs.get_file_info(root.path(f"channels/a.main/{file.path}"))
+            assert info.type is fs.FileType.File
