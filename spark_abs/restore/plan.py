@@ -7,12 +7,12 @@ restore is decided here, before anything is changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_abs.codec import to_plain
+from spark_abs.codec import from_json, to_plain
 from spark_abs.errors import DamageError, Refused, RunAlive
-from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
+from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import (
     FORMAT,
     NO_BATCH,
@@ -23,6 +23,7 @@ from spark_abs.model import (
     StageId,
     Version,
 )
+from spark_abs.observe.alive import LiveRun
 from spark_abs.protocol.control import ControlState, begin_attempt
 from spark_abs.restore.steps import (
     AbortOpen,
@@ -42,17 +43,6 @@ from spark_abs.store.checkpoints import Summary
 
 
 @dataclass(frozen=True, slots=True)
-class LiveRun:
-    """A run that is at work."""
-
-    run: RunId
-    host: str
-    pid: int
-    age_ms: int
-    """Since it last breathed."""
-
-
-@dataclass(frozen=True, slots=True)
 class SinkFacts:
     """What was found where a sink writes."""
 
@@ -61,9 +51,18 @@ class SinkFacts:
     table: str
     current: Version | None
     """None if there is no table any more."""
+    recorded_id: str = ""
+    """The table id that the manifests name."""
     table_id: str = ""
+    target: Version | None = None
+    """The version to go back to: that of the checkpoint, or for a sink that the job got later, the one
+    at which it came to the table. None if the log does not say any more."""
     foreign: tuple[Version, ...] = ()
-    """Commits after the recorded version with which others changed rows, and which a restore takes back."""
+    """Commits after `target` with which others changed rows, and which a restore takes back."""
+    gone: str = ""
+    """What keeps `target` from coming back; empty if nothing does."""
+    later: bool = False
+    """The job got it after the checkpoint."""
     needs_spark: bool = False
     """The table uses features that only delta-spark can write."""
 
@@ -79,8 +78,13 @@ class Facts:
     sinks: tuple[SinkFacts, ...]
     """Every Delta sink that a known manifest names."""
     alive: LiveRun | None = None
-    damage: tuple[str, ...] = ()
-    """What verification found wrong with the manifest's handles."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredQueries:
+    """What the stored plan of an unfinished restore says about query ids."""
+
+    queries: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class RestorePlan:
     """Checkpoints that leave the current path."""
     channels: Mapping[str, Version]
     """The last entry that counts in each channel: see `protocol.path`."""
+    queries: Mapping[str, str]
+    """The query id that each restored stage gets: a step that is repeated must write the same."""
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
     """What a person should know before saying yes."""
@@ -121,6 +127,7 @@ def plan_restore(
     manifest: Manifest,
     facts: Facts,
     *,
+    fresh_id: Callable[[], str],
     forced: bool = False,
     notes: Sequence[str] = (),
 ) -> RestorePlan:
@@ -132,36 +139,26 @@ def plan_restore(
         state: what `control/` says.
         manifest: the checkpoint to go back to.
         facts: what else was found at the root.
+        fresh_id: makes a query id for a stage that has none yet.
         forced: go on although a run is alive (it is fenced) or others have changed a sink since (their
             changes are taken back with ours).
         notes: sentences to hand on, for example that this is a fallback.
 
     Raises:
         RunAlive: a run of the job is alive.
-        DamageError: bytes that the manifest names are missing or altered; `forced` does not help.
+        DamageError: the recorded version of a sink cannot come back; `forced` does not help.
         Refused: another restore is under way, a sink was replaced, or others have changed its rows.
     """
-    if facts.alive is not None and not forced:
-        live = facts.alive
-        raise RunAlive(
-            f"run {live.run} of job {state.job!r} is alive: process {live.pid} on {live.host}, heard of "
-            f"{live.age_ms / 1000:.0f} s ago; stop it with `spark-abs stop ROOT`, or fence it with --force"
-        )
-    if facts.damage:
-        raise DamageError(
-            f"checkpoint {manifest.id} is damaged: {'; '.join(facts.damage[:3])}"
-            + (f"; and {len(facts.damage) - 3} more" if len(facts.damage) > 3 else "")
-            + "; see `spark-abs verify ROOT`, or take the newest intact one with --fallback"
-        )
+    _refuse_alive(state, facts.alive, forced)
     # The transition itself refuses a second target while a restore is unfinished; so every attempt
     # before the replaced one was burnt when that one was restored.
     attempt = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0).attempt.id
     replaced = AttemptId(attempt - 1)
+    begun = from_json(StoredQueries, state.attempt.plan).queries if state.attempt.id == attempt else {}
     said = list(notes)
     if facts.alive is not None:
         where = f"process {facts.alive.pid} on {facts.alive.host}"
         said.append(f"run {facts.alive.run} is alive ({where}) and will be fenced")
-    recorded = {(s.stage, o.output): o for s in manifest.stages for o in s.outputs if o.kind == "delta"}
     if any(sink.needs_spark for sink in facts.sinks):
         said.append("a sink uses table features that only Spark can write: a Spark session is needed")
     replaces = state.run.id if state.run else None
@@ -187,12 +184,13 @@ def plan_restore(
             for o in s.outputs
             if o.kind == "channel" and o.version is not None
         },
+        queries={s.stage: begun.get(s.stage) or fresh_id() for s in manifest.stages},
         steps=(
             BeginAttempt(attempt, manifest.attempt, manifest.id, replaces),
             *fences,
             AbortOpen(tuple(c.barrier.id for c in state.claims)),
             *(_stage(s, attempt) for s in manifest.stages),
-            *(_sink(s, recorded.get((s.stage, s.sink)), forced) for s in facts.sinks),
+            *(_sink(s, forced) for s in facts.sinks),
             *(
                 KeepSink(s.stage, o.output, "a function sink has no versions: what it has done stays")
                 for s in manifest.stages
@@ -203,6 +201,22 @@ def plan_restore(
         ),
         notes=tuple(said),
     )
+
+
+def _refuse_alive(state: ControlState, alive: LiveRun | None, forced: bool) -> None:
+    if alive is None:
+        return
+    who = f"process {alive.pid} on {alive.host}"
+    if not state.attempt.ready:
+        raise RunAlive(
+            f"job {state.job!r} is being restored by {who}: wait for it, or end it; two that write "
+            "the same native directories cannot be kept apart"
+        )
+    if not forced:
+        raise RunAlive(
+            f"run {alive.run} of job {state.job!r} is alive: {who}, heard of {alive.heard_ms / 1000:.0f} s "
+            "ago; stop it with `spark-abs stop ROOT`, or fence it with --force"
+        )
 
 
 def _abandoned(
@@ -227,19 +241,25 @@ def _stage(snapshot: StageSnapshot, attempt: AttemptId) -> Step:
     return Materialise(snapshot.stage, directory, snapshot.cut_batch, len(snapshot.files), snapshot.size_full)
 
 
-def _sink(found: SinkFacts, recorded: OutputVersion | None, forced: bool) -> Step:
+def _sink(found: SinkFacts, forced: bool) -> Step:
     where = f"sink {found.sink!r} ({found.table})"
-    if recorded is None or recorded.version is None:
-        return KeepSink(found.stage, found.sink, "it was added after the checkpoint, its rows stay")
+    same = found.current is not None and found.table_id == found.recorded_id
+    if found.later and (not same or found.target is None):
+        why = "the job got it after the checkpoint, and its log does not say when: its rows stay"
+        return KeepSink(found.stage, found.sink, why)
     if found.current is None:
         raise Refused(f"{where} has no table any more: put it back, then restore again")
-    if found.table_id != recorded.table_id:
+    if found.table_id != found.recorded_id:
         raise Refused(
-            f"{where} is not the table of the checkpoint (its id is {found.table_id}, recorded was "
-            f"{recorded.table_id}): versions of one mean nothing in the other; put the recorded one back"
+            f"{where} is not the table that the job wrote (its id is {found.table_id}, recorded was "
+            f"{found.recorded_id}): versions of one mean nothing in the other; put the recorded one back"
         )
-    if found.current < recorded.version:
-        raise Refused(f"{where} is at version {found.current}, the checkpoint is at {recorded.version}")
+    if found.target is None:
+        raise DamageError(f"{where}: the checkpoint does not say its version")
+    if found.current < found.target:
+        raise Refused(f"{where} is at version {found.current}, the checkpoint is at {found.target}")
+    if found.gone:
+        raise DamageError(f"{where}: {found.gone}")
     if found.foreign and not forced:
         raise Refused(
             f"{where}: others have changed rows since the checkpoint, in version "
@@ -249,7 +269,7 @@ def _sink(found: SinkFacts, recorded: OutputVersion | None, forced: bool) -> Ste
         stage=found.stage,
         sink=found.sink,
         table=found.table,
-        version=recorded.version,
+        version=found.target,
         current=found.current,
         foreign=found.foreign,
         needs_spark=found.needs_spark,

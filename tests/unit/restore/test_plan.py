@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from spark_abs.model import (
     Version,
     counts,
 )
+from spark_abs.observe.alive import LiveRun
 from spark_abs.protocol.control import (
     ControlState,
     begin_attempt,
@@ -31,7 +34,7 @@ from spark_abs.protocol.control import (
     finish_attempt,
 )
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.plan import Facts, LiveRun, RestorePlan, SinkFacts, plan_json, plan_restore
+from spark_abs.restore.plan import Facts, RestorePlan, SinkFacts, plan_json, plan_restore
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -49,7 +52,7 @@ from spark_abs.restore.target import resolve
 from spark_abs.store.checkpoints import Summary
 
 CLICKS = ChannelId("clicks.main")
-TOTALS = SinkFacts(StageId("sum"), "totals", "/lake/totals", Version(9), "t-1")
+TOTALS = SinkFacts(StageId("sum"), "totals", "/lake/totals", Version(9), "t-1", "t-1", Version(4))
 
 
 def started() -> ControlState:
@@ -79,6 +82,11 @@ def facts(*completed: Summary, sink: SinkFacts = TOTALS) -> Facts:
     return Facts(completed, (CLICKS,), True, (sink,))
 
 
+def planned(state: ControlState, to: Manifest, found: Facts, forced: bool = False) -> RestorePlan:
+    numbers = count(1)
+    return plan_restore(state, to, found, fresh_id=lambda: f"q-{next(numbers)}", forced=forced)
+
+
 def restored(state: ControlState, plan: RestorePlan) -> ControlState:
     """Return the state after a whole restore, and a run that follows it."""
     begun = begin_attempt(state, plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
@@ -87,7 +95,7 @@ def restored(state: ControlState, plan: RestorePlan) -> ControlState:
 
 def test_a_plan_fences_everything_before_it_changes_anything() -> None:
     state, _ = claim(started(), RunId(1), CheckpointKind.CHECKPOINT, None, 0)
-    plan = plan_restore(state, manifest(5), facts())
+    plan = planned(state, manifest(5), facts())
     assert plan.steps == (
         BeginAttempt(AttemptId(2), AttemptId(1), CheckpointId(5), RunId(1)),
         FenceRoot("checkpoints"),
@@ -104,7 +112,7 @@ def test_a_plan_fences_everything_before_it_changes_anything() -> None:
 
 
 def test_every_step_has_a_sentence_and_the_stored_plan_is_json() -> None:
-    plan = plan_restore(started(), manifest(5), facts())
+    plan = planned(started(), manifest(5), facts())
     assert all(sentence(step) for step in plan.steps)
     stored = json.loads(plan_json(plan))
     assert stored["channels"] == {"clicks.main": 10}
@@ -115,8 +123,8 @@ def test_the_path_of_a_channel_survives_the_loss_of_the_manifests() -> None:
     """1 goes on to checkpoint 5, 2 from there to 8, 3 from there: what counts is in the stored plans."""
     state = started()
     assert channel_path(state, CLICKS) == (Branch(AttemptId(1), None),)
-    state = restored(state, plan_restore(state, manifest(5, 1, channel=10), facts()))
-    state = restored(state, plan_restore(state, manifest(8, 2, channel=20), facts()))
+    state = restored(state, planned(state, manifest(5, 1, channel=10), facts()))
+    state = restored(state, planned(state, manifest(8, 2, channel=20), facts()))
     path = channel_path(state, CLICKS)
     assert path == (
         Branch(AttemptId(1), Version(10)),
@@ -127,8 +135,8 @@ def test_the_path_of_a_channel_survives_the_loss_of_the_manifests() -> None:
 
 def test_an_abandoned_checkpoint_brings_its_attempt_back_and_leaves_the_other() -> None:
     state = started()
-    state = restored(state, plan_restore(state, manifest(5, 1, channel=10), facts()))
-    plan = plan_restore(state, manifest(9, 1, channel=30), facts(summary(5), summary(9), summary(12, 2)))
+    state = restored(state, planned(state, manifest(5, 1, channel=10), facts()))
+    plan = planned(state, manifest(9, 1, channel=30), facts(summary(5), summary(9), summary(12, 2)))
     assert plan.abandons == (12,)
     path = channel_path(restored(state, plan), CLICKS)
     assert path == (Branch(AttemptId(1), Version(30)), Branch(AttemptId(3), None))
@@ -136,7 +144,7 @@ def test_an_abandoned_checkpoint_brings_its_attempt_back_and_leaves_the_other() 
 
 def test_of_a_channel_that_did_not_exist_at_the_cut_nothing_counts() -> None:
     state = started()
-    state = restored(state, plan_restore(state, manifest(5), facts()))
+    state = restored(state, planned(state, manifest(5), facts()))
     path = channel_path(state, ChannelId("orders.main"))
     assert not counts(path, AttemptId(1), Version(0))
     assert counts(path, AttemptId(2), Version(0))
@@ -150,29 +158,31 @@ def test_a_channel_path_refuses_a_plan_that_was_altered() -> None:
 
 
 def test_what_leaves_the_path_is_said() -> None:
-    state = restored(started(), plan_restore(started(), manifest(5), facts()))
+    state = restored(started(), planned(started(), manifest(5), facts()))
     completed = (summary(4), summary(5), summary(6), summary(7, 2), summary(8, 2))
-    assert plan_restore(state, manifest(7, 2), facts(*completed)).abandons == (8,)
-    assert plan_restore(state, manifest(4, 1), facts(*completed)).abandons == (5, 7, 8)
+    assert planned(state, manifest(7, 2), facts(*completed)).abandons == (8,)
+    assert planned(state, manifest(4, 1), facts(*completed)).abandons == (5, 7, 8)
 
 
 def test_a_live_run_refuses_unless_forced() -> None:
     alive = replace(facts(), alive=LiveRun(RunId(1), "here", 77, 2000))
     with pytest.raises(RunAlive, match=r"process 77 on here"):
-        plan_restore(started(), manifest(5), alive)
-    assert "fenced" in plan_restore(started(), manifest(5), alive, forced=True).notes[0]
+        planned(started(), manifest(5), alive)
+    assert "fenced" in planned(started(), manifest(5), alive, forced=True).notes[0]
 
 
-def test_damage_refuses_even_when_forced() -> None:
-    with pytest.raises(DamageError, match=r"a, b.*torn"):
-        plan_restore(started(), manifest(5), replace(facts(), damage=("a, b is torn",)), forced=True)
+def test_two_restores_at_a_time_are_refused_even_when_forced() -> None:
+    begun = begin_attempt(started(), AttemptId(1), CheckpointId(5), "{}", "here", 1, 0)
+    alive = replace(facts(), alive=LiveRun(RunId(2), "here", 77, 2000))
+    with pytest.raises(RunAlive, match=r"being restored by process 77"):
+        planned(begun, manifest(5), alive, forced=True)
 
 
 def test_changes_of_others_refuse_unless_forced() -> None:
     changed = facts(sink=replace(TOTALS, foreign=(Version(7),)))
     with pytest.raises(Refused, match="version 7"):
-        plan_restore(started(), manifest(5), changed)
-    plan = plan_restore(started(), manifest(5), changed, forced=True)
+        planned(started(), manifest(5), changed)
+    plan = planned(started(), manifest(5), changed, forced=True)
     (step,) = [s for s in plan.steps if isinstance(s, RestoreSink)]
     assert "undoes what others did in version 7" in sentence(step)
 
@@ -181,34 +191,48 @@ def test_changes_of_others_refuse_unless_forced() -> None:
     ("found", "says"),
     [
         (replace(TOTALS, current=None), "no table"),
-        (replace(TOTALS, table_id="t-2"), "not the table of the checkpoint"),
+        (replace(TOTALS, table_id="t-2"), "not the table that the job wrote"),
         (replace(TOTALS, current=Version(3)), "is at version 3"),
     ],
 )
 def test_a_sink_that_cannot_go_back_refuses_even_when_forced(found: SinkFacts, says: str) -> None:
     with pytest.raises(Refused, match=says):
-        plan_restore(started(), manifest(5), facts(sink=found), forced=True)
+        planned(started(), manifest(5), facts(sink=found), forced=True)
 
 
-def test_a_sink_added_later_is_fenced_and_kept() -> None:
-    later = replace(TOTALS, sink="later", table="/lake/later")
-    plan = plan_restore(started(), manifest(5), replace(facts(), sinks=(TOTALS, later)))
+def test_a_version_of_a_sink_that_is_gone_is_damage() -> None:
+    with pytest.raises(DamageError, match=r"2 files of version 4"):
+        planned(started(), manifest(5), facts(sink=replace(TOTALS, gone="2 files of version 4 are gone")))
+
+
+def test_a_sink_added_later_goes_back_to_where_it_was_added() -> None:
+    later = replace(TOTALS, sink="later", table="/lake/later", target=Version(2), later=True)
+    plan = planned(started(), manifest(5), replace(facts(), sinks=(TOTALS, later)))
     assert any(isinstance(s, FenceSink) and s.sink == "later" for s in plan.steps)
+    (step,) = [s for s in plan.steps if isinstance(s, RestoreSink) and s.sink == "later"]
+    assert step.version == 2
+
+
+@pytest.mark.parametrize("unknown", [{"target": None}, {"table_id": "other"}, {"current": None}])
+def test_a_sink_added_later_of_which_nothing_is_known_stays(unknown: dict[str, Any]) -> None:
+    later = replace(TOTALS, sink="later", table="/lake/later", later=True, **unknown)
+    plan = planned(started(), manifest(5), replace(facts(), sinks=(TOTALS, later)))
     assert any(isinstance(s, KeepSink) and s.sink == "later" for s in plan.steps)
 
 
 def test_an_unfinished_restore_is_continued_and_another_target_refused() -> None:
-    plan = plan_restore(started(), manifest(5), facts())
+    plan = planned(started(), manifest(5), facts())
     begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
-    again = plan_restore(begun, manifest(5), facts())
+    again = plan_restore(begun, manifest(5), facts(), fresh_id=lambda: "another")
     assert (again.attempt, again.continues) == (2, True)
     assert again.steps[1:] == plan.steps[1:]
+    assert again.queries == plan.queries == {"clicks": "q-1", "sum": "q-2"}
     with pytest.raises(Refused, match="--to 5"):
-        plan_restore(begun, manifest(6), facts())
+        planned(begun, manifest(6), facts())
 
 
 def test_targets() -> None:
-    state = restored(started(), plan_restore(started(), manifest(5), facts()))
+    state = restored(started(), planned(started(), manifest(5), facts()))
     completed = (summary(3, name="before"), summary(5), summary(7, name="gone"), summary(8, 2, name="before"))
     found = {to: resolve(to, completed, state).id for to in ("latest", "3", "7", "before", "gone")}
     assert found == {"latest": 8, "3": 3, "7": 7, "before": 8, "gone": 7}

@@ -1,0 +1,1 @@
+"""The command `spark-abs`: one module per verb."""

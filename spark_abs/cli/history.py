@@ -1,0 +1,51 @@
+"""`spark-abs history`: what happened to every checkpoint."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from spark_abs.cli.output import duration, size, text_of
+from spark_abs.cli.verb import Context, verb
+from spark_abs.observe.events import event_rows
+from spark_abs.store.history import HistoryRow
+from spark_abs.store.root import Root
+
+COLUMNS = (
+    ("time (UTC)", False),
+    ("event", False),
+    ("id", True),
+    ("attempt", True),
+    ("run", True),
+    ("stage", False),
+    ("duration", True),
+    ("new", True),
+    ("full", True),
+    ("", False),
+)
+
+
+@click.command
+@verb
+@click.option("--limit", type=click.IntRange(min=1), help="Only the newest.")
+def history(ctx: Context, root: Root, limit: int | None) -> None:
+    """List the events of all checkpoints, oldest first, also of those that are gone."""
+    rows = event_rows(root, limit)
+    ctx.out.result(rows, lambda out: out.table(COLUMNS, map(_cells, rows)))
+
+
+def _cells(row: HistoryRow) -> tuple[str, ...]:
+    when = datetime.fromtimestamp(row.at_ms / 1000, UTC)
+    return (
+        f"{when:%Y-%m-%d %H:%M:%S}.{row.at_ms % 1000:03d}",
+        row.event.value,
+        text_of(row.checkpoint),
+        text_of(row.attempt),
+        text_of(row.run),
+        row.stage or "",
+        duration(row.duration_ms),
+        size(row.size_new),
+        size(row.size_full),
+        ": ".join(part for part in (row.name, row.reason, row.detail) if part),
+    )

@@ -1,0 +1,47 @@
+"""The command `spark-abs`: the group of verbs, and how it fails."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from spark_abs.cli.checkpoints import list_checkpoints
+from spark_abs.cli.history import history
+from spark_abs.cli.restore import restore
+from spark_abs.cli.savepoint import savepoint
+from spark_abs.cli.show import show
+from spark_abs.cli.status import status
+from spark_abs.cli.stop import stop
+from spark_abs.cli.verb import Context, output_option
+from spark_abs.cli.verify import verify
+from spark_abs.errors import AbsError
+
+
+class Verbs(click.Group):
+    """A group whose errors are one line, or one JSON object, and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; an `AbsError` ends the process with its exit code and no traceback."""
+        try:
+            return super().invoke(ctx)
+        except AbsError as error:
+            ctx.ensure_object(Context).out.error(error)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=Verbs)
+@output_option
+def main() -> None:
+    """Look at the checkpoints of a job, talk to it while it runs, and go back.
+
+    Every verb takes the root of the job first: the directory or URI given as `root=` to the job.
+
+    Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+for command in (list_checkpoints, show, status, history, savepoint, stop, restore, verify):
+    main.add_command(command)

@@ -1,0 +1,128 @@
+"""What the command prints: text for people through rich, or JSON for programs.
+
+Results go to stdout; errors, questions and progress go to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from spark_abs.codec import to_plain
+from spark_abs.errors import AbsError
+
+WIDE = 200
+"""Columns for output that no terminal wraps."""
+
+
+@dataclass(slots=True)
+class Output:
+    """Where a verb sends what it has to say."""
+
+    json: bool = False
+
+    def result(self, value: object, text: Callable[[Output], None]) -> None:
+        """Print a result: `value` (dataclasses and plain values) as JSON, or what `text` prints."""
+        if self.json:
+            click.echo(json.dumps(to_plain(value), indent=2))
+        else:
+            text(self)
+
+    def line(self, text: str, style: str = "") -> None:
+        """Print one line of a text result."""
+        console().print(Text(printable(text), style), soft_wrap=True)
+
+    def table(self, columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> None:
+        """Print rows under (title, whether it is a number) columns."""
+        drawn = Table(box=None, pad_edge=False, header_style="bold")
+        for title, number in columns:
+            drawn.add_column(title, justify="right" if number else "left", overflow="fold")
+        for row in rows:
+            drawn.add_row(*(Text(printable(cell)) for cell in row))
+        console().print(drawn)
+
+    def pairs(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Print names and values in two columns."""
+        drawn = Table(box=None, pad_edge=False, show_header=False)
+        drawn.add_column(style="bold")
+        drawn.add_column(overflow="fold")
+        for name, value in rows:
+            drawn.add_row(Text(name), Text(printable(value)))
+        console().print(drawn)
+
+    def progress(self, text: str) -> None:
+        """Say on stderr how far long work is; programs that read JSON are told only the end."""
+        if not self.json:
+            console(stderr=True).print(Text(printable(text), "dim"), soft_wrap=True)
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Show on stderr that something is being waited for."""
+        terminal = console(stderr=True)
+        if not self.json and terminal.is_terminal:
+            with terminal.status(Text(printable(text))):
+                yield
+        else:
+            self.progress(text)
+            yield
+
+    def error(self, error: AbsError) -> None:
+        """Print an error as one line, or one JSON object, on stderr."""
+        message = one_line(str(error))
+        if self.json:
+            plain = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
+            click.echo(json.dumps(plain), err=True)
+        else:
+            click.echo(f"spark-abs: {message}", err=True)
+
+
+def console(stderr: bool = False) -> Console:
+    """Return a console on the stream as it is now; without a terminal it is wide and plain."""
+    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return (
+        made
+        if made.is_terminal
+        else Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=WIDE)
+    )
+
+
+def one_line(text: str) -> str:
+    """Return the first line of a text; what libraries add below is their own stack."""
+    return printable(text.strip().partition("\n")[0].strip())
+
+
+def printable(text: str) -> str:
+    """Replace what would command a terminal: names and paths come from storage."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def duration(ms: int | None) -> str:
+    """Return a duration in the unit that suits it, `-` for None."""
+    if ms is None:
+        return "-"
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if ms >= size:
+            return f"{ms / size:.1f} {unit}"
+    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms} ms"
+
+
+def size(count: int | None) -> str:
+    """Return a number of bytes in the unit that suits it, `-` for None."""
+    if count is None:
+        return "-"
+    for unit, amount in (("GB", 1024**3), ("MB", 1024**2), ("kB", 1024)):
+        if count >= amount:
+            return f"{count / amount:.1f} {unit}"
+    return f"{count} B"
+
+
+def text_of(value: object) -> str:
+    """Return a cell, `-` for None."""
+    return "-" if value is None else str(value)

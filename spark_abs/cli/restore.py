@@ -1,0 +1,72 @@
+"""`spark-abs restore`: bring a job back to a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from spark_abs.cli.output import Output
+from spark_abs.cli.verb import Context, verb
+from spark_abs.errors import UsageError
+from spark_abs.restore.plan import RestorePlan, plan_plain
+from spark_abs.restore.steps import sentence
+from spark_abs.store.root import Root
+
+
+@click.command
+@verb
+@click.option("--to", metavar="ID|NAME|latest", required=True, help="Where to go back to.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Fence a run that is alive; undo what others did to sinks.")
+@click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one of the path.")
+def restore(ctx: Context, root: Root, to: str, dry_run: bool, yes: bool, force: bool, fallback: bool) -> None:
+    """Bring state, positions, channels and Delta sinks back to one checkpoint; start the job afterwards.
+
+    The plan is shown before anything is changed. Without a terminal and without --yes that is all, and the
+    exit code is 2. Interrupted, give the same command again: it goes on.
+    """
+    # Sinks know Spark's types; verbs that only read must not load them.
+    from spark_abs.restore.apply import apply
+    from spark_abs.restore.prepare import prepare
+
+    out = ctx.out
+    prepared = prepare(root, to, force=force, fallback=fallback, progress=out.progress)
+    plan = prepared.plan
+    if not out.json:
+        _show(out, plan)
+    if dry_run or not (yes or _confirmed(out)):
+        if out.json:
+            out.result({"applied": False, "plan": plan_plain(plan)}, _silent)
+        if not dry_run:
+            raise UsageError("nothing was changed: give --yes to carry the plan out")
+        return
+    done = apply(root, prepared, progress=out.progress)
+    out.result(
+        {"applied": True, "run": done.run, "plan": plan_plain(plan)},
+        lambda out: out.line(
+            f"restored to checkpoint {plan.checkpoint} as attempt {plan.attempt}: start the job"
+        ),
+    )
+
+
+def _show(out: Output, plan: RestorePlan) -> None:
+    name = f" {plan.name!r}" if plan.name else ""
+    out.line(f"Restore of job {plan.job!r} to checkpoint {plan.checkpoint}{name}", "bold")
+    for note in plan.notes:
+        out.line(f"Note: {note}")
+    if plan.continues:
+        out.line("This goes on with a restore that was begun before.")
+    if plan.abandons:
+        out.line(f"Checkpoints left behind: {', '.join(map(str, plan.abandons))}")
+    for number, step in enumerate(plan.steps, 1):
+        out.line(f"{number:3}. {sentence(step)}")
+
+
+def _confirmed(out: Output) -> bool:
+    return not out.json and sys.stdin.isatty() and click.confirm("Carry this out?", err=True)
+
+
+def _silent(_: Output) -> None:
+    """Print nothing."""

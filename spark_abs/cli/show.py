@@ -1,0 +1,90 @@
+"""`spark-abs show`: one checkpoint in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+
+from spark_abs.cli.output import Output, duration, size, text_of
+from spark_abs.cli.verb import Context, verb
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.model import NO_BATCH
+from spark_abs.restore.lookup import lookup
+from spark_abs.store.root import Root
+
+STAGES = (
+    ("stage", False),
+    ("batch", True),
+    ("watermark", True),
+    ("start delay", True),
+    ("alignment", True),
+    ("sync", True),
+    ("async", True),
+    ("new", True),
+    ("full", True),
+    ("files", True),
+)
+OUTPUTS = (("stage", False), ("output", False), ("kind", False), ("version", True), ("table", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A manifest and where it stands."""
+
+    abandoned: bool
+    manifest: Manifest
+
+
+@click.command
+@verb
+@click.argument("checkpoint", metavar="ID|NAME|latest")
+def show(ctx: Context, root: Root, checkpoint: str) -> None:
+    """Show one checkpoint: its stages, what each of them took, and the versions of all outputs."""
+    found = lookup(root, checkpoint)
+    shown = Shown(found.abandoned, found.manifest)
+    ctx.out.result(shown, lambda out: _text(out, shown))
+
+
+def _text(out: Output, shown: Shown) -> None:
+    manifest = shown.manifest
+    out.pairs(_pairs(shown))
+    out.line("")
+    out.table(STAGES, (_stage(s) for s in manifest.stages))
+    out.line("")
+    out.table(
+        OUTPUTS,
+        (
+            (s.stage, o.output, o.kind, text_of(o.version), o.table)
+            for s in manifest.stages
+            for o in s.outputs
+        ),
+    )
+
+
+def _pairs(shown: Shown) -> Iterator[tuple[str, str]]:
+    found = shown.manifest
+    name = f" {found.name!r}" if found.name else ""
+    yield found.kind.value, f"{found.id}{name}{', abandoned' if shown.abandoned else ''}"
+    yield "job", f"{found.job}, attempt {found.attempt}, run {found.run}"
+    yield "completed in", duration(found.completed_ms - found.triggered_ms)
+    yield "size", f"{size(found.size_full)}, of which new {size(found.size_new)}"
+    late = sum(s.dropped_late for s in found.stages)
+    yield "dropped late", f"{late} rows"
+
+
+def _stage(found: StageSnapshot) -> tuple[str, ...]:
+    timings = found.timings
+    return (
+        found.stage,
+        "-" if found.cut_batch == NO_BATCH else str(found.cut_batch),
+        text_of(found.watermark_ms),
+        duration(timings.start_delay_ms),
+        duration(timings.alignment_ms),
+        duration(timings.sync_ms),
+        duration(timings.async_ms),
+        size(found.size_new),
+        size(found.size_full),
+        str(len(found.files)),
+    )

@@ -1,0 +1,53 @@
+"""`spark-abs status`: how a job stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from spark_abs.cli.output import duration
+from spark_abs.cli.verb import Context, verb
+from spark_abs.observe.status import JobStatus, job_status
+from spark_abs.store.root import Root
+
+
+@click.command
+@verb
+def status(ctx: Context, root: Root) -> None:
+    """Show the attempt and run of a job, whether it is alive, and its open and last checkpoints."""
+    found = job_status(root, ctx.now_ms(), ctx.lease_timeout_ms)
+    ctx.out.result(found, lambda out: out.pairs(_pairs(found, ctx.now_ms())))
+
+
+def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
+    yield "job", f"{found.job} at {found.root}"
+    origin = f", restored from checkpoint {found.restored_from}" if found.restored_from is not None else ""
+    yield "attempt", f"{found.attempt}{origin}{'' if found.ready else ', restore not finished: run it again'}"
+    if found.run is not None:
+        began = duration(now_ms - found.run.started_ms)
+        ended = f", {found.run.ended}" if found.run.ended is not None else ""
+        yield (
+            "run",
+            f"{found.run.id}, begun {began} ago by process {found.run.pid} on {found.run.host}{ended}",
+        )
+    if found.alive is not None:
+        yield "alive", f"yes, heard of {duration(found.alive.heard_ms)} ago"
+    else:
+        yield "alive", "no"
+    for claim in found.open:
+        name = f" {claim.name!r}" if claim.name else ""
+        yield "open checkpoint", f"{claim.id}, {claim.kind}{name}, for {duration(claim.age_ms)}"
+    if found.last is not None:
+        yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago"
+    else:
+        yield "last completed", "none"
+    if found.last_aborted is not None:
+        aborted = found.last_aborted
+        yield (
+            "last aborted",
+            f"{aborted.id}, {aborted.reason}{': ' if aborted.detail else ''}{aborted.detail}",
+        )
+    for command in found.pending:
+        name = f" {command.name!r}" if command.name else ""
+        yield "waiting command", f"{command.kind}{name}, for {duration(now_ms - command.asked_ms)}"

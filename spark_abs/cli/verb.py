@@ -1,0 +1,58 @@
+"""What every verb is given."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, TypeVar
+
+import click
+
+from spark_abs.cli.output import Output
+from spark_abs.config import Settings
+from spark_abs.store.root import Root
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Context:
+    """What surrounds a verb; tests hand in another clock and pause."""
+
+    out: Output = field(default_factory=Output)
+    now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    pause: Callable[[float], None] = time.sleep
+    """Called with seconds between two looks at a running job."""
+
+    @property
+    def lease_timeout_ms(self) -> int:
+        """Silence after which a run on another host counts as dead."""
+        return Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
+
+
+def _choose_output(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Context).out.json = value == "json"
+
+
+output_option = click.option(
+    "--output",
+    type=click.Choice(["text", "json"]),
+    callback=_choose_output,
+    expose_value=False,
+    help="How to print results and errors.",
+)
+
+
+def verb(function: Callable[Concatenate[Context, Root, P], R]) -> Callable[..., R]:
+    """Give a verb its context and, as first argument on the command line, the root."""
+
+    @functools.wraps(function)
+    def called(root: str, *args: P.args, **kwargs: P.kwargs) -> R:
+        return function(click.get_current_context().ensure_object(Context), Root(root), *args, **kwargs)
+
+    return click.argument("root")(output_option(called))

@@ -1,0 +1,34 @@
+"""Whether somebody is at work on a root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_abs.model import RunId
+from spark_abs.store.lease import read_lease
+from spark_abs.store.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that is at work."""
+
+    run: RunId
+    host: str
+    pid: int
+    heard_ms: int
+    """Since it last breathed."""
+
+
+def live_run(root: Root, now_ms: int, timeout_ms: int) -> LiveRun | None:
+    """Return the run whose lease holds, None if there is none.
+
+    Args:
+        root: the root of the job.
+        now_ms: the wall clock.
+        timeout_ms: silence after which a run on another host counts as dead (`spark.abs.run.leaseTimeout`).
+    """
+    lease = read_lease(root)
+    if lease is None or not lease.alive(now_ms, timeout_ms):
+        return None
+    return LiveRun(lease.run, lease.host, lease.pid, max(0, now_ms - lease.beat_ms))

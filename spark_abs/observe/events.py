@@ -1,0 +1,31 @@
+"""The events of `history/` as rows."""
+
+from __future__ import annotations
+
+from spark_abs.codec import from_plain
+from spark_abs.errors import DamageError
+from spark_abs.store.control import Control
+from spark_abs.store.history import PATH, History, HistoryRow
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+
+def event_rows(root: Root, limit: int | None = None) -> tuple[HistoryRow, ...]:
+    """Return the newest `limit` events by time, all if None.
+
+    Raises:
+        UsageError: there is no job at this root.
+        DamageError: the history cannot be read.
+    """
+    Control.open(root)
+    try:
+        Table.open(root.at(PATH))
+    except FileNotFoundError:
+        return ()
+    events = History(root).read()
+    if limit is not None:
+        events = events.slice(max(0, events.num_rows - limit))
+    try:
+        return tuple(from_plain(HistoryRow, row) for row in events.to_pylist())
+    except DamageError as error:
+        raise DamageError(f"{root.uri}/{PATH} holds a row that is no event: {error}") from error

@@ -1,0 +1,67 @@
+"""The checkpoints of a root as rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_abs.model import AttemptId, CheckpointId, RunId
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from spark_abs.store.salvage import survey
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One completed checkpoint or savepoint. Of a damaged one only the id may be known."""
+
+    id: CheckpointId | None
+    kind: str | None = None
+    name: str | None = None
+    attempt: AttemptId | None = None
+    run: RunId | None = None
+    triggered_ms: int | None = None
+    completed_ms: int | None = None
+    age_ms: int | None = None
+    """Since it was completed."""
+    duration_ms: int | None = None
+    """From the trigger to its completion."""
+    size_new: int | None = None
+    """Bytes that it wrote."""
+    size_full: int | None = None
+    """Bytes needed to restore it."""
+    abandoned: bool = False
+    """A restore went back behind it; it can still be restored."""
+    damage: str | None = None
+
+
+def checkpoint_rows(root: Root, now_ms: int) -> tuple[CheckpointRow, ...]:
+    """List what `checkpoints/` holds, by id.
+
+    Reads flat columns, and of the Delta logs what is newer than their own last checkpoint: the cost
+    in log files does not grow with the number of checkpoints.
+
+    Raises:
+        UsageError: there is no job at this root.
+        DamageError: a log cannot be read.
+    """
+    state = Control.open(root).state
+    found = survey(root, state.job)
+    rows = [
+        CheckpointRow(
+            id=s.id,
+            kind=s.kind.value,
+            name=s.name,
+            attempt=s.attempt,
+            run=s.run,
+            triggered_ms=s.triggered_ms,
+            completed_ms=s.completed_ms,
+            age_ms=max(0, now_ms - s.completed_ms),
+            duration_ms=s.completed_ms - s.triggered_ms,
+            size_new=s.size_new,
+            size_full=s.size_full,
+            abandoned=not state.on_path(s.attempt, s.id),
+        )
+        for s in found.completed
+    ]
+    rows += [CheckpointRow(d.id, damage=f"{d.path}: {d.error}") for d in found.damaged]
+    return tuple(sorted(rows, key=lambda row: row.id or 0))

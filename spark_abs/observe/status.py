@@ -1,0 +1,77 @@
+"""How a job stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_abs.model import AttemptId, CheckpointId, RunId
+from spark_abs.observe.alive import LiveRun, live_run
+from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
+from spark_abs.protocol.control import Aborted, Command, Run
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """An id that was claimed and has no outcome."""
+
+    id: CheckpointId
+    kind: str
+    name: str | None
+    run: RunId
+    age_ms: int
+    """Since its trigger."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How a job stands."""
+
+    root: str
+    job: str
+    attempt: AttemptId
+    parent: AttemptId | None
+    """The attempt that this one was restored from."""
+    restored_from: CheckpointId | None
+    ready: bool
+    """False while a restore is unfinished."""
+    run: Run | None
+    """The newest run, also if it has ended."""
+    alive: LiveRun | None
+    open: tuple[OpenCheckpoint, ...]
+    """Of a run that is dead too, until the next one aborts them."""
+    last: CheckpointRow | None
+    """The newest completed checkpoint of the current path."""
+    last_aborted: Aborted | None
+    pending: tuple[Command, ...]
+    """Commands without an answer."""
+
+
+def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
+    """Read how a job stands.
+
+    Raises:
+        UsageError: there is no job at this root.
+        DamageError: a log cannot be read.
+    """
+    state = Control.open(root).state
+    current = [row for row in checkpoint_rows(root, now_ms) if not row.abandoned and row.damage is None]
+    return JobStatus(
+        root=root.uri,
+        job=state.job,
+        attempt=state.attempt.id,
+        parent=state.attempt.parent,
+        restored_from=state.attempt.checkpoint,
+        ready=state.attempt.ready,
+        run=state.run,
+        alive=live_run(root, now_ms, lease_timeout_ms),
+        open=tuple(
+            OpenCheckpoint(b.id, b.kind.value, b.name, c.run, now_ms - b.timestamp_ms)
+            for c in state.claims
+            for b in (c.barrier,)
+        ),
+        last=current[-1] if current else None,
+        last_aborted=state.aborted[-1] if state.aborted else None,
+        pending=tuple(c for c in state.commands if not c.answered),
+    )

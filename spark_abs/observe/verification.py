@@ -1,0 +1,94 @@
+"""Everything at a root that can be checked byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from pyarrow.fs import FileType
+
+from spark_abs.errors import DamageError
+from spark_abs.manifest import Manifest
+from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, Version
+from spark_abs.protocol.control import ControlState
+from spark_abs.restore.check import check_checkpoint
+from spark_abs.restore.lookup import lookup, readable
+from spark_abs.snapshots.verify import Finding, verify_channel, verify_native, verify_state, verify_table
+from spark_abs.store import checkpoints, history
+from spark_abs.store.control import PATH as CONTROL
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from spark_abs.store.salvage import survey
+
+Progress = Callable[[str], None]
+
+
+def verify_one(root: Root, checkpoint: str, progress: Progress) -> tuple[Finding, ...]:
+    """Check one checkpoint: its row, the bytes of its state, its channels.
+
+    Raises:
+        UsageError: there is no job at this root.
+        CheckpointNotFound: there is no such checkpoint.
+        DamageError: its row cannot be read at all.
+    """
+    manifest = lookup(root, checkpoint).manifest
+    progress(f"checkpoint {manifest.id}: {manifest.size_full:,} bytes")
+    return check_checkpoint(root, manifest)
+
+
+def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
+    """Check the tables of a root, all checkpoints, what channels have still to deliver, and native state.
+
+    Native directories are those of the newest attempt. A job may be running.
+
+    Raises:
+        UsageError: there is no job at this root.
+        DamageError: `control/`, or the log of `checkpoints/`, cannot be read: nothing else can be found then.
+    """
+    state = Control.open(root).state
+    found: list[Finding] = []
+    for table in (CONTROL, checkpoints.PATH, history.PATH):
+        if root.fs.get_file_info(root.path(table)).type is FileType.Directory:
+            progress(f"{table}/")
+            found += verify_table(root, table)
+    manifests = readable(root, survey(root, state.job))
+    progress(f"{len(manifests)} checkpoints: {sum(m.size_full for m in manifests):,} bytes, each read once")
+    found += verify_state(root, manifests)
+    current = [m for m in manifests if state.on_path(m.attempt, m.id)]
+    if current:
+        found += _channels(root, current[-1], progress)
+    return (*found, *_natives(root, state, manifests, progress))
+
+
+def _channels(root: Root, newest: Manifest, progress: Progress) -> Iterable[Finding]:
+    """Check what the newest checkpoint's readers have not consumed: a plain restart may need it."""
+    read: dict[ChannelId, list[Version]] = {}
+    for stage in newest.stages:
+        for position in stage.positions:
+            read.setdefault(position.channel, []).append(position.version)
+    for channel, versions in sorted(read.items()):
+        progress(f"channels/{channel}")
+        yield from verify_channel(root, channel, min(versions))
+
+
+def _natives(
+    root: Root, state: ControlState, manifests: Iterable[Manifest], progress: Progress
+) -> Iterable[Finding]:
+    attempt = state.attempt
+    if not attempt.ready:
+        return
+    by_id: dict[CheckpointId, Manifest] = {m.id: m for m in manifests}
+    mine = [m for m in manifests if m.attempt == attempt.id]
+    source = by_id.get(attempt.checkpoint) if attempt.checkpoint is not None else None
+    newest = mine[-1] if mine else source
+    for stage in newest.stages if newest is not None else ():
+        if stage.cut_batch == NO_BATCH:
+            continue
+        path = root.native(attempt.id, stage.stage)
+        progress(path)
+        stored = source.stage(stage.stage) if source is not None else None
+        try:
+            for finding in verify_native(root.at(path), stored.files if stored is not None else ()):
+                yield replace(finding, path=finding.path.removeprefix(f"{root.uri}/"))
+        except DamageError as error:
+            yield Finding(path, str(error), stage=stage.stage)

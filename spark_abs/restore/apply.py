@@ -1,0 +1,262 @@
+"""Carry out the plan of a restore (P18).
+
+Every step may be done again: killed anywhere, the same restore goes on from the first step, under a new
+run and the same attempt. Nothing starts from half of it: a run begins only on an attempt that is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from spark_abs.channels.fence import fence_attempt, fence_run
+from spark_abs.errors import DamageError, Refused
+from spark_abs.model import RunId, StageId, app_id, run_app_id
+from spark_abs.protocol import control as ledger
+from spark_abs.restore.plan import RestorePlan, plan_json
+from spark_abs.restore.prepare import Prepared, Progress, prepare, silent
+from spark_abs.restore.steps import (
+    AbortOpen,
+    BeginAttempt,
+    FenceChannel,
+    FenceRoot,
+    FenceSink,
+    Finish,
+    KeepSink,
+    Materialise,
+    RestoreSink,
+    StartAfresh,
+    Step,
+    sentence,
+)
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.snapshots.materialise import materialise
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, renew, write_lease
+from spark_abs.store.outcomes import abort_open
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Probe = Callable[[str], None]
+_BEAT_EVERY_MS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """What a restore did, or with `run` None would do."""
+
+    plan: RestorePlan
+    run: RunId | None
+    """The run number that the restore took; the job's next start takes the one after it."""
+
+
+def restore(
+    root: str,
+    to: str | int,
+    *,
+    force: bool = False,
+    fallback: bool = False,
+    dry_run: bool = False,
+    spark: SparkSession | None = None,
+    probe: Probe = silent,
+    progress: Progress = silent,
+) -> RestoreResult:
+    """Bring a job back to a checkpoint: state, positions, channels and Delta sinks together.
+
+    The job must not be running; start it afterwards. Needs no JVM, unless the plan says so for a sink.
+    Killed in the middle, call it again with the same target.
+
+    Args:
+        root: the job's root.
+        to: an id, the name of a savepoint, or `latest`: the newest on the current path. An id may name a
+            checkpoint that an earlier restore left behind.
+        force: fence a run that is alive, and take back what others did to sinks since.
+        fallback: if that checkpoint is damaged, take the newest intact one of the current path instead.
+        dry_run: only plan.
+        spark: used for sinks that only Spark can write; without it a session is started for them.
+        probe: called at named points; for tests of failures.
+        progress: told each step.
+
+    Raises:
+        CheckpointNotFound: there is no such checkpoint.
+        RunAlive: a run of the job is alive.
+        Refused: others have changed a sink since, or another restore is unfinished.
+        DamageError: the checkpoint is damaged; says what.
+        Fenced: another restore or run has taken over meanwhile.
+    """
+    at = Root(root)
+    prepared = prepare(at, to, force=force, fallback=fallback, progress=progress)
+    if dry_run:
+        return RestoreResult(prepared.plan, None)
+    return apply(at, prepared, spark=spark, probe=probe, progress=progress)
+
+
+def apply(
+    root: Root,
+    prepared: Prepared,
+    *,
+    spark: SparkSession | None = None,
+    probe: Probe = silent,
+    progress: Progress = silent,
+) -> RestoreResult:
+    """Carry out a plan, step by step in its order; arguments and errors as for `restore`.
+
+    Raises:
+        Refused: the job has moved on since the plan was made.
+    """
+    restorer = _Restorer(root, prepared, spark)
+    try:
+        for number, step in enumerate(prepared.plan.steps, 1):
+            name = f"restore.{number}.{type(step).__name__}"
+            progress(f"{number}/{len(prepared.plan.steps)} {sentence(step)}")
+            probe(f"{name}.before")
+            restorer.carry_out(step)
+            probe(f"{name}.after")
+    finally:
+        restorer.breathe_out()
+    return RestoreResult(prepared.plan, restorer.run)
+
+
+class _Restorer:
+    """The hands of a restore; its run number is known once the first step is done."""
+
+    def __init__(self, root: Root, prepared: Prepared, spark: SparkSession | None) -> None:
+        self.run = RunId(0)
+        self._root = root
+        self._plan = prepared.plan
+        self._manifest = prepared.manifest
+        self._forced = prepared.forced
+        self._spark = spark
+        self._control = Control.open(root)
+        self._began_ms = self._beat_ms = _now_ms()
+
+    def carry_out(self, step: Step) -> None:
+        """Do one step. All but the first require that nobody has taken over."""
+        if not isinstance(step, BeginAttempt):
+            ledger.require_current(self._control.state, self.run)
+        job = self._plan.job
+        match step:
+            case BeginAttempt():
+                self._begin()
+            case FenceRoot("checkpoints"):
+                Checkpoints.open(self._root, job).fence(self.run)
+            case FenceRoot():
+                fence_run(Table.open(self._root.at(step.table)), job, self.run, run_app_id(job))
+            case FenceChannel():
+                stage, _, output = step.channel.partition(".")
+                table = Table.open(self._root.at(self._root.channel(step.channel)))
+                fence_attempt(table, job, StageId(stage), output, step.attempt)
+                fence_run(table, job, self.run, app_id(job, stage, output, self._plan.attempt))
+            case FenceSink():
+                self._sink(step).fence(step.attempt)
+            case AbortOpen():
+                abort_open(self._control, Checkpoints.open(self._root, job), self.run)
+            case Materialise():
+                self._materialise(step)
+            case RestoreSink():
+                self._sink(step).restore_to(step.version, self._forced)
+            case StartAfresh() | KeepSink():
+                pass
+            case Finish():
+                self._finish()
+            case _:
+                assert_never(step)
+
+    def breathe_out(self) -> None:
+        """Give the lease back, however the restore ended."""
+        if self.run:
+            now = _now_ms()
+            renew(self._root, own_lease(self.run, now), now, ended=True)
+
+    def _begin(self) -> None:
+        plan, stored = self._plan, plan_json(self._plan)
+
+        def begin(state: ledger.ControlState) -> ledger.ControlState:
+            newest = state.run.id if state.run else None
+            if state.attempt.id != plan.newest or newest != plan.replaces:
+                raise Refused(
+                    f"job {plan.job!r} has moved on since the restore was planned (run {newest}, attempt "
+                    f"{state.attempt.id}): plan it again"
+                )
+            return ledger.begin_attempt(
+                state, plan.parent, plan.checkpoint, stored, socket.gethostname(), os.getpid(), _now_ms()
+            )
+
+        self.run = self._control.update(begin).runs[-1].id
+        write_lease(self._root, own_lease(self.run, _now_ms()))
+
+    def _sink(self, step: FenceSink | RestoreSink) -> DeltaSink:
+        plan = self._plan
+        return DeltaSink(
+            self._root, step.table, plan.job, step.stage, step.sink, plan.attempt, self.run, self._session
+        )
+
+    def _session(self) -> SparkSession:
+        if self._spark is None:
+            from spark_abs.session import spark_session
+
+            self._spark = spark_session(f"restore of {self._plan.job}", "local[*]")
+        return self._spark
+
+    def _materialise(self, step: Materialise) -> None:
+        snapshot = self._manifest.stage(step.stage)
+        if snapshot is None:
+            raise DamageError(f"checkpoint {self._manifest.id} has no stage {step.stage!r}")
+        query = self._plan.queries[step.stage]
+        materialise(self._root, snapshot.files, self._root.at(step.directory), query, self._breathe)
+
+    def _breathe(self, _: int) -> None:
+        """Renew the lease during long work, and give up if somebody has taken over."""
+        now = _now_ms()
+        if now - self._beat_ms >= _BEAT_EVERY_MS:
+            self._beat_ms = now
+            ledger.require_current(self._control.state, self.run)
+            renew(self._root, own_lease(self.run, now), now)
+
+    def _finish(self) -> None:
+        self._record()
+
+        def finish(state: ledger.ControlState) -> ledger.ControlState:
+            ledger.require_current(state, self.run)
+            for command in state.commands:
+                said = f"the job was restored to checkpoint {self._plan.checkpoint} meanwhile"
+                state = ledger.answer(state, command.id, False, None, said)
+            return ledger.end_run(ledger.finish_attempt(state, self._plan.attempt), self.run, "restored")
+
+        self._control.update(finish)
+
+    def _record(self) -> None:
+        """Add the event before the attempt is ready: a restore that is not in `history/` is not finished."""
+        history, plan = History(self._root), self._plan
+        told = history.read().select(["event", "attempt"]).to_pylist() if plan.continues else []
+        if {"event": HistoryEvent.RESTORED.value, "attempt": plan.attempt} in told:
+            return
+        left = ", ".join(map(str, plan.abandons)) or "nothing"
+        history.append(
+            [
+                HistoryRow(
+                    at_ms=_now_ms(),
+                    event=HistoryEvent.RESTORED,
+                    attempt=plan.attempt,
+                    run=self.run,
+                    checkpoint=plan.checkpoint,
+                    kind=self._manifest.kind.value,
+                    name=plan.name,
+                    detail=f"from attempt {plan.parent}; leaves behind {left}",
+                    duration_ms=_now_ms() - self._began_ms,
+                )
+            ]
+        )
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,75 @@
+"""Whether a checkpoint can come back: every byte that it names, its own row, and its channels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from spark_abs.errors import DamageError
+from spark_abs.manifest import Manifest
+from spark_abs.model import CheckpointId, checked_relative
+from spark_abs.snapshots.verify import Finding, verify_state, verify_table
+from spark_abs.store.checkpoints import PATH
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+_ROW_FILE = re.compile(rf"{PATH}/([0-9]{{8,}})-[0-9a-f]+\.parquet")
+
+
+def check_checkpoint(
+    root: Root, manifest: Manifest, progress: Callable[[int], None] = lambda _: None
+) -> tuple[Finding, ...]:
+    """Read what a manifest needs; empty if it can be restored.
+
+    Its sinks are not looked at here: they belong to the user.
+
+    Args:
+        root: the job's root.
+        manifest: the checkpoint.
+        progress: told the bytes of each stored file as it has been read.
+    """
+    rows = (f for f in verify_table(root, PATH) if _concerns(f, manifest.id))
+    return (*rows, *_channels(root, manifest), *verify_state(root, (manifest,), progress))
+
+
+def require_intact(root: Root, manifest: Manifest, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Refuse a checkpoint that cannot come back.
+
+    Raises:
+        DamageError: names what is damaged, and the way round it.
+    """
+    findings = check_checkpoint(root, manifest, progress)
+    if findings:
+        named = "; ".join(f"{f.path}: {f.problem}" for f in findings[:3])
+        more = f"; and {len(findings) - 3} more" if len(findings) > 3 else ""
+        raise DamageError(
+            f"checkpoint {manifest.id} is damaged: {named}{more}: see `spark-abs verify ROOT {manifest.id}`, "
+            "or take the newest intact one with --fallback"
+        )
+
+
+def _concerns(finding: Finding, checkpoint: CheckpointId) -> bool:
+    """Say whether damage in `checkpoints/` may be in the row of one checkpoint."""
+    match = _ROW_FILE.fullmatch(finding.path)
+    return match is None or int(match[1]) == checkpoint
+
+
+def _channels(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
+    found = []
+    for stage in manifest.stages:
+        for output in stage.outputs:
+            if output.kind != "channel":
+                continue
+            path = checked_relative(output.table)
+            try:
+                table = Table.open(root.at(path))
+            except FileNotFoundError:
+                problem = "missing"
+            except DamageError as error:
+                problem = str(error)
+            else:
+                if table.id == output.table_id:
+                    continue
+                problem = f"its table id is {table.id}, recorded was {output.table_id}"
+            found.append(Finding(path, problem, manifest.id, stage.stage))
+    return tuple(found)

@@ -1,0 +1,130 @@
+"""What a plan needs to know, read from the root and its sinks. Changes nothing, starts no JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow import fs
+
+from spark_abs.manifest import Manifest, OutputVersion
+from spark_abs.model import AttemptId, ChannelId, StageId, Version, app_id
+from spark_abs.restore.plan import Facts, SinkFacts
+from spark_abs.sinks.plain import why_not_plain
+from spark_abs.store.checkpoints import Summary
+from spark_abs.store.log import LogCommit
+from spark_abs.store.root import Root, location_of
+from spark_abs.store.table import Table
+
+CHANNELS = "channels"
+
+
+def gather(
+    root: Root,
+    manifest: Manifest,
+    known: Iterable[Manifest],
+    completed: tuple[Summary, ...],
+    attempt: AttemptId,
+) -> Facts:
+    """Read the facts for a restore to `manifest`, but for who is alive and what is damaged.
+
+    Args:
+        root: the job's root.
+        manifest: the checkpoint to go back to.
+        known: every manifest that can be read: sinks that only they name are fenced too.
+        completed: all completed checkpoints.
+        attempt: the attempt that the restore will make, or has begun to make.
+    """
+    recorded = {(s.stage, o.output): o for s in manifest.stages for o in _delta(s.outputs)}
+    sinks = {(s.stage, o.output): o for m in known for s in m.stages for o in _delta(s.outputs)} | recorded
+    return Facts(
+        completed,
+        tuple(_channels(root)),
+        _is_table(root, "state"),
+        tuple(
+            _sink(manifest.job, stage, output, recorded.get((stage, output.output)), attempt)
+            for (stage, _), output in sorted(sinks.items())
+        ),
+    )
+
+
+def _delta(outputs: Iterable[OutputVersion]) -> Iterator[OutputVersion]:
+    return (o for o in outputs if o.kind == "delta")
+
+
+def _channels(root: Root) -> Iterator[ChannelId]:
+    selector = fs.FileSelector(root.path(CHANNELS), allow_not_found=True)
+    for info in root.fs.get_file_info(selector):
+        if info.type is fs.FileType.Directory and _is_table(root, f"{CHANNELS}/{info.base_name}"):
+            yield ChannelId(info.base_name)
+
+
+def _is_table(root: Root, relative: str) -> bool:
+    return root.fs.get_file_info(root.path(f"{relative}/_delta_log")).type is fs.FileType.Directory
+
+
+def _sink(
+    job: str, stage: StageId, output: OutputVersion, recorded: OutputVersion | None, attempt: AttemptId
+) -> SinkFacts:
+    uri, name = location_of(output.table), f"{job}/{stage}/{output.output}"
+    try:
+        table = Table.open(uri)
+    except FileNotFoundError:
+        return SinkFacts(stage, output.output, uri, None, later=recorded is None)
+    target = recorded.version if recorded is not None else _attached_at(table, name)
+    done = table.transaction(f"{app_id(job, stage, output.output, attempt)}/restore") is not None
+    there = target is not None and target <= table.version and table.id == output.table_id
+    return SinkFacts(
+        stage=stage,
+        sink=output.output,
+        table=uri,
+        current=table.version,
+        recorded_id=output.table_id,
+        table_id=table.id,
+        target=target,
+        foreign=tuple(_foreign(table, name, target)) if there and target is not None and not done else (),
+        gone=_gone(table, target) if there and target is not None and not done else "",
+        later=recorded is None,
+        needs_spark=why_not_plain(table.delta) is not None,
+    )
+
+
+def _attached_at(table: Table, sink: str) -> Version | None:
+    """Return the version at which the sink first came to the table; None if the log does not say any more."""
+    for version in range(table.version + 1):
+        commit = table.read_commit(version)
+        if commit is not None and (note := _note(commit, sink)) is not None:
+            return Version(version) if note.get("attached") is True else None
+    return None
+
+
+def _foreign(table: Table, sink: str, after: Version) -> Iterator[Version]:
+    for version in range(after + 1, table.version + 1):
+        commit = table.read_commit(version)
+        if commit is None or (commit.data_change and _note(commit, sink) is None):
+            yield Version(version)
+
+
+def _note(commit: LogCommit, sink: str) -> dict[str, object] | None:
+    """Return what the job has written into a commit of its sink, None for everybody else's."""
+    try:
+        plain = json.loads(commit.metadata or "null")
+    except ValueError:
+        return None
+    return plain if isinstance(plain, dict) and plain.get("sink") == sink else None
+
+
+def _gone(table: Table, version: Version) -> str:
+    """Say what keeps a version of a table from coming back, empty if nothing does."""
+    try:
+        then = DeltaTable(table.uri, version=int(version)).file_uris()
+    except (DeltaError, OSError) as error:
+        return f"version {version} cannot be opened any more: {error}"
+    missing = []
+    for uri in set(then) - set(table.delta.file_uris()):
+        filesystem, path = fs.FileSystem.from_uri(uri)
+        if filesystem.get_file_info(path).type is fs.FileType.NotFound:
+            missing.append(uri)
+    return f"{len(missing)} files of version {version} are gone, as {missing[0]}" if missing else ""

@@ -1,0 +1,100 @@
+"""From what a person asks for to a plan: choose the checkpoint, look, verify. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from spark_abs.config import Settings
+from spark_abs.errors import DamageError
+from spark_abs.manifest import Manifest
+from spark_abs.model import AttemptId
+from spark_abs.observe.alive import live_run
+from spark_abs.protocol.control import ControlState
+from spark_abs.restore.check import require_intact
+from spark_abs.restore.facts import gather
+from spark_abs.restore.lookup import choose, load, readable
+from spark_abs.restore.plan import RestorePlan, plan_restore
+from spark_abs.restore.target import newest_first
+from spark_abs.snapshots.materialise import fresh_query_id
+from spark_abs.store.checkpoints import Summary
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from spark_abs.store.salvage import Survey, survey
+
+Progress = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Tell nobody how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan, and the verified manifest that it goes back to."""
+
+    plan: RestorePlan
+    manifest: Manifest
+    forced: bool
+
+
+def prepare(
+    root: Root, to: str | int, *, force: bool = False, fallback: bool = False, progress: Progress = silent
+) -> Prepared:
+    """Plan the way back to a checkpoint, after reading every byte that it needs.
+
+    Args:
+        root: the job's root.
+        to: an id, the name of a savepoint, or `latest`.
+        force: fence a run that is alive, and take back what others did to sinks.
+        fallback: if that checkpoint is damaged, take the newest intact one of the current path; the plan's
+            notes say so.
+        progress: told what is being looked at.
+
+    Raises:
+        UsageError: there is no job at this root.
+        CheckpointNotFound: there is no such checkpoint.
+        DamageError: it is damaged, and so is every other one if `fallback`.
+        Refused: see `plan_restore`.
+    """
+    state = Control.open(root).state
+    found = survey(root, state.job)
+    wanted: Summary | None = None
+    try:
+        wanted = choose(to, found, state)
+        return _planned(root, state, found, wanted, force, (), progress)
+    except DamageError as error:
+        if not fallback:
+            raise
+        damage = error
+    for summary in newest_first(found.completed, state):
+        if summary == wanted:
+            continue
+        note = f"{damage}; this goes back to {summary.id}, the newest intact checkpoint of the current path"
+        try:
+            return _planned(root, state, found, summary, force, (note,), progress)
+        except DamageError as error:
+            progress(f"checkpoint {summary.id}: {error}")
+    raise DamageError(f"no checkpoint on the current path is intact: {damage}") from damage
+
+
+def _planned(
+    root: Root,
+    state: ControlState,
+    found: Survey,
+    summary: Summary,
+    force: bool,
+    notes: tuple[str, ...],
+    progress: Progress,
+) -> Prepared:
+    manifest = load(root, summary)
+    attempt = state.attempt.id if not state.attempt.ready else AttemptId(state.attempt.id + 1)
+    timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
+    facts = gather(root, manifest, readable(root, found), found.completed, attempt)
+    facts = replace(facts, alive=live_run(root, int(time.time() * 1000), timeout_ms))
+    plan = plan_restore(state, manifest, facts, fresh_id=fresh_query_id, forced=force, notes=notes)
+    progress(f"verifying checkpoint {manifest.id}: {manifest.size_full:,} bytes")
+    require_intact(root, manifest)
+    return Prepared(plan, manifest, force)
