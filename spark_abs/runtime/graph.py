@@ -198,8 +198,8 @@ def _too_short(
             more = " and more" if held else ""
             found.append(
                 f"stage {stage!r}: a watermark delay of {watermark.delay_ms} ms on {watermark.column!r} is "
-                f"too short: {producer(channel)!r} may send rows {late} ms late{more}, which would be dropped "
-                "in silence; use a longer delay (that of the stage before plus the time bound of its join "
-                "or window), or set spark.abs.graph.watermarkCheck=warn"
+                f"too short: {producer(channel)!r} may send rows {late} ms late{more}, which would be "
+                "dropped in silence; use a longer delay (that of the stage before plus the time bound of "
+                "its join or window), or set spark.abs.graph.watermarkCheck=warn"
             )
     return found
