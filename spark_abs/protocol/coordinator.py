@@ -194,7 +194,8 @@ class Coordinator:
 
     Guarantees: one open checkpoint at a time unless `Claimed` comes for more; verdicts leave one at a time,
     in id order; a checkpoint is completed only with the acknowledgements of all stages; every claimed id
-    gets a verdict. Any event may come twice or late.
+    gets a verdict. Any event may come twice or late, except that `Claimed` first comes in id order: a new
+    coordinator hears it for every claim without an outcome before it hears anything of a later one.
     """
 
     def __init__(self, stages: Iterable[StageId], settings: Callable[[], TriggerSettings]) -> None:

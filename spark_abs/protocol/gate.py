@@ -89,7 +89,7 @@ def decide(
             blocked or closed, and read no further than the decision needs.
         settled: what is known of outcomes. Knowing more can only unblock, never move a barrier.
         limits: bound on what is taken.
-        run: the current run; only its own end markers close the input (P10).
+        run: the current run; only its own end marker closes the input, older ones are passed over (P10).
         attempt: the current attempt, recorded in the position that is reached.
 
     Returns:
@@ -105,7 +105,7 @@ def decide(
             continue
         if taken and size + entry.size > limits.max_bytes:
             break
-        reached = _after(reached, entry, run, attempt)
+        reached = _after(reached, entry, attempt)
         taken, size = taken + 1, size + entry.size
         if reached.at_barrier or reached.is_closed(run) or taken >= limits.max_entries:
             break
@@ -126,8 +126,12 @@ def _must_wait(own: Position, stage: Sequence[Position], run: RunId) -> bool:
     return any(other.epoch < own.epoch for other in others if not other.is_closed(run))
 
 
-def _after(position: Position, entry: Entry, run: RunId, attempt: AttemptId) -> Position:
-    """Return the position behind `entry`."""
+def _after(position: Position, entry: Entry, attempt: AttemptId) -> Position:
+    """Return the position behind `entry`.
+
+    Whose end marker it was is recorded, not whether that run is the present one: a driver that was frozen
+    and plans one more batch would else pass over the end that the run after it has to see.
+    """
     epoch = max(position.epoch, entry.cancel or NO_EPOCH)
     arrived = entry.barrier is not None and entry.barrier.id > epoch
     if entry.barrier is not None and arrived:
@@ -138,5 +142,5 @@ def _after(position: Position, entry: Entry, run: RunId, attempt: AttemptId) -> 
         version=entry.version,
         epoch=epoch,
         at_barrier=arrived,
-        closed=run if entry.end and entry.run == run else position.closed,
+        closed=entry.run if entry.end else position.closed,
     )

@@ -1,0 +1,135 @@
+"""What the simulated cluster has on storage, as facts for the invariants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from spark_abs.model import NO_BATCH, Position, channel_id, counts
+from spark_abs.testing.cluster import Checkpoint, Row, Stage, State, Storage, digest, ideal
+from spark_abs.testing.invariants import (
+    Edge,
+    NamedBytes,
+    Need,
+    Outcome,
+    consistent_cut,
+    intact,
+    no_dead_work,
+    nothing_lost,
+    one_outcome,
+    only_completed,
+    require,
+    same_order,
+    same_rows,
+)
+
+
+def check_checkpoint(storage: Storage, row: Checkpoint) -> None:
+    """Check a checkpoint the moment it is committed: invariants 1 and 2."""
+    require(_cut(storage, row))
+    require(intact(_named(storage, row)))
+
+
+def _cut(storage: Storage, row: Checkpoint) -> Iterator[str]:
+    offsets = tuple(int(row.snapshot(stage.id).offsets) for stage in storage.graph)
+    expected = ideal(storage.graph, offsets)
+    for stage in storage.graph:
+        snapshot = row.snapshot(stage.id)
+        where = f"checkpoint {row.id}, state of {stage.id} after batch {snapshot.cut_batch}"
+        held: State = ()
+        if snapshot.files:
+            held = storage.packs[snapshot.files[0].at.pack]
+        yield from same_rows(1, where, _tagged(held), _tagged(expected[stage.id]))
+        for output in snapshot.outputs:
+            found = _visible(storage, row, output.table, output.output, output.version or 0)
+            yield from same_rows(1, f"checkpoint {row.id}, {output.table}", found, expected[output.table])
+    yield from consistent_cut(_edges(storage, row))
+
+
+def _tagged(state: State | tuple[Row, ...]) -> list[tuple[int, object]]:
+    """Tell the inputs of a state apart."""
+    return [(number, item) for number, rows in enumerate(state) for item in rows]
+
+
+def _visible(storage: Storage, row: Checkpoint, name: str, output: str, version: int) -> list[Row]:
+    """Return what an output holds at a version."""
+    table = storage.tables[name]
+    if output == "sink":
+        return list(table.read(type(table.version)(version)))
+    path = storage.path(channel_id(*name.split(".")), row.attempt)
+    work = (c for c in table.log if c.attempt and c.version <= version)
+    return [r for c in work if counts(path, c.attempt, c.version) for r in table.rows[c.version]]
+
+
+def _edges(storage: Storage, row: Checkpoint) -> Iterator[Edge]:
+    run = storage.state.run
+    assert run is not None
+    for stage in storage.graph:
+        for position in row.snapshot(stage.id).positions:
+            produced = storage.cut_version(row.id, position.channel)
+            closed = position.is_closed(run.id)
+            yield Edge(row.id, position.channel, stage.id, produced, position, closed)
+
+
+def _named(storage: Storage, row: Checkpoint) -> Iterator[NamedBytes]:
+    for snapshot in row.snapshots:
+        for file in snapshot.files:
+            state = storage.packs.get(file.at.pack)
+            size, sha256 = digest(state) if state is not None else (None, None)
+            yield NamedBytes(row.id, file.path, file.size, file.sha256, size, sha256)
+
+
+def check_retention(storage: Storage) -> None:
+    """Check that all is there that can be reached: invariant 6."""
+    present: set[object] = set(storage.packs)
+    for name, table in storage.tables.items():
+        present |= {(name, number) for number, entry in enumerate(table.entries) if entry is not None}
+    require(nothing_lost(_needs(storage), present))
+    for row in storage.retained.values():
+        require(intact(_named(storage, row)))
+
+
+def _needs(storage: Storage) -> Iterator[Need]:
+    attempt = storage.state.attempt.id
+    readers: list[tuple[str, Iterable[Position]]] = [
+        (stage.id, storage.native[attempt, stage.id].durable.positions) for stage in storage.graph
+    ]
+    for row in storage.retained.values():
+        for snapshot in row.snapshots:
+            by = f"{snapshot.stage} of checkpoint {row.id}"
+            yield from (Need(by, file.at.pack) for file in snapshot.files)
+            readers.append((by, snapshot.positions))
+    for by, positions in readers:
+        for position in positions:
+            for number in range(position.version + 1, len(storage.tables[position.channel].entries)):
+                yield Need(by, (position.channel, number))
+
+
+def check_end(storage: Storage) -> None:
+    """Check a job that has run to its end: invariants 2, 4 and 5."""
+    outcomes = [Outcome(number, row is not None) for number, row in storage.checkpoints]
+    require(one_outcome([barrier.id for barrier in storage.claimed], outcomes))
+    require(only_completed(storage.retained, outcomes))
+    require(no_dead_work(commit for table in storage.tables.values() for commit in table.log))
+    require(_like_no_failure(storage))
+
+
+def _like_no_failure(storage: Storage) -> Iterator[str]:
+    attempt = storage.state.attempt.id
+    expected = ideal(storage.graph, tuple(stage.native for stage in storage.graph))
+    for stage in storage.graph:
+        native = storage.native[attempt, stage.id]
+        held = native.state(native.committed) if native.committed != NO_BATCH else ()
+        yield from same_rows(4, f"state of {stage.id}", _tagged(held), _tagged(expected[stage.id]))
+        yield from _order(stage, held)
+        if stage.sink:
+            table = storage.tables[f"{stage.id}/sink"]
+            yield from same_rows(4, table.name, table.read(table.version), expected[table.name])
+
+
+def _order(stage: Stage, held: State) -> Iterator[str]:
+    """Check the order in which a stage saw the records of a source that reached it over one channel."""
+    for number, rows in enumerate(held):
+        plain = [label.rstrip(")").rpartition("#") for _, label in rows if "," not in label]
+        for source in {name for name, _, _ in plain}:
+            seen = [int(record) for name, _, record in plain if name == source]
+            yield from same_order(f"{stage.id}, input {number}, {source}", seen, sorted(seen))

@@ -1,0 +1,390 @@
+"""The durable half of the simulated cluster: a graph, and what its stages leave on storage.
+
+Channels are lists of entries, `control/` is a list of the real control states, `checkpoints/` a list of
+outcomes. Nothing here is lost in a crash. Every method is one atomic commit, as a Delta commit is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from spark_abs.errors import AbsError, CommitConflict, DamageError, Fenced
+from spark_abs.manifest import StageSnapshot
+from spark_abs.model import (
+    FENCED,
+    NO_BATCH,
+    NO_EPOCH,
+    AttemptId,
+    Barrier,
+    BatchId,
+    Branch,
+    ChannelId,
+    CheckpointId,
+    CheckpointKind,
+    DataFile,
+    Entry,
+    Position,
+    RunId,
+    StageId,
+    Version,
+    app_id,
+    channel_id,
+    counts,
+    run_app_id,
+)
+from spark_abs.protocol import control
+from spark_abs.testing.invariants import Logged
+
+JOB = "sim"
+LATE = "late"
+ROW_BYTES = 10
+RETAINED_BATCHES = 8
+"""Like Spark's minBatchesToRetain: state of older batches is gone from a native directory."""
+
+Row = tuple[int, str]
+"""A key and where the row came from."""
+State = tuple[tuple[Row, ...], ...]
+"""What a stage remembers: the rows of each input, native ones last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the simulated job: the union of its inputs, or their join on the key."""
+
+    id: StageId
+    inputs: tuple[ChannelId, ...] = ()
+    native: int = 0
+    """Records of its native source; they are its last input."""
+    join: bool = False
+    outputs: tuple[str, ...] = ("main",)
+    """Outputs that are channels; `late` carries the even keys only."""
+    sink: bool = False
+
+    @property
+    def channels(self) -> tuple[ChannelId, ...]:
+        """The channels it writes, in the order of its commits."""
+        return tuple(channel_id(self.id, output) for output in self.outputs)
+
+
+Graph = tuple[Stage, ...]
+"""Stages, producers before consumers."""
+
+
+def record(stage: StageId, number: int) -> Row:
+    """Return one record of a native source; keys of different sources meet, some of them twice."""
+    return (number // 2 if stage.endswith("2") else number, f"{stage}#{number}")
+
+
+def apply(stage: Stage, state: State, news: State) -> tuple[State, tuple[Row, ...]]:
+    """Run one micro-batch of a stage: the new state, and the rows that come out."""
+    seen = tuple(old + new for old, new in zip(state, news, strict=True))
+    if not stage.join:
+        return seen, tuple((key, f"{stage.id}({label})") for new in news for key, label in new)
+    pairs = [(a, b) for a in news[0] for b in state[1] if a[0] == b[0]]
+    pairs += [(a, b) for a in seen[0] for b in news[1] if a[0] == b[0]]
+    return seen, tuple((a[0], f"{stage.id}({a[1]},{b[1]})") for a, b in pairs)
+
+
+def carried(output: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return the rows that go to one output."""
+    return tuple(row for row in rows if row[0] % 2 == 0) if output == LATE else rows
+
+
+@cache
+def ideal(graph: Graph, offsets: tuple[int, ...]) -> dict[str, tuple[Row, ...] | State]:
+    """Return what a run that never failed holds at these native offsets, by stage id and by channel id."""
+    held: dict[str, tuple[Row, ...] | State] = {}
+    for stage, offset in zip(graph, offsets, strict=True):
+        news: list[tuple[Row, ...]] = [held[channel] for channel in stage.inputs]  # type: ignore[misc]
+        if stage.native:
+            news.append(tuple(record(stage.id, number) for number in range(offset)))
+        state, rows = apply(stage, ((),) * len(news), tuple(news))
+        held[stage.id] = state
+        held[f"{stage.id}/sink"] = rows
+        for output in stage.outputs:
+            held[channel_id(stage.id, output)] = carried(output, rows)
+    return held
+
+
+class Table:
+    """A channel or a sink: a log of entries with the rows of each, and transaction ids as Delta has them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: list[Entry | None] = [Entry(Version(0))]
+        self.rows: list[tuple[Row, ...]] = [()]
+        self.transactions: dict[str, int] = {}
+        self.log: list[Logged] = []
+        self.visible: list[tuple[int, ...]] = [()]
+        """For a sink: the versions whose rows are visible at each version."""
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel that the table is."""
+        return ChannelId(self.name)
+
+    @property
+    def version(self) -> Version:
+        """The newest version."""
+        return Version(len(self.entries) - 1)
+
+    @property
+    def next(self) -> Version:
+        """The version that the next commit takes."""
+        return Version(len(self.entries))
+
+    def require_alive(self, app: str, run: RunId) -> None:
+        """Raise Fenced if the attempt was burnt or a newer run has begun."""
+        if self.transactions.get(app, 0) >= FENCED or self.transactions.get(run_app_id(JOB), 0) > run:
+            raise Fenced(f"{app}, run {run}, was fenced on {self.name}")
+
+    def commit(
+        self,
+        *,
+        at: Version,
+        attempt: AttemptId,
+        run: RunId,
+        transactions: dict[str, int],
+        rows: tuple[Row, ...] = (),
+        batch: BatchId = NO_BATCH,
+        barrier: Barrier | None = None,
+        cancel: CheckpointId | None = None,
+        end: bool = False,
+    ) -> Version:
+        """Commit work at exactly `at`.
+
+        Raises:
+            CommitConflict: the version is taken.
+        """
+        if at != self.version + 1:
+            raise CommitConflict(f"version {at} of {self.name}")
+        files = (DataFile(f"{at}.parquet", len(rows) * ROW_BYTES, len(rows)),) if rows else ()
+        self.entries.append(Entry(at, attempt, run, batch, barrier, cancel, end, None, files))
+        self.rows.append(rows)
+        self.visible.append((*self.visible[-1], at))
+        self.transactions.update(transactions)
+        self.log.append(Logged(self.name, at, attempt, run))
+        return at
+
+    def commit_foreign(self) -> None:
+        """Commit something that is none of the job's work, like OPTIMIZE."""
+        self._commit_empty(Logged(self.name, self.next))
+
+    def fence_runs(self, run: RunId) -> None:
+        """Refuse all runs before `run` from now on."""
+        if self.transactions.get(run_app_id(JOB), 0) < run:
+            self.transactions[run_app_id(JOB)] = run
+            self._commit_empty(Logged(self.name, self.next, fences_runs_below=run))
+
+    def burn(self, stage: StageId, output: str, attempt: AttemptId) -> None:
+        """Refuse an attempt from now on."""
+        app = app_id(JOB, stage, output, attempt)
+        if self.transactions.get(app, 0) < FENCED:
+            self.transactions.update({app: FENCED, f"{app}/barrier": FENCED, f"{app}/end": FENCED})
+            self._commit_empty(Logged(self.name, self.next, burns=frozenset((attempt,))))
+
+    def restore(self, version: Version) -> None:
+        """Make visible what was visible at `version`, as Delta RESTORE does; the log and the ids stay."""
+        visible = self.visible[version]
+        self._commit_empty(Logged(self.name, self.next))
+        self.visible[-1] = visible
+
+    def read(self, version: Version) -> tuple[Row, ...]:
+        """Return the rows of a sink at a version."""
+        return tuple(row for v in self.visible[version] for row in self.rows[v])
+
+    def _commit_empty(self, logged: Logged) -> None:
+        self.entries.append(Entry(logged.version))
+        self.rows.append(())
+        self.visible.append(self.visible[-1])
+        self.log.append(logged)
+
+    def after(self, version: Version, path: Sequence[Branch]) -> Iterator[Entry]:
+        """Yield the entries behind `version` that lie on the path.
+
+        Raises:
+            DamageError: clean-up has removed one of them.
+        """
+        for number in range(version + 1, len(self.entries)):
+            entry = self.entries[number]
+            if entry is None:
+                raise DamageError(f"6: entry {number} of {self.name} is gone, a reader stands at {version}")
+            if entry.attempt and counts(path, entry.attempt, entry.version):
+                yield entry
+
+    def newest_first(self, path: Sequence[Branch]) -> Iterator[Entry]:
+        """Yield the entries on the path, newest first, as far back as they are kept."""
+        for entry in reversed(self.entries):
+            if entry is None:
+                return
+            if entry.attempt and counts(path, entry.attempt, entry.version):
+                yield entry
+
+    def marker(self, path: Sequence[Branch]) -> CheckpointId:
+        """Return the newest barrier or cancel id on the path."""
+        for entry in self.newest_first(path):
+            if entry.barrier or entry.cancel is not None:
+                return max(entry.barrier.id if entry.barrier else NO_EPOCH, entry.cancel or NO_EPOCH)
+        return NO_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A file of the offset log."""
+
+    positions: tuple[Position, ...]
+    native: int
+
+
+class Lost(AbsError):
+    """Somebody else has written or removed this file of a native checkpoint: Spark ends the query."""
+
+
+@dataclass
+class Native:
+    """A stage's Spark checkpoint: planned batches, committed ones, and state files by version.
+
+    Twice evaluated batches leave two files of one version; the commit names its own by a unique id.
+    """
+
+    start: Planned
+    offsets: dict[BatchId, Planned] = field(default_factory=dict)
+    commits: dict[BatchId, str] = field(default_factory=dict)
+    states: dict[int, dict[str, State]] = field(default_factory=dict)
+
+    @property
+    def planned(self) -> BatchId:
+        """The newest planned batch."""
+        return max(self.offsets, default=NO_BATCH)
+
+    @property
+    def committed(self) -> BatchId:
+        """The newest finished batch."""
+        return max(self.commits, default=NO_BATCH)
+
+    @property
+    def newest(self) -> Planned:
+        """Where the inputs stand."""
+        return self.before(BatchId(self.planned + 1))
+
+    @property
+    def durable(self) -> Planned:
+        """What has been consumed for good: the newest planned batch that is also finished."""
+        return self.before(BatchId(self.committed + 1))
+
+    def before(self, batch: BatchId) -> Planned:
+        """Return where the inputs stood before a batch."""
+        return self.offsets.get(BatchId(batch - 1), self.start)
+
+    def state(self, batch: BatchId) -> State:
+        """Return the state after a finished batch, by the id that its commit names."""
+        if batch not in self.commits:
+            raise Lost(f"state/{batch + 1}")
+        return self.states[batch + 1][self.commits[batch]]
+
+    def batch(self, batch: BatchId) -> Planned:
+        """Read a file of the offset log."""
+        if batch not in self.offsets:
+            raise Lost(f"offsets/{batch}")
+        return self.offsets[batch]
+
+    def plan(self, batch: BatchId, planned: Planned) -> None:
+        """Write a file of the offset log."""
+        if batch in self.offsets:
+            raise Lost(f"offsets/{batch}")
+        self.offsets[batch] = planned
+
+    def commit(self, batch: BatchId, unique: str) -> None:
+        """Write a file of the commit log; old batches are forgotten."""
+        if batch <= self.committed:
+            raise Lost(f"commits/{batch}")
+        self.commits[batch] = unique
+        for old in [b for b in self.commits if b <= batch - RETAINED_BATCHES]:
+            del self.commits[old], self.offsets[old]
+            self.states.pop(old + 1, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A row of `checkpoints/`."""
+
+    id: CheckpointId
+    attempt: AttemptId
+    kind: CheckpointKind
+    snapshots: tuple[StageSnapshot, ...]
+
+    def snapshot(self, stage: StageId) -> StageSnapshot:
+        """Return one stage's part."""
+        return next(s for s in self.snapshots if s.stage == stage)
+
+
+class Storage:
+    """All that survives: one root."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.control: list[control.ControlState] = [control.begin_job(JOB, 0)]
+        self.claimed: list[Barrier] = []
+        self.checkpoints: list[tuple[CheckpointId, Checkpoint | None]] = []
+        self.retained: dict[CheckpointId, Checkpoint] = {}
+        self.tables: dict[str, Table] = {}
+        self.packs: dict[str, State] = {}
+        self.captured: dict[CheckpointId, set[str]] = {}
+        """Packs by the capture that wrote or reused them: sweeping spares those without an outcome."""
+        self.native: dict[tuple[AttemptId, StageId], Native] = {}
+        for stage in graph:
+            self.tables |= {channel: Table(channel) for channel in stage.channels}
+            if stage.sink:
+                self.tables[f"{stage.id}/sink"] = Table(f"{stage.id}/sink")
+            self.native[AttemptId(1), stage.id] = self.fresh(stage, AttemptId(1))
+
+    def fresh(self, stage: Stage, attempt: AttemptId) -> Native:
+        """Return the native checkpoint of a stage that has run no batch."""
+        start = tuple(Position(channel, attempt, Version(0), NO_EPOCH) for channel in stage.inputs)
+        return Native(Planned(start, 0))
+
+    @property
+    def state(self) -> control.ControlState:
+        """The newest state of `control/`."""
+        return self.control[-1]
+
+    def outputs(self, stage: Stage) -> list[tuple[str, Table]]:
+        """Return a stage's outputs by name, channels first."""
+        found = [(o, self.tables[channel_id(stage.id, o)]) for o in stage.outputs]
+        return [*found, ("sink", self.tables[f"{stage.id}/sink"])] if stage.sink else found
+
+    def path(self, channel: ChannelId, attempt: AttemptId) -> tuple[Branch, ...]:
+        """Return what counts in a channel for an attempt."""
+        lineage = self.state.lineage(attempt)
+        versions = {step.checkpoint: self.cut_version(step.checkpoint, channel) for step in lineage[1:]}
+        return control.branches(lineage, {c: v for c, v in versions.items() if c is not None})
+
+    def cut_version(self, checkpoint: CheckpointId | None, channel: str) -> Version:
+        """Return the version of an output that a checkpoint recorded."""
+        manifest = dict(self.checkpoints)[checkpoint]  # type: ignore[index]
+        assert manifest is not None
+        for snapshot in manifest.snapshots:
+            for output in snapshot.outputs:
+                if output.table == channel:
+                    return output.version or Version(0)
+        raise DamageError(f"checkpoint {checkpoint} does not name {channel}")
+
+    def decide(self, checkpoint: CheckpointId, row: Checkpoint | None, run: RunId) -> bool:
+        """Commit an outcome unless one stands; return whether the one that stands is a completion."""
+        control.require_current(self.state, run)
+        for settled, stands in self.checkpoints:
+            if settled == checkpoint:
+                return stands is not None
+        self.checkpoints.append((checkpoint, row))
+        if row is not None:
+            self.retained[checkpoint] = row
+        return row is not None
+
+
+def digest(state: State) -> tuple[int, str]:
+    """Return size and hash of a state file."""
+    data = repr(state).encode()
+    return len(data), hashlib.sha256(data).hexdigest()

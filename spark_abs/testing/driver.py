@@ -1,0 +1,373 @@
+"""The volatile half of the simulated cluster: a driver with its processes, and a restore.
+
+A driver may be dropped at any step (killed), or kept and stepped on after another took over (frozen).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+
+from spark_abs.errors import AbortReason, Fenced
+from spark_abs.manifest import Location, OutputVersion, StageSnapshot, StoredFile
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    Barrier,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    CheckpointKind,
+    RunId,
+    StageId,
+)
+from spark_abs.protocol import control
+from spark_abs.protocol.coordinator import (
+    Abort,
+    AckAnswer,
+    Acked,
+    Answer,
+    Claim,
+    Claimed,
+    Complete,
+    Coordinator,
+    Decided,
+    Declined,
+    Effect,
+    Event,
+    JobStatus,
+    Notify,
+    Release,
+    Request,
+    Requested,
+    StatusChanged,
+    Tick,
+    TriggerSettings,
+)
+from spark_abs.testing.cluster import Checkpoint, Lost, Native, Planned, Stage, Storage, digest
+from spark_abs.testing.process import Parts, Process, Run, Steps
+
+Clock = Callable[[], int]
+_PACE = (1, 1, 1, 2, 5)
+"""How many steps a process takes before another one is looked at."""
+
+
+class Driver:
+    """One run of the job: its stages, agents, snapshotter, coordinator, and the messages between them."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        rng: Random,
+        parts: Parts,
+        settings: TriggerSettings,
+        clock: Clock,
+        seen: Counter[str],
+    ) -> None:
+        self.storage = storage
+        self.rng = rng
+        self.parts = parts
+        self.settings = settings
+        self.clock = clock
+        self.seen = seen
+        self.actors: dict[str, Steps] = {"boot": self._boot()}
+        self.over = False
+        self.answers: dict[str, Answer] = {}
+        self.on_complete: Callable[[Checkpoint], None] = lambda _: None
+        self.faulty = True
+        """Whether messages are lost, repeated and out of order."""
+        self._mail: list[Event] = []
+        self._todo: deque[Effect] = deque()
+        self._acks: dict[tuple[CheckpointId, StageId], StageSnapshot] = {}
+
+    # -- what the scheduler and its faults do
+
+    def step(self) -> None:
+        """Let one process take a step or a few."""
+        names = list(self.actors)
+        name = names[int(self.rng.random() * len(names))]
+        try:
+            for _ in range(_PACE[int(self.rng.random() * len(_PACE))]):
+                next(self.actors[name])
+        except StopIteration:
+            self.actors.pop(name, None)
+        except Lost:
+            self.crash_stage(StageId(name.partition(":")[2]))
+        except Fenced:
+            self.over = True
+            self.seen["drivers fenced"] += 1
+
+    @property
+    def booted(self) -> bool:
+        """Whether the processes have started."""
+        return "coordinator" in self.actors
+
+    def crash_stage(self, stage: StageId) -> None:
+        """Kill one query and start it again from its native checkpoint, under the same run."""
+        self.run.handed = {(c, s) for c, s in self.run.handed if s != stage}
+        self._start(next(s for s in self.storage.graph if s.id == stage))
+
+    def crash_snapshotter(self) -> None:
+        """Lose every capture and every acknowledgement that is not answered."""
+        self.run.captures.clear()
+        self._acks.clear()
+        self.actors["snapshotter"] = self._snapshotter()
+
+    def crash_coordinator(self) -> None:
+        """Lose the coordinator's memory and its mail; a new one is told of the claims without an outcome."""
+        self._mail.clear()
+        self._new_coordinator()
+        for claim in self.storage.state.claims:
+            self._feed(Claimed(self.clock(), claim.barrier, None))
+
+    def ask(self, request: Request) -> None:
+        """Ask for a checkpoint or savepoint."""
+        self._mail.append(Requested(0, request))
+
+    # -- start
+
+    def _boot(self) -> Steps:
+        storage = self.storage
+        storage.control.append(control.begin_run(storage.state, "sim", 1, self.clock()))
+        run = storage.state.run
+        assert run is not None
+        attempt, floor = storage.state.attempt.id, storage.state.last_claimed
+        yield from fence(storage, run.id, before=AttemptId(0))
+        paths = {c: storage.path(c, attempt) for stage in storage.graph for c in stage.channels}
+        self.run = Run(storage, self.rng, self.parts, run.id, attempt, floor, paths)
+        self._new_coordinator()
+        for stage in storage.graph:
+            self._start(stage)
+        self.actors |= {
+            "snapshotter": self._snapshotter(),
+            "committer": self._committer(),
+            "coordinator": self._deliver(),
+        }
+
+    def _start(self, stage: Stage) -> None:
+        process = Process(self.run, stage)
+        self.run.ended.discard(stage.id)
+        self.actors[f"life:{stage.id}"] = process.life()
+        self.actors[f"agent:{stage.id}"] = process.agent()
+
+    def _new_coordinator(self) -> None:
+        self.coordinator = Coordinator((s.id for s in self.storage.graph), lambda: self.settings)
+        self._feed(StatusChanged(self.clock(), JobStatus.RUNNING))
+
+    # -- coordinator and what it asks for
+
+    def _deliver(self) -> Steps:
+        """Hand one message to the coordinator: any of them, perhaps twice, perhaps never."""
+        while True:
+            if len(self.run.ended) == len(self.storage.graph) and self.rng.random() < 0.05:
+                self._finish(JobStatus.FINISHED)
+            if self._mail and self.rng.random() < 0.8:
+                event = self._mail.pop(self._pick())
+                if self.faulty and self.rng.random() < 0.1:
+                    self._mail.append(event)
+                if not (self.faulty and isinstance(event, Acked) and self.rng.random() < 0.1):
+                    self._feed(replace(event, now_ms=self.clock()))
+            elif self.rng.random() < 0.3:
+                self._feed(Tick(self.clock()))
+            yield
+
+    def _pick(self) -> int:
+        """Choose a message; claims keep their order, as they do in `control/`."""
+        number = int(self.rng.random() * len(self._mail))
+        if isinstance(self._mail[number], Claimed):
+            return next(n for n, event in enumerate(self._mail) if isinstance(event, Claimed))
+        return number
+
+    def _finish(self, status: JobStatus) -> None:
+        self._feed(StatusChanged(self.clock(), status))
+        for effect in list(self._todo):
+            if not isinstance(effect, Claim):
+                self._settle(self._outcome(effect))
+        self._todo.clear()
+        self.storage.control.append(control.end_run(self.storage.state, self.run.id, status))
+        self.over = True
+
+    def _feed(self, event: Event) -> None:
+        for effect in self.coordinator.handle(event):
+            match effect:
+                case Claim() | Complete() | Abort():
+                    self._todo.append(effect)
+                case AckAnswer(checkpoint, stage, result):
+                    self._acks.pop((checkpoint, stage), None)
+                    self.seen[f"acks {result}"] += 1
+                case Notify(checkpoint, _):
+                    if self.run.open and self.run.open.id <= checkpoint:
+                        self.run.open = None
+                case Answer():
+                    self.answers[effect.request_id] = effect
+                case Release():
+                    pass
+        if isinstance(event, Claimed) and self._is_collecting(event.barrier):
+            self.run.open = event.barrier
+
+    def _is_collecting(self, barrier: Barrier) -> bool:
+        newer = self.run.open is None or barrier.id > self.run.open.id
+        return newer and any(p.id == barrier.id and p.verdict is None for p in self.coordinator.pending)
+
+    def _committer(self) -> Steps:
+        """Carry out effects in order, each commit a step of its own."""
+        while True:
+            if self._todo:
+                effect = self._todo[0]
+                if isinstance(effect, Claim):
+                    self._claim(effect)
+                else:
+                    decided = self._outcome(effect)
+                    yield
+                    self._settle(decided)
+                    yield
+                    self._mail.append(decided)
+                if self._todo and self._todo[0] is effect:
+                    self._todo.popleft()
+                self._stop_after_savepoint()
+            yield
+
+    def _claim(self, effect: Claim) -> None:
+        state, barrier = control.claim(
+            self.storage.state, self.run.id, effect.kind, effect.name, self.clock()
+        )
+        self.storage.control.append(state)
+        self.storage.claimed.append(barrier)
+        self._mail.append(Claimed(0, barrier, effect.request_id))
+
+    def _outcome(self, effect: Effect) -> Decided:
+        """Commit an outcome; the one that stands is the one that counts."""
+        assert isinstance(effect, Complete | Abort)
+        storage, row, reason = self.storage, None, AbortReason.STATE_MISSING
+        if isinstance(effect, Abort):
+            reason = effect.reason
+        elif all(file.at.pack in storage.packs for s in effect.snapshots for file in s.files):
+            kind = storage.claimed[effect.id - 1].kind
+            row = Checkpoint(effect.id, self.run.attempt, kind, effect.snapshots)
+        known = {checkpoint for checkpoint, _ in storage.checkpoints}
+        completed = storage.decide(effect.id, row, self.run.id)
+        if effect.id not in known:
+            self.seen["completed" if completed else f"aborted: {reason}"] += 1
+            if row is not None:
+                self.on_complete(row)
+        return Decided(0, effect.id, completed, None if completed else reason)
+
+    def _settle(self, decided: Decided) -> None:
+        reason = decided.reason or AbortReason.STATE_MISSING
+        settle(self.storage, decided.id, decided.completed, reason)
+
+    def _stop_after_savepoint(self) -> None:
+        done = [a for a in self.answers.values() if a.ok and a.id is not None]
+        if any(self.storage.claimed[a.id - 1].kind is CheckpointKind.SYNC_SAVEPOINT for a in done if a.id):
+            self._finish(JobStatus.STOPPING)
+
+    # -- snapshots
+
+    def _snapshotter(self) -> Steps:
+        """Capture cuts whose batch is finished, copy them, acknowledge until answered."""
+        run, storage, rng = self.run, self.storage, self.rng
+        while True:
+            ready = [c for c in run.captures if self._native(c[1]).committed >= c[2]]
+            if ready:
+                capture = ready[int(rng.random() * len(ready))]
+                run.captures.remove(capture)
+                barrier, stage, batch = capture
+                native = self._native(stage)
+                if batch != NO_BATCH and batch not in native.commits:
+                    gone = f"batch {batch} is no longer in the native checkpoint"
+                    self._mail.append(Declined(0, barrier.id, stage.id, AbortReason.DECLINED, gone))
+                    continue
+                files: tuple[StoredFile, ...] = ()
+                planned = native.offsets[batch] if batch != NO_BATCH else native.start
+                if batch != NO_BATCH:
+                    state = run.parts.captured(native, batch)
+                    yield
+                    size, sha256 = digest(state)
+                    storage.packs[sha256] = state
+                    storage.captured.setdefault(barrier.id, set()).add(sha256)
+                    files = (StoredFile(f"state/{batch + 1}", size, sha256, Location(sha256, 0, 1)),)
+                snapshot = StageSnapshot(
+                    stage.id,
+                    batch,
+                    offsets=str(planned.native),
+                    positions=planned.positions,
+                    outputs=self._output_versions(barrier, stage, batch),
+                    files=files,
+                )
+                yield
+                self._acks[barrier.id, stage.id] = snapshot
+                self._mail.append(Acked(0, barrier.id, snapshot))
+            elif self._acks and rng.random() < 0.1:
+                (checkpoint, _), snapshot = next(iter(self._acks.items()))
+                self._mail.append(Acked(0, checkpoint, snapshot))
+            yield
+
+    def _native(self, stage: Stage) -> Native:
+        return self.storage.native[self.run.attempt, stage.id]
+
+    def _output_versions(self, barrier: Barrier, stage: Stage, batch: BatchId) -> tuple[OutputVersion, ...]:
+        found = []
+        for output, table in self.storage.outputs(stage):
+            if output == "sink":
+                mine = [v for v in table.visible[-1] if (e := table.entries[v]) and e.batch <= batch]
+                found.append(OutputVersion(output, "delta", table.name, "", max(mine, default=0)))  # type: ignore[arg-type]
+                continue
+            log = list(table.newest_first(self.run.paths[ChannelId(table.name)]))
+            at = next((e.version for e in log if e.barrier == barrier), log[0].version if log else 0)
+            found.append(OutputVersion(output, "channel", table.name, "", at))  # type: ignore[arg-type]
+        return tuple(found)
+
+
+def settle(storage: Storage, checkpoint: CheckpointId, completed: bool, reason: AbortReason) -> None:
+    """Tell the gates of an outcome, through `control/`."""
+    aborted = () if completed else (control.Aborted(checkpoint, reason),)
+    done = (checkpoint,) if completed else ()
+    storage.control.append(control.settle(storage.state, aborted, done))
+
+
+def fence(storage: Storage, run: RunId, before: AttemptId) -> Iterator[None]:
+    """Shut out older runs and the attempts before `before`, then abort every id without an outcome."""
+    for stage in storage.graph:
+        for output, table in storage.outputs(stage):
+            table.fence_runs(run)
+            for attempt in storage.state.attempts:
+                if attempt.id < before:
+                    table.burn(stage.id, output, attempt.id)
+            yield
+    for claim in storage.state.claims:
+        completed = storage.decide(claim.barrier.id, None, run)
+        settle(storage, claim.barrier.id, completed, AbortReason.RUN_ENDED)
+        yield
+
+
+def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[None]:
+    """Bring everything back to a checkpoint under a new attempt; each step may be repeated."""
+    storage.control.append(
+        control.begin_attempt(storage.state, checkpoint.attempt, checkpoint.id, "", "sim", 1, clock())
+    )
+    yield
+    run, attempt = storage.state.run, storage.state.attempt
+    assert run is not None
+    yield from fence(storage, run.id, before=attempt.id)
+    for stage in storage.graph:
+        storage.native[attempt.id, stage.id] = materialised(storage, stage, checkpoint, attempt.id)
+        yield
+        if stage.sink:
+            name = f"{stage.id}/sink"
+            storage.tables[name].restore(storage.cut_version(checkpoint.id, name))
+            yield
+    storage.control.append(control.finish_attempt(storage.state, attempt.id))
+
+
+def materialised(storage: Storage, stage: Stage, checkpoint: Checkpoint, attempt: AttemptId) -> Native:
+    """Return a native checkpoint built from what a manifest names, and nothing else."""
+    snapshot, native = checkpoint.snapshot(stage.id), storage.fresh(stage, attempt)
+    if snapshot.cut_batch == NO_BATCH:
+        return native
+    batch, (file,) = snapshot.cut_batch, snapshot.files
+    native.offsets[batch] = Planned(snapshot.positions, int(snapshot.offsets))
+    native.commits[batch] = file.sha256
+    native.states[batch + 1] = {file.sha256: storage.packs[file.at.pack]}
+    return native

@@ -1,0 +1,339 @@
+"""A stage of the simulated job as it runs: batches in numbered steps, and the agent of a stage without input.
+
+Each `yield` is a moment at which the process may be killed, frozen, or overtaken by somebody else. What has
+been yielded past is on storage or lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from spark_abs.errors import CommitConflict
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    Barrier,
+    BatchId,
+    Branch,
+    ChannelId,
+    CheckpointId,
+    Position,
+    RunId,
+    Version,
+    app_id,
+    barrier_app_id,
+)
+from spark_abs.protocol import cut, gate
+from spark_abs.testing.cluster import JOB, Native, Planned, Row, Stage, State, Storage, Table, apply, carried
+from spark_abs.testing.cluster import record as native_record
+from spark_abs.testing.invariants import BlockedInput, none_blocked, require
+
+Steps = Iterator[None]
+
+
+def in_log(table: Table, app: str, version: int) -> bool:
+    """Say whether a transaction is already in a table's log."""
+    return table.transactions.get(app, -1) >= version
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the simulated job is made of; a test puts a broken part in the place of one."""
+
+    decide: Callable[..., gate.Decision] = gate.decide
+    emission: Callable[..., cut.Emission] = cut.emission
+    captured: Callable[[Native, BatchId], State] = Native.state
+    already: Callable[[Table, str, int], bool] = in_log
+
+
+@dataclass
+class Run:
+    """What the processes of one run share: durable storage, and a memory that dies with the driver."""
+
+    storage: Storage
+    rng: Random
+    parts: Parts
+    id: RunId
+    attempt: AttemptId
+    floor: CheckpointId
+    paths: dict[ChannelId, tuple[Branch, ...]]
+    open: Barrier | None = None
+    """The barrier that sources are to take."""
+    handed: set[tuple[CheckpointId, str]] = field(default_factory=set)
+    captures: list[tuple[Barrier, Stage, BatchId]] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+    _unique: Iterator[int] = field(default_factory=itertools.count)
+
+    def unique(self) -> str:
+        """Return an id that no other process of any run uses."""
+        return f"{self.id}-{next(self._unique)}"
+
+    def settled(self) -> gate.Settled:
+        """Return what `control/` says about outcomes."""
+        return gate.Settled(self.floor, frozenset(a.id for a in self.storage.state.aborted))
+
+    def hand(self, barrier: Barrier, stage: Stage, batch: BatchId) -> None:
+        """Give a cut to the snapshotter."""
+        self.handed.add((barrier.id, stage.id))
+        self.captures.append((barrier, stage, batch))
+
+
+class Process:
+    """One stage within one run."""
+
+    def __init__(self, run: Run, stage: Stage) -> None:
+        self.run = run
+        self.stage = stage
+        self.storage = run.storage
+        self.native = run.storage.native[run.attempt, stage.id]
+        self.channels = [(o, t) for o, t in run.storage.outputs(stage) if o != "sink"]
+
+    def app(self, output: str) -> str:
+        """Name the application id of an output."""
+        return app_id(JOB, self.stage.id, output, self.run.attempt)
+
+    def path(self, table: Table) -> tuple[Branch, ...]:
+        """Return what counts in a channel."""
+        return self.run.paths[ChannelId(table.name)]
+
+    # -- batches
+
+    def life(self) -> Steps:
+        """Run batches until all inputs have ended; then write the end markers.
+
+        A frozen driver may still plan a batch after that, so the process looks on.
+        """
+        while True:
+            batch = self.native.planned
+            if batch == self.native.committed:
+                planned = self._plan()
+                if planned is None:
+                    if self._exhausted() and self.stage.id not in self.run.ended:
+                        yield from self._end()
+                    yield
+                    continue
+                batch = BatchId(batch + 1)
+                self.native.plan(batch, planned)
+                yield
+            yield from self._batch(batch)
+
+    def _plan(self) -> Planned | None:
+        """Let every gate decide; None if nothing moves."""
+        now, run = self.native.newest, self.run
+        settled, rng = run.settled(), run.rng
+        limits = gate.Limits(rng.randint(1, 4), rng.randint(1, 8) * 10)
+        positions = []
+        for own in now.positions:
+            entries = self.storage.tables[own.channel].after(own.version, run.paths[own.channel])
+            decision = run.parts.decide(own, now.positions, entries, settled, limits, run.id, run.attempt)
+            if isinstance(decision, gate.Blocked):
+                wait = BlockedInput(self.stage.id, own.channel, decision.on)
+                require(none_blocked([wait], dict.fromkeys(settled.aborted, False)))
+            positions.append(decision.position)
+        native = min(self.stage.native, now.native + rng.randint(0, 2))
+        planned = Planned(tuple(positions), native)
+        if planned == now and not (self.native.planned >= 0 and rng.random() < 0.02):
+            return None
+        return planned
+
+    def _exhausted(self) -> bool:
+        now = self.native.newest
+        return now.native == self.stage.native and all(p.is_closed(self.run.id) for p in now.positions)
+
+    def _batch(self, batch: BatchId) -> Steps:
+        before, planned = self.native.before(batch), self.native.batch(batch)
+        barrier, cancel = self._marker(batch, before, planned)
+        state, rows = self._evaluate(batch, before, planned)
+        unique = self.run.unique()
+        self.native.states.setdefault(batch + 1, {})[unique] = state
+        yield
+        for number, (output, table) in enumerate(self.channels):
+            while not self._holds(output, table, batch):
+                if half := self._half_written():
+                    self._commit_marker(*half)
+                    yield
+                    continue
+                if number == 0 and barrier and table.marker(self.path(table)) >= barrier.id:
+                    barrier = None
+                self._commit(output, table, batch, carried(output, rows), barrier, cancel)
+                break
+            yield
+        if self.stage.sink and rows:
+            table = self.storage.tables[f"{self.stage.id}/sink"]
+            if not self._holds("sink", table, batch):
+                self._commit("sink", table, batch, rows, None, None)
+            yield
+        if barrier:
+            self.run.hand(barrier, self.stage, batch)
+        yield
+        self.native.commit(batch, unique)
+        yield
+
+    def _holds(self, output: str, table: Table, batch: BatchId) -> bool:
+        """Say whether an output has the batch; first of all whether the run may still ask.
+
+        A burnt id is above every batch: asked the other way round, a fenced writer would find its work done.
+        """
+        table.require_alive(self.app(output), self.run.id)
+        return self.run.parts.already(table, self.app(output), batch)
+
+    def _commit(
+        self,
+        output: str,
+        table: Table,
+        batch: BatchId,
+        rows: tuple[Row, ...],
+        barrier: Barrier | None,
+        cancel: CheckpointId | None,
+    ) -> None:
+        table.commit(
+            at=table.next,
+            attempt=self.run.attempt,
+            run=self.run.id,
+            transactions={self.app(output): batch},
+            rows=rows,
+            batch=batch,
+            barrier=barrier,
+            cancel=cancel,
+        )
+
+    def _evaluate(self, batch: BatchId, before: Planned, planned: Planned) -> tuple[State, tuple[Row, ...]]:
+        news = [self._read(a, b) for a, b in zip(before.positions, planned.positions, strict=True)]
+        if self.stage.native:
+            news.append(tuple(native_record(self.stage.id, n) for n in range(before.native, planned.native)))
+        old = self.native.state(BatchId(batch - 1)) if batch else ((),) * len(news)
+        return apply(self.stage, old, tuple(news))
+
+    def _read(self, before: Position, upto: Position) -> tuple[Row, ...]:
+        if before.version == upto.version:
+            return ()
+        table = self.storage.tables[before.channel]
+        found: list[Row] = []
+        for entry in table.after(before.version, self.run.paths[before.channel]):
+            if entry.version > upto.version:
+                break
+            found += table.rows[entry.version]
+        return tuple(found)
+
+    def _marker(
+        self, batch: BatchId, before: Planned, planned: Planned
+    ) -> tuple[Barrier | None, CheckpointId | None]:
+        """Find the barrier or cancel marker of a batch; an output that holds the batch decides."""
+        for output, table in self.channels:
+            if self._holds(output, table, batch):
+                held = next(e for e in table.newest_first(self.path(table)) if e.batch == batch)
+                return held.barrier, held.cancel
+        written = max((t.marker(self.path(t)) for _, t in self.channels), default=CheckpointId(0))
+        match self.run.parts.emission(before.positions, planned.positions, self.run.id):
+            case cut.Cut(checkpoint) if checkpoint > written:
+                if checkpoint in self.run.settled():
+                    return None, checkpoint
+                return self.storage.claimed[checkpoint - 1], None
+            case cut.Cancelled(checkpoint) if checkpoint > written:
+                return None, checkpoint
+            case cut.Free() if (barrier := self._takes(planned)) and barrier.id > written:
+                return barrier, None
+        return None, None
+
+    def _end(self) -> Steps:
+        for output, table in self.channels:
+            app = f"{self.app(output)}/end"
+            if table.transactions.get(app, 0) < self.run.id:
+                table.require_alive(app, self.run.id)
+                table.commit(
+                    at=table.next,
+                    attempt=self.run.attempt,
+                    run=self.run.id,
+                    transactions={app: self.run.id},
+                    end=True,
+                )
+            yield
+        self.run.ended.add(self.stage.id)
+
+    # -- barriers without a batch
+
+    def _takes(self, planned: Planned) -> Barrier | None:
+        """Return the barrier that a stage without open channel inputs is to take."""
+        barrier = self.run.open
+        if barrier is None or (barrier.id, self.stage.id) in self.run.handed:
+            return None
+        if any(not p.is_closed(self.run.id) or p.epoch >= barrier.id for p in planned.positions):
+            return None
+        return barrier
+
+    def agent(self) -> Steps:
+        """Take barriers while no batch does: an entry that holds only the barrier, or none once ended."""
+        while True:
+            barrier = self._takes(self.native.newest)
+            if barrier is None:
+                yield
+                continue
+            seen = [table.version for _, table in self.channels]
+            yield
+            batch = self.native.planned
+            if batch != self.native.committed:
+                yield
+            elif not self.channels or (self.stage.id in self.run.ended and not self._wrote(barrier)):
+                self.run.hand(barrier, self.stage, batch)
+            else:
+                yield from self._pass(barrier, seen)
+
+    def _pass(self, barrier: Barrier, seen: list[Version]) -> Steps:
+        for number, (output, table) in enumerate(self.channels):
+            while table.marker(self.path(table)) < barrier.id:
+                try:
+                    self._commit_marker(output, table, barrier, Version(seen[number] + 1))
+                except CommitConflict:
+                    if number == 0:
+                        return
+                    seen[number] = table.version
+                yield
+        batch = self._cut_batch(barrier)
+        if batch is not None and self.native.committed >= batch:
+            self.run.hand(barrier, self.stage, batch)
+
+    def _wrote(self, barrier: Barrier) -> bool:
+        """Say whether the stage has passed a barrier on, perhaps before a crash."""
+        _, table = self.channels[0]
+        return any(entry.barrier == barrier for entry in table.newest_first(self.path(table)))
+
+    def _cut_batch(self, barrier: Barrier) -> BatchId | None:
+        """Return the batch behind which a barrier stands in the first output; None if it is not there.
+
+        What stands before the barrier may have been trimmed, so the answer comes from what stands after it.
+        """
+        output, table = self.channels[0]
+        newest = table.transactions.get(self.app(output), self.native.committed)
+        for entry in table.newest_first(self.path(table)):
+            if entry.barrier == barrier:
+                return entry.batch if entry.batch != NO_BATCH else BatchId(newest)
+            if entry.batch != NO_BATCH:
+                newest = entry.batch - 1
+        return None
+
+    def _half_written(self) -> tuple[str, Table, Barrier, Version] | None:
+        """Return what is missing of a barrier that the agent has written to the first output only."""
+        if len(self.channels) < 2:
+            return None
+        first = self.channels[0][1]
+        newest = next((e for e in first.newest_first(self.path(first)) if e.barrier or e.cancel), None)
+        if newest is None or newest.barrier is None or newest.batch != NO_BATCH:
+            return None
+        for output, table in self.channels[1:]:
+            if table.marker(self.path(table)) < newest.barrier.id:
+                return output, table, newest.barrier, table.next
+        return None
+
+    def _commit_marker(self, output: str, table: Table, barrier: Barrier, at: Version) -> None:
+        app = barrier_app_id(JOB, self.stage.id, output, self.run.attempt)
+        table.require_alive(app, self.run.id)
+        table.commit(
+            at=at,
+            attempt=self.run.attempt,
+            run=self.run.id,
+            transactions={app: barrier.id},
+            barrier=barrier,
+        )
