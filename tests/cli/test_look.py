@@ -1,0 +1,152 @@
+"""Verbs that only look."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from spark_abs.cli.main import main
+from spark_abs.restore.apply import restore
+from tests.cli.conftest import Cli
+from tests.root_support import SmallJob
+
+
+def test_list_shows_what_is_complete_and_marks_what_was_left_behind(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.checkpoint(2, name="before-upgrade")
+    job.checkpoint(3)
+    restore(job.root.uri, "before-upgrade")
+    job.start()
+    job.checkpoint(4)
+    rows = cli.json("list")
+    assert [(r["id"], r["kind"], r["name"], r["attempt"], r["abandoned"]) for r in rows] == [
+        (1, "checkpoint", None, 1, False),
+        (2, "savepoint", "before-upgrade", 1, False),
+        (3, "checkpoint", None, 1, True),
+        (4, "checkpoint", None, 2, False),
+    ]
+    text = cli("list").stdout.splitlines()
+    assert text[0].split() == ["id", "kind", "name", "attempt", "age", "duration", "new", "full"]
+    assert text[2].split()[:4] == ["2", "savepoint", "before-upgrade", "1"]
+    assert text[3].endswith("abandoned")
+
+
+def test_list_shows_a_damaged_row_beside_the_others(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.checkpoint(2)
+    (file,) = Path(job.root.path("checkpoints")).glob("00000001-*.parquet")
+    file.write_bytes(file.read_bytes()[:-20])
+    damaged, whole = cli.json("list")
+    assert (damaged["id"], whole["id"], whole["damage"]) == (1, 2, None)
+    assert file.name in damaged["damage"]
+    assert "damaged" in cli("list").stdout
+
+
+def test_a_new_root_has_nothing_to_list(job: SmallJob, cli: Cli) -> None:
+    assert cli("list").stdout == "no checkpoint was completed yet\n"
+    assert cli.json("list") == []
+
+
+def test_show_takes_an_id_a_name_or_latest(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1, name="first")
+    job.checkpoint(2)
+    for asked, found in (("1", 1), ("first", 1), ("latest", 2)):
+        assert cli.json("show", asked)["manifest"]["id"] == found
+    text = cli("show", "first").stdout
+    assert "'first'" in text
+    assert job.table in text
+
+
+def test_show_of_an_unknown_checkpoint_is_one_clear_line(job: SmallJob, cli: Cli) -> None:
+    result = cli("show", "7", exits=1)
+    assert result.stdout == ""
+    assert (
+        result.stderr
+        == "spark-abs: job 'job' has no checkpoint '7': `spark-abs list ROOT` shows what there is\n"
+    )
+
+
+def test_status_says_who_runs_and_what_is_open(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    dead = cli.json("status")
+    assert (dead["alive"], dead["open"], dead["last"]["id"], dead["run"]["id"]) == (None, [], 1, 1)
+    job.come_alive()
+    job.claim("second")
+    alive = cli.json("status")
+    assert alive["alive"]["run"] == 1
+    assert [(c["id"], c["kind"], c["name"]) for c in alive["open"]] == [(2, "savepoint", "second")]
+    assert "2, savepoint 'second'" in cli("status").stdout
+
+
+def test_status_says_that_a_restore_is_unfinished(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    stop_at(job, "restore.3.")
+    assert cli.json("status")["ready"] is False
+    assert "not finished" in cli("status").stdout
+
+
+def stop_at(job: SmallJob, point: str) -> None:
+    def probe(name: str) -> None:
+        if name.startswith(point):
+            raise KeyboardInterrupt
+
+    try:
+        restore(job.root.uri, "latest", probe=probe)
+    except KeyboardInterrupt:
+        return
+    raise AssertionError(f"no point {point}")
+
+
+def test_history_keeps_the_order_and_a_limit(job: SmallJob, cli: Cli) -> None:
+    for value in range(3):
+        job.checkpoint(value)
+    assert [r["checkpoint"] for r in cli.json("history")] == [1, 2, 3]
+    assert [r["checkpoint"] for r in cli.json("history", "--limit", "2")] == [2, 3]
+    assert "completed" in cli("history").stdout
+
+
+def test_looking_writes_nothing(job: SmallJob, cli: Cli) -> None:
+    before = sorted(Path(job.root.uri).rglob("*"))
+    for verb in ("list", "status", "history", "verify"):
+        cli(verb)
+    cli("show", "1", exits=1)
+    assert sorted(Path(job.root.uri).rglob("*")) == before
+
+
+def test_a_place_without_a_job_is_a_wrong_call(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--output", "json", "list", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    error = json.loads(result.stderr)
+    assert (error["error"], error["exit_code"]) == ("UsageError", 2)
+    assert str(tmp_path) in error["message"]
+
+
+def test_names_from_storage_do_not_command_a_terminal(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1, name="\x1b[2Jgone [bold]x")
+    text = cli("list").stdout
+    assert "\x1b" not in text
+    assert "[bold]x" in text
+
+
+WATCHED = """
+import sys
+started = []
+sys.addaudithook(lambda event, _: started.append(event) if event in {
+    "subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"} else None)
+from spark_abs.cli.main import main
+main(sys.argv[1:], standalone_mode=False)
+loaded = {name.partition(".")[0] for name in sys.modules} & {"pyspark", "py4j", "delta"}
+sys.exit(f"loaded {loaded}, started {started}" if loaded or started else 0)
+"""
+
+
+def test_looking_neither_loads_spark_nor_starts_a_process(job: SmallJob) -> None:
+    job.checkpoint(1)
+    for arguments in (["list"], ["status"], ["history"], ["show", "1"], ["verify"]):
+        call = [arguments[0], job.root.uri, *arguments[1:]]
+        done = subprocess.run([sys.executable, "-c", WATCHED, *call], capture_output=True, text=True)
+        assert done.returncode == 0, (arguments, done.stderr)

@@ -1,0 +1,190 @@
+"""A small job without Spark: a channel, a Delta sink and native files, written by hand; the rest is real.
+
+Stage `a` sends numbers into the channel `a.main`; stage `b` puts them into the sink `totals`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from spark_abs.channels.files import read_written
+from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
+from spark_abs.model import (
+    Barrier,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    CheckpointKind,
+    Position,
+    StageId,
+    Version,
+)
+from spark_abs.protocol import control as ledger
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.snapshots.capture import CapturedFile
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, write_lease
+from spark_abs.store.outcomes import abort_open
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+from tests.channel_support import JOB, make_writer, numbers
+
+CHANNEL = ChannelId("a.main")
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def no_session() -> object:
+    raise AssertionError("a Spark session was asked for")
+
+
+class SmallJob:
+    """The job on one root: `start` begins a run, `step` is a batch of both stages, `checkpoint` a cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.root = Root(str(path / "root"))
+        self.table = str(path / "lake" / "totals")
+        Control.create(self.root, JOB, 1_000)
+        Table.ensure(self.table, SCHEMA, {})
+        self.clock_ms = 10_000
+        self.start()
+
+    @property
+    def state(self) -> ledger.ControlState:
+        return Control.open(self.root).state
+
+    def start(self) -> None:
+        """Begin a run as the runtime does, dead as soon as anybody looks."""
+        control = Control.open(self.root)
+        host, pid = socket.gethostname(), os.getpid()
+        state = control.update(lambda s: ledger.begin_run(s, host, pid, self._tick()))
+        self.attempt, self.run = state.attempt.id, state.runs[-1].id
+        self.checkpoints = Checkpoints.open(self.root, JOB)
+        self.checkpoints.fence(self.run)
+        abort_open(control, self.checkpoints, self.run)
+        self.kept = KeptState.open(self.root, JOB, self.run)
+        self.writer = make_writer(self.root, "a", attempt=self.attempt, run=self.run)
+        self.writer.begin()
+        self.sink = DeltaSink(
+            self.root,
+            self.table,
+            JOB,
+            StageId("b"),
+            "totals",
+            self.attempt,
+            self.run,
+            no_session,  # type: ignore[arg-type]
+        )
+        self.sink.begin()
+        self.batch = -1
+
+    def come_alive(self) -> None:
+        """Take the lease, as a run that is at work."""
+        write_lease(self.root, own_lease(self.run, self._tick()))
+
+    def step(self, *values: int, barrier: Barrier | None = None) -> int:
+        """Send numbers through the channel into the sink; return the channel's version."""
+        self.batch += 1
+        batch = BatchId(self.batch)
+        standing = self.writer.commit_batch(numbers(self.root, CHANNEL, values), batch, barrier=barrier)
+        place = f"data/{self.attempt}-{self.run}-{batch}-{uuid.uuid4().hex[:12]}"
+        os.makedirs(f"{self.table}/{place}")
+        pq.write_table(pa.table({"n": pa.array(values, pa.int64())}), f"{self.table}/{place}/part-0.parquet")
+        self.sink.commit_batch(read_written(self.root.fs, self.table, place), batch)
+        return int(standing.entry.version)
+
+    def claim(self, name: str | None = None) -> Barrier:
+        kind = CheckpointKind.SAVEPOINT if name else CheckpointKind.CHECKPOINT
+        taken: list[Barrier] = []
+
+        def change(state: ledger.ControlState) -> ledger.ControlState:
+            state, barrier = ledger.claim(state, self.run, kind, name, self._tick())
+            taken[:] = [barrier]
+            return state
+
+        Control.open(self.root).update(change)
+        return taken[0]
+
+    def checkpoint(self, *values: int, name: str | None = None) -> int:
+        """Send numbers, with a barrier behind them, and complete the checkpoint."""
+        barrier = self.claim(name)
+        version = Version(self.step(*values, barrier=barrier))
+        manifest = self.manifest(barrier, version)
+        assert self.checkpoints.complete(manifest)
+        Control.open(self.root).update(lambda s: ledger.settle(s, completed=(barrier.id,)))
+        row = HistoryRow(self._tick(), HistoryEvent.COMPLETED, self.attempt, self.run, barrier.id)
+        History(self.root).append([row])
+        return int(barrier.id)
+
+    def manifest(self, barrier: Barrier, version: Version) -> Manifest:
+        cut = BatchId(self.batch)
+        channel = OutputVersion("main", "channel", self.root.channel(CHANNEL), self.writer.table_id, version)
+        table = OutputVersion("totals", "delta", self.table, self.sink.table_id, self.sink.version_at(cut))
+        mail = OutputVersion("mail", "function", "mail", "", None)
+        position = Position(CHANNEL, self.attempt, version, barrier.id, True)
+        stages = (
+            self._snapshot("a", barrier.id, cut, (), (channel,)),
+            self._snapshot("b", barrier.id, cut, (position,), (table, mail)),
+        )
+        graph = (
+            StageShape(StageId("a"), (), {"main": "{}"}, {"main": self.writer.table_id}, {}),
+            StageShape(StageId("b"), (CHANNEL,), {"main": "{}"}, {}, {"totals": "main", "mail": "main"}),
+        )
+        took, now = barrier.timestamp_ms, self._tick()
+        return Manifest(
+            barrier.id, self.attempt, self.run, JOB, barrier.kind, barrier.name, took, now, now, graph, stages
+        )
+
+    def _snapshot(
+        self,
+        stage: str,
+        checkpoint: CheckpointId,
+        cut: BatchId,
+        positions: tuple[Position, ...],
+        outputs: tuple[OutputVersion, ...],
+    ) -> StageSnapshot:
+        native = Path(self.root.path(self.root.native(self.attempt, StageId(stage))))
+        content = {
+            "metadata": json.dumps({"id": f"query of {stage}"}),
+            f"offsets/{cut}": f"v1\n{stage} {cut}",
+            f"commits/{cut}": "v1\n{}",
+        }
+        captured = []
+        for relative, text in content.items():
+            file = native / relative
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            info = self.root.fs.get_file_info(str(file))
+            captured.append(CapturedFile(relative, info.size, info.mtime_ns))
+        stored = self.kept.store(checkpoint, self.root.fs, str(native), captured)
+        return StageSnapshot(
+            StageId(stage),
+            cut,
+            positions=positions,
+            outputs=outputs,
+            files=stored.files,
+            size_new=stored.size_new,
+        )
+
+    def rows(self) -> list[int]:
+        """Return what the sink holds."""
+        return sorted(DeltaTable(self.table).to_pyarrow_table()["n"].to_pylist())
+
+    def native(self, attempt: int, stage: str) -> dict[str, str]:
+        """Return the files of a stage's native directory."""
+        base = Path(self.root.path(f"native/{attempt}/{stage}"))
+        return {str(f.relative_to(base)): f.read_text() for f in base.rglob("*") if f.is_file()}
+
+    def _tick(self) -> int:
+        self.clock_ms += 10
+        return self.clock_ms
