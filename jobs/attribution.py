@@ -40,6 +40,7 @@ class Config:
     totals: str
     format: str
     files_per_batch: int
+    trigger: str
     late_by_ms: int
     match_within_ms: int
     window_ms: int
@@ -98,8 +99,8 @@ def totals(config: Config, matched: DataFrame) -> DataFrame:
 def declare(spark: SparkSession, config: Config) -> spark_abs.Job:
     """Declare the job."""
     job = spark_abs.Job("attribution", root=config.root, spark=spark, config=config.settings)
-    clicks = job.source("clicks", events(spark, config, config.clicks, CLICKS))
-    orders = job.source("orders", events(spark, config, config.orders, ORDERS))
+    clicks = job.source("clicks", events(spark, config, config.clicks, CLICKS), trigger=config.trigger)
+    orders = job.source("orders", events(spark, config, config.orders, ORDERS), trigger=config.trigger)
     matched = job.stage("match", [clicks, orders], lambda c, o: match(config, c, o))
     summed = job.stage("totals", [matched], lambda m: totals(config, m))
     job.sink("attributed", matched, table=config.attributed)
@@ -124,6 +125,7 @@ def main(
     logging.getLogger("py4j").setLevel(logging.WARNING)
     config = Config.read(path, base)
     spark = spark_abs.spark_session("attribution", master, **config.spark)
+    spark.sparkContext.setLogLevel("WARN")
     run = declare(spark, config).start(available_now=available_now, takeover=takeover, restart=restart)
     try:
         run.await_termination()

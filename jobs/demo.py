@@ -312,7 +312,8 @@ def show_log(demo: Demo) -> None:
     """Print the end of the newest driver's log."""
     log = demo.base / f"driver-{demo.drivers}.log"
     if log.exists():
-        console.print("\n".join(log.read_text(errors="replace").splitlines()[-40:]), markup=False)
+        for line in log.read_text(errors="replace").splitlines()[-40:]:
+            console.print(line, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

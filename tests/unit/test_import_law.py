@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import spark_abs
 
 HERE = Path(__file__).resolve().parents[2]
 PACKAGE = HERE / "spark_abs"
@@ -43,6 +46,19 @@ TOP_LEVEL = {
     "notebooks",
 }
 LONGEST = 400
+PUBLIC = {
+    "AbsError",
+    "Current",
+    "Job",
+    "Output",
+    "Run",
+    "Stage",
+    "configure",
+    "current",
+    "read",
+    "restore",
+    "spark_session",
+}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -105,6 +121,17 @@ def test_modules_stay_short() -> None:
 def test_nothing_unpickles() -> None:
     guilty = [m for m in MODULES if {"pickle", "cloudpickle", "shelve", "marshal"} & set(imports_of(m))]
     assert guilty == []
+
+
+def test_the_public_names_are_these_and_all_of_them_exist() -> None:
+    assert set(spark_abs.__all__) == PUBLIC
+    assert {name for name in PUBLIC if not hasattr(spark_abs, name)} == set()
+
+
+def test_what_only_reads_a_root_never_imports_spark() -> None:
+    program = "import sys, spark_abs, spark_abs.cli.main; sys.exit('pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_top_level_holds_only_the_frame() -> None:
