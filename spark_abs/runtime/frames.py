@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+
 from spark_abs.channels.schema import plain_schema
 from spark_abs.errors import AbsError, GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
 from spark_abs.runtime.job import Job, Output, StageSpec
-from spark_abs.runtime.jvm import plan_facts
+from spark_abs.runtime.jvm import DRAFT, plan_facts
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 OpenGate = Callable[[StageId, ChannelId, "StructType"], "DataFrame"]
@@ -51,6 +53,15 @@ def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
         for output, schema in _further(job, spec, frame).items():
             schemas[channel_id(spec.name, output)] = schema
     return Frames(stages, schemas)
+
+
+def draft_gate(spark: SparkSession, channel: ChannelId, schema: StructType) -> DataFrame:
+    """Return a streaming frame that is analysed like the gate of a channel and never started.
+
+    A gate costs a Python process to look at; a draft costs none, and knows nothing of a run.
+    """
+    blank = spark.readStream.format("rate").option(DRAFT, channel).load()
+    return blank.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))
 
 
 def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, PlanFacts], tuple[str, ...]]:

@@ -5,7 +5,6 @@ The rest of the project uses public PySpark. What is private here was read in Sp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,8 @@ from spark_abs.runtime.graph import PlanFacts, Watermark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-GATE = "spark_abs_gate"
+DRAFT = "sparkAbsChannel"
+"""The option by which the draft of a gate says which channel it stands for."""
 _HOLDING = frozenset(
     ("Aggregate", "FlatMapGroupsWithState", "TransformWithState", "FlatMapGroupsInPandasWithState")
 )
@@ -63,10 +63,8 @@ def _stream_stream(join: Any) -> bool:
 
 
 def _channel_of(node: Any) -> ChannelId | None:
-    if str(node.sourceName()) != GATE:
-        return None
-    spec = node.extraOptions().get("spec")
-    return ChannelId(json.loads(spec)["start"]["channel"])
+    channel = node.extraOptions().get(DRAFT)
+    return None if channel is None else ChannelId(str(channel))
 
 
 def _watermark(spark: SparkSession, node: Any) -> Watermark:

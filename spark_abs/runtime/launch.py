@@ -16,7 +16,6 @@ from spark_abs.model import (
     AttemptId,
     ChannelId,
     Position,
-    RunId,
     StageId,
     Version,
     channel_id,
@@ -196,28 +195,6 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
             max_bytes=ctx.settings.max_bytes_per_batch,
             partition_bytes=ctx.settings.partition_bytes,
             poll_ms=ctx.settings.poll_interval_ms,
-        ),
-    )
-
-
-def draft_gate(job: Job, _: StageId, channel: ChannelId, schema: StructType) -> DataFrame:
-    """Open a gate that is only analysed, never started."""
-    return open_gate(
-        job.spark,
-        GateSpec(
-            root=job.root.uri,
-            start=first_position(channel),
-            schema=schema.json(),
-            native=job.root.at("native"),
-            path=(),
-            run=RunId(0),
-            attempt=AttemptId(1),
-            floor=NO_EPOCH,
-            control_version=Version(0),
-            max_entries=1,
-            max_bytes=1,
-            partition_bytes=1,
-            poll_ms=0,
         ),
     )
 

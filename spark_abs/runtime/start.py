@@ -6,17 +6,16 @@ import logging
 import os
 import socket
 import threading
-from functools import partial
 
 from spark_abs.config import Settings, WatermarkCheck
 from spark_abs.errors import DamageError, GraphError, RunAlive, UsageError
 from spark_abs.protocol import control as ledger
 from spark_abs.runtime.context import RunContext, now_ms
-from spark_abs.runtime.frames import build_frames, check_frames
+from spark_abs.runtime.frames import build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import batches_retained, refuse_unsupported_session
-from spark_abs.runtime.launch import Launch, draft_gate, launch
+from spark_abs.runtime.launch import Launch, launch
 from spark_abs.runtime.native import check_native
 from spark_abs.runtime.run import Run
 from spark_abs.session import check_session
@@ -45,7 +44,7 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
         raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
     settings = Settings.resolve(job.config, os.environ, dict(job.spark.conf.getAll), job.settings)
     graph = job.graph()
-    drafts = build_frames(job, graph, partial(draft_gate, job))  # 1
+    drafts = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given))  # 1
     plans, doubts = check_frames(graph, drafts)
     _judge(doubts, settings.watermark_check)
     control = Control.create(job.root, job.name, now_ms())  # 2
