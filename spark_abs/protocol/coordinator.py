@@ -289,6 +289,8 @@ class Coordinator:
         if barrier.id in self._pending or barrier.id in self._outcomes:
             return ()
         self._pending[barrier.id] = Pending(barrier, event.request_id, event.now_ms)
+        if self._past.triggered_ms is None:  # a new coordinator that is told of its predecessor's claim
+            self._past = replace(self._past, triggered_ms=event.now_ms)
         if reason := self._forbidden(barrier.kind):
             self._abort(barrier.id, reason, f"the job is {self._status}")
         return ()

@@ -258,12 +258,12 @@ class Native:
     @property
     def planned(self) -> BatchId:
         """The newest planned batch."""
-        return max(self.offsets, default=NO_BATCH)
+        return next(reversed(self.offsets), NO_BATCH)
 
     @property
     def committed(self) -> BatchId:
         """The newest finished batch."""
-        return max(self.commits, default=NO_BATCH)
+        return next(reversed(self.commits), NO_BATCH)
 
     @property
     def newest(self) -> Planned:

@@ -14,6 +14,7 @@ from random import Random
 from spark_abs.errors import CommitConflict
 from spark_abs.model import (
     NO_BATCH,
+    NO_EPOCH,
     AttemptId,
     Barrier,
     BatchId,
@@ -27,11 +28,13 @@ from spark_abs.model import (
     barrier_app_id,
 )
 from spark_abs.protocol import cut, gate
+from spark_abs.protocol.control import ControlState
 from spark_abs.testing.cluster import JOB, Native, Planned, Row, Stage, State, Storage, Table, apply, carried
 from spark_abs.testing.cluster import record as native_record
 from spark_abs.testing.invariants import BlockedInput, none_blocked, require
 
 Steps = Iterator[None]
+_NOTHING = gate.Settled(NO_EPOCH, frozenset())
 
 
 def in_log(table: Table, app: str, version: int) -> bool:
@@ -66,6 +69,8 @@ class Run:
     captures: list[tuple[Barrier, Stage, BatchId]] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
     _unique: Iterator[int] = field(default_factory=itertools.count)
+    _read: ControlState | None = None
+    _settled: gate.Settled = _NOTHING
 
     def unique(self) -> str:
         """Return an id that no other process of any run uses."""
@@ -73,7 +78,10 @@ class Run:
 
     def settled(self) -> gate.Settled:
         """Return what `control/` says about outcomes."""
-        return gate.Settled(self.floor, frozenset(a.id for a in self.storage.state.aborted))
+        if self._read is not self.storage.state:
+            self._read = self.storage.state
+            self._settled = gate.Settled(self.floor, frozenset(a.id for a in self._read.aborted))
+        return self._settled
 
     def hand(self, barrier: Barrier, stage: Stage, batch: BatchId) -> None:
         """Give a cut to the snapshotter."""
@@ -124,7 +132,7 @@ class Process:
         """Let every gate decide; None if nothing moves."""
         now, run = self.native.newest, self.run
         settled, rng = run.settled(), run.rng
-        limits = gate.Limits(rng.randint(1, 4), rng.randint(1, 8) * 10)
+        limits = gate.Limits(1 + int(rng.random() * 4), 10 + int(rng.random() * 80))
         positions = []
         for own in now.positions:
             entries = self.storage.tables[own.channel].after(own.version, run.paths[own.channel])
@@ -133,7 +141,7 @@ class Process:
                 wait = BlockedInput(self.stage.id, own.channel, decision.on)
                 require(none_blocked([wait], dict.fromkeys(settled.aborted, False)))
             positions.append(decision.position)
-        native = min(self.stage.native, now.native + rng.randint(0, 2))
+        native = min(self.stage.native, now.native + int(rng.random() * 3))
         planned = Planned(tuple(positions), native)
         if planned == now and not (self.native.planned >= 0 and rng.random() < 0.02):
             return None

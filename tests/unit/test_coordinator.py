@@ -1,0 +1,281 @@
+"""The coordinator: events in, effects out (P2, P3, P13, P15)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spark_abs.errors import AbortReason
+from spark_abs.manifest import StageSnapshot
+from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, StageId
+from spark_abs.protocol.coordinator import (
+    Abort,
+    AckAnswer,
+    Acked,
+    AckResult,
+    Answer,
+    Claim,
+    Claimed,
+    Complete,
+    Coordinator,
+    Decided,
+    Declined,
+    Effect,
+    JobStatus,
+    Notify,
+    Release,
+    Request,
+    Requested,
+    StatusChanged,
+    Tick,
+    TriggerSettings,
+)
+
+ONE, TWO = CheckpointId(1), CheckpointId(2)
+PLAIN = CheckpointKind.CHECKPOINT
+STOP = CheckpointKind.SYNC_SAVEPOINT
+SAVEPOINT = Request("r1", CheckpointKind.SAVEPOINT, "mine")
+SETTINGS = TriggerSettings(interval_ms=100, min_pause_ms=0, timeout_ms=1_000)
+
+
+def running(*stages: str) -> Coordinator:
+    """A coordinator of a running job, at time 0."""
+    coordinator = Coordinator((StageId(s) for s in stages or ("a", "b")), lambda: SETTINGS)
+    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    return coordinator
+
+
+def claimed(number: int, now_ms: int = 100, kind: CheckpointKind = PLAIN, ask: str | None = None) -> Claimed:
+    return Claimed(now_ms, Barrier(CheckpointId(number), kind, now_ms), ask)
+
+
+def snapshot(stage: str) -> StageSnapshot:
+    return StageSnapshot(StageId(stage), BatchId(0))
+
+
+def acked(number: int, stage: str, now_ms: int = 110) -> Acked:
+    return Acked(now_ms, CheckpointId(number), snapshot(stage))
+
+
+def only(kind: type[Effect], effects: Iterable[Effect]) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def test_it_claims_an_id_when_the_interval_is_over() -> None:
+    assert running().handle(Tick(100)) == (Claim(PLAIN, None, None),)
+
+
+def test_a_claim_in_flight_counts_as_open() -> None:
+    coordinator = running()
+    coordinator.handle(Tick(100))  # claims
+    assert coordinator.handle(Tick(900)) == ()
+
+
+def test_it_completes_with_the_last_acknowledgement() -> None:
+    """Only when all stages have acknowledged, and with all their snapshots (P13)."""
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "b"))
+    effects = coordinator.handle(acked(1, "a"))
+    assert effects == (
+        AckAnswer(ONE, StageId("a"), AckResult.SUCCESS),
+        Complete(ONE, (snapshot("a"), snapshot("b"))),
+    )
+
+
+def test_a_second_acknowledgement_is_a_duplicate() -> None:
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "a"))
+    assert coordinator.handle(acked(1, "a")) == (AckAnswer(ONE, StageId("a"), AckResult.DUPLICATE),)
+
+
+def test_an_acknowledgement_after_completion_is_a_duplicate() -> None:
+    """A stage that did not hear the answer asks again, and its handle is not released."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "a"))
+    coordinator.handle(Decided(120, ONE, True))
+    assert coordinator.handle(acked(1, "a", 130)) == (AckAnswer(ONE, StageId("a"), AckResult.DUPLICATE),)
+
+
+def test_an_acknowledgement_after_the_abort_is_discarded() -> None:
+    """Its handle is released (P13)."""
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    coordinator.handle(Declined(105, ONE, StageId("b"), AbortReason.DECLINED, "disk full"))
+    coordinator.handle(Decided(106, ONE, False, AbortReason.DECLINED))
+    assert coordinator.handle(acked(1, "a")) == (
+        AckAnswer(ONE, StageId("a"), AckResult.DISCARDED),
+        Release(ONE, StageId("a")),
+    )
+
+
+def test_an_acknowledgement_of_nothing_is_unknown() -> None:
+    assert running().handle(acked(7, "a", 1))[0] == AckAnswer(
+        CheckpointId(7), StageId("a"), AckResult.UNKNOWN
+    )
+
+
+def test_a_stage_that_the_job_has_not_is_unknown() -> None:
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    assert coordinator.handle(acked(1, "z"))[0] == AckAnswer(ONE, StageId("z"), AckResult.UNKNOWN)
+
+
+def test_a_decline_aborts_once() -> None:
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    no = Declined(105, ONE, StageId("b"), AbortReason.DECLINED, "disk full")
+    assert (coordinator.handle(no), coordinator.handle(no)) == (
+        (Abort(ONE, AbortReason.DECLINED, "stage b: disk full"),),
+        (),
+    )
+
+
+def test_a_late_checkpoint_is_aborted() -> None:
+    """It says who was missing (P3)."""
+    coordinator = running()
+    coordinator.handle(claimed(1, 100))
+    coordinator.handle(acked(1, "a"))
+    assert coordinator.handle(Tick(1_100)) == (Abort(ONE, AbortReason.EXPIRED, "after 1000 ms without b"),)
+
+
+def test_a_complete_checkpoint_does_not_expire_while_its_manifest_is_committed() -> None:
+    coordinator = running("a")
+    coordinator.handle(claimed(1, 100))
+    coordinator.handle(acked(1, "a"))  # the manifest is on its way
+    assert coordinator.handle(Tick(5_000)) == ()
+
+
+def test_stages_hear_of_the_outcome_once() -> None:
+    """Twice told, once passed on (P15)."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "a"))
+    told = Decided(120, ONE, True)
+    assert (coordinator.handle(told), coordinator.handle(told)) == ((Notify(ONE, True),), ())
+
+
+def test_a_manifest_that_cannot_be_committed_is_an_abort() -> None:
+    """What is durable counts, not what was asked for."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "a"))
+    found = coordinator.handle(Decided(120, ONE, False, AbortReason.STATE_MISSING))
+    assert found == (Notify(ONE, False),)
+
+
+def test_verdicts_leave_in_id_order() -> None:
+    """The younger is complete first: the older is subsumed, and its abort becomes durable first."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    coordinator.handle(claimed(2))
+    first = coordinator.handle(acked(2, "a"))
+    then = coordinator.handle(Decided(120, ONE, False, AbortReason.SUBSUMED))
+    assert (only(Abort, first), only(Complete, first), only(Complete, then)) == (
+        [Abort(ONE, AbortReason.SUBSUMED, "checkpoint 2 is complete")],
+        [],
+        [Complete(TWO, (snapshot("a"),))],
+    )
+
+
+def test_a_request_is_claimed_at_once_and_answered_when_durable() -> None:
+    coordinator = running("a")
+    begun = coordinator.handle(Requested(5, SAVEPOINT))
+    coordinator.handle(claimed(1, 6, SAVEPOINT.kind, "r1"))
+    coordinator.handle(acked(1, "a"))
+    done = coordinator.handle(Decided(120, ONE, True))
+    assert (begun, only(Answer, done)) == (
+        (Claim(SAVEPOINT.kind, "mine", "r1"),),
+        [Answer("r1", ONE, True, "completed")],
+    )
+
+
+def test_a_request_waits_for_the_open_checkpoint() -> None:
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    waits = coordinator.handle(Requested(105, SAVEPOINT))
+    coordinator.handle(acked(1, "a"))
+    then = coordinator.handle(Decided(120, ONE, True))
+    assert (waits, only(Claim, then)) == ((), [Claim(SAVEPOINT.kind, "mine", "r1")])
+
+
+def test_a_request_that_comes_twice_takes_one_savepoint() -> None:
+    coordinator = running("a")
+    coordinator.handle(Requested(5, SAVEPOINT))  # claims
+    coordinator.handle(claimed(1, 6, SAVEPOINT.kind, "r1"))
+    while_open = coordinator.handle(Requested(7, SAVEPOINT))
+    coordinator.handle(acked(1, "a", 8))
+    coordinator.handle(Decided(9, ONE, True))
+    afterwards = coordinator.handle(Requested(10, SAVEPOINT))
+    assert (while_open, afterwards) == ((), (Answer("r1", ONE, True, "completed"),))
+
+
+def test_a_failed_request_is_told_why() -> None:
+    coordinator = running("a")
+    coordinator.handle(claimed(1, 6, SAVEPOINT.kind, "r1"))
+    coordinator.handle(Declined(7, ONE, StageId("a"), AbortReason.DECLINED, "disk full"))
+    done = coordinator.handle(Decided(8, ONE, False, AbortReason.DECLINED))
+    assert only(Answer, done) == [Answer("r1", ONE, False, "aborted: declined, stage a: disk full")]
+
+
+def test_stopping_aborts_what_is_open() -> None:
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    found = coordinator.handle(StatusChanged(120, JobStatus.STOPPING))
+    assert found == (Abort(ONE, AbortReason.JOB_STOPPING, "the job is stopping"),)
+
+
+def test_stopping_spares_its_own_savepoint() -> None:
+    coordinator = running()
+    coordinator.handle(claimed(1, 100, STOP, "r2"))
+    assert coordinator.handle(StatusChanged(120, JobStatus.STOPPING)) == ()
+
+
+def test_a_claim_that_comes_back_after_the_stop_is_aborted() -> None:
+    coordinator = running()
+    coordinator.handle(Tick(100))  # the claim leaves
+    coordinator.handle(StatusChanged(110, JobStatus.STOPPING))
+    assert only(Abort, coordinator.handle(claimed(1, 120))) == [
+        Abort(ONE, AbortReason.JOB_STOPPING, "the job is stopping")
+    ]
+
+
+def test_a_failed_stage_aborts_what_is_open() -> None:
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    found = coordinator.handle(StatusChanged(120, JobStatus.FAILED))
+    assert found == (Abort(ONE, AbortReason.STAGE_FAILED, "the job is failed"),)
+
+
+def test_requests_to_a_job_that_ended_are_refused() -> None:
+    coordinator = running()
+    coordinator.handle(StatusChanged(10, JobStatus.FINISHED))
+    assert coordinator.handle(Requested(11, SAVEPOINT)) == (Answer("r1", None, False, "the job is finished"),)
+
+
+def test_nothing_begins_after_the_savepoint_that_ends_the_job() -> None:
+    """Whether or not the job has been told to stop by then (P21)."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1, 6, STOP, "r2"))
+    coordinator.handle(acked(1, "a"))
+    coordinator.handle(Decided(120, ONE, True))
+    assert coordinator.handle(Tick(100_000)) == ()
+
+
+def test_a_new_coordinator_completes_what_the_old_one_had_begun() -> None:
+    """Told of the claim again, it counts the acknowledgements that come again."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    heir = running("a")
+    heir.handle(claimed(1))
+    assert only(Complete, heir.handle(acked(1, "a"))) == [Complete(ONE, (snapshot("a"),))]
+
+
+def test_settings_are_read_at_every_decision() -> None:
+    settings = [TriggerSettings(interval_ms=1_000, min_pause_ms=0, timeout_ms=1_000)]
+    coordinator = Coordinator([StageId("a")], lambda: settings[-1])
+    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    before = coordinator.handle(Tick(100))
+    settings.append(SETTINGS)  # the interval is 100 ms now
+    assert (before, coordinator.handle(Tick(101))) == ((), (Claim(PLAIN, None, None),))

@@ -1,0 +1,71 @@
+"""The trigger decision (P2, P3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_abs.model import CheckpointKind
+from spark_abs.protocol.trigger import (
+    JobStatus,
+    Past,
+    Request,
+    Trigger,
+    TriggerSettings,
+    WaitUntil,
+    decide,
+)
+
+SETTINGS = TriggerSettings(interval_ms=100, min_pause_ms=40, timeout_ms=1_000)
+SAVEPOINT = Request("r1", CheckpointKind.SAVEPOINT, "mine")
+STOP = Request("r2", CheckpointKind.SYNC_SAVEPOINT)
+
+
+def test_the_first_comes_one_interval_after_the_start() -> None:
+    found = decide(99, JobStatus.RUNNING, SETTINGS, (), busy=False, past=Past())
+    assert found == WaitUntil(100)
+
+
+def test_it_triggers_when_the_interval_is_over() -> None:
+    assert decide(100, JobStatus.RUNNING, SETTINGS, (), busy=False, past=Past()) == Trigger(None)
+
+
+def test_the_interval_runs_from_trigger_to_trigger() -> None:
+    past = Past(0, triggered_ms=150, decided_ms=160)
+    assert decide(200, JobStatus.RUNNING, SETTINGS, (), busy=False, past=past) == WaitUntil(250)
+
+
+def test_the_pause_wins_over_the_interval() -> None:
+    """A checkpoint that took long is not followed by the next at once."""
+    past = Past(0, triggered_ms=100, decided_ms=290)  # the interval was over at 200
+    assert decide(300, JobStatus.RUNNING, SETTINGS, (), busy=False, past=past) == WaitUntil(330)
+
+
+def test_one_at_a_time() -> None:
+    found = decide(10_000, JobStatus.RUNNING, SETTINGS, (SAVEPOINT,), busy=True, past=Past())
+    assert found == WaitUntil(None)
+
+
+def test_a_request_waits_for_neither_interval_nor_pause() -> None:
+    past = Past(0, triggered_ms=10, decided_ms=20)
+    assert decide(21, JobStatus.RUNNING, SETTINGS, (SAVEPOINT,), False, past) == Trigger(SAVEPOINT)
+
+
+def test_requests_are_served_in_order() -> None:
+    assert decide(5, JobStatus.RUNNING, SETTINGS, (STOP, SAVEPOINT), False, Past()) == Trigger(STOP)
+
+
+def test_without_an_interval_only_requests_trigger() -> None:
+    on_demand = replace(SETTINGS, interval_ms=None)
+    assert decide(10**9, JobStatus.RUNNING, on_demand, (), False, Past()) == WaitUntil(None)
+
+
+@pytest.mark.parametrize("status", [s for s in JobStatus if s is not JobStatus.RUNNING])
+def test_nothing_triggers_by_itself_unless_the_job_runs(status: JobStatus) -> None:
+    assert decide(10**9, status, SETTINGS, (SAVEPOINT,), False, Past()) == WaitUntil(None)
+
+
+def test_a_stopping_job_takes_its_own_savepoint() -> None:
+    found = decide(5, JobStatus.STOPPING, SETTINGS, (SAVEPOINT, STOP), False, Past())
+    assert found == Trigger(STOP)
