@@ -148,7 +148,9 @@ class Coordination:
             taken[:] = [barrier]
             return state
 
+        self._ctx.probe("claim.before")
         self._control.update(claim)
+        self._ctx.probe("claim.after")
         (barrier,) = taken
         self._barriers[barrier.id] = barrier
         self._record(self._row(HistoryEvent.TRIGGERED, barrier))
@@ -188,6 +190,7 @@ class Coordination:
             return
         self._ctx.probe("manifest.after")
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
+        self._ctx.probe("manifest.settle.after")
         self._record(
             *(self._stage_row(barrier, snapshot) for snapshot in effect.snapshots),
             self._row(
@@ -210,12 +213,15 @@ class Coordination:
         return True
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
+        self._ctx.probe("abort.before")
         self._checkpoints.abort(checkpoint, self._ctx.run)
+        self._ctx.probe("abort.after")
         self._settle_abort(self._barriers[checkpoint], reason, detail)
 
     def _settle_abort(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
         aborted = ledger.Aborted(barrier.id, reason, detail)
         self._control.update(lambda state: ledger.settle(state, aborted=(aborted,)))
+        self._ctx.probe("abort.settle.after")
         lasted = now_ms() - barrier.timestamp_ms
         self._record(
             self._row(HistoryEvent.ABORTED, barrier, reason=reason.value, detail=detail, duration_ms=lasted)

@@ -171,6 +171,7 @@ class Outputs:
         """Commit a batch to the tables; one without rows gets no commit."""
         for sink, table in self._tables:
             table.commit_batch(written.get(sink.name, Written()), facts.batch)
+            self._ctx.probe(f"batch.{self._spec.name}.commit-{sink.name}.after")
 
     def versions(self, batch: BatchId, channels: Mapping[str, Version]) -> tuple[OutputVersion, ...]:
         """Return the version of every output at a cut behind `batch`."""
@@ -205,7 +206,7 @@ class Outputs:
             except CommitConflict:
                 return None
             versions[writer.output] = standing.entry.version
-            self._ctx.probe(f"agent.{self._spec.name}.commit.between")
+            self._ctx.probe(f"agent.{self._spec.name}.commit-{writer.output}.after")
         return IdleCut(batch, versions)
 
     def end(self) -> None:
@@ -241,6 +242,7 @@ class Outputs:
             offsets=facts.offsets,
             at=at,
         )
+        self._ctx.probe(f"batch.{self._spec.name}.commit-{writer.output}.after")
         if writer is self.channels[0]:
             self._epoch = max(self._epoch, Marker(standing.entry.barrier, standing.entry.cancel).id)
         return standing

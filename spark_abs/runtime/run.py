@@ -213,7 +213,9 @@ class Run:
                 continue
             if query.isActive or query.exception() is None:
                 query.stop()
+                self._ctx.probe(f"end.{name}.before")
                 runner.end()
+                self._ctx.probe(f"end.{name}.after")
                 self._ended.add(name)
         return len(self._ended) == len(self._queries)
 

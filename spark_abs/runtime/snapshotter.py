@@ -140,13 +140,14 @@ class Snapshotter:
 
     def _snapshot(self, taken: Taken) -> StageSnapshot:
         ctx, stage = self._ctx, taken.stage
+        ctx.probe(f"capture.{stage}.await.before")
         self._await_commit(stage, taken.batch)
         began = now_ms()
-        ctx.probe(f"capture.{stage}.before")
+        ctx.probe(f"capture.{stage}.copy.before")
         copy = snapshot_stage(
             self._kept, taken.barrier.id, ctx.root.at(ctx.root.native(ctx.attempt, stage)), taken.batch
         )
-        ctx.probe(f"capture.{stage}.after")
+        ctx.probe(f"capture.{stage}.copy.after")
         facts = self._facts[stage]
         took = now_ms() - began
         snapshot = StageSnapshot(

@@ -87,6 +87,7 @@ class StageRunner:
         batch decides for the others. Killed after it, every commit is recognised and skipped.
         """
         batch = BatchId(batch_id)
+        self._ctx.probe(f"batch.{self.name}.wait.before")
         with self.turns.batch(lambda: self._snapshots.permits(self.name, batch)) as waited_ms:
             try:
                 self._run(frame, batch, waited_ms)
@@ -96,13 +97,13 @@ class StageRunner:
 
     def _run(self, frame: DataFrame, batch: BatchId, waited_ms: int) -> None:
         began, probe = now_ms(), self._ctx.probe
-        probe(f"batch.{self.name}.read")  # 1
+        probe(f"batch.{self.name}.read.before")  # 1
         text = self.native.offsets_text(batch)
         planned = parse_offsets(text)
         after = positions_of(planned.lines)
         before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self._start
         facts = BatchFacts(batch, text, planned.watermark_ms)
-        probe(f"batch.{self.name}.find")  # 2
+        probe(f"batch.{self.name}.find.before")  # 2
         standing = self._outputs.standing(batch)
         marker = standing if standing is not None else self._marker(before, after)
         self._watch_alignment(after, began)
@@ -113,12 +114,12 @@ class StageRunner:
             barrier, stood = self._outputs.commit_free(written, facts, self._open_barrier())
         else:
             barrier, stood = marker.barrier, self._outputs.commit(written, facts, marker)
-        probe(f"batch.{self.name}.commit.between")
         self._outputs.commit_sinks(written, facts)
-        probe(f"batch.{self.name}.commit.after")
+        probe(f"batch.{self.name}.handover.before")
         if barrier is not None and barrier.id > max(self._taken, self._ctx.floor):  # 6
             versions = {output: s.entry.version for output, s in stood.items()}
             self._hand_over(barrier, batch, after, versions, began, waited_ms)
+        probe(f"batch.{self.name}.handover.after")
 
     def _marker(self, before: tuple[Position, ...], after: tuple[Position, ...]) -> Marker | None:
         """Return what the batch carries; None if the stage takes barriers like a source."""

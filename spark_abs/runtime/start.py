@@ -53,6 +53,7 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
         _back_to_checkpoint(job, takeover)
     ctx = _begin(job, control, settings, takeover, available_now)  # 3, 4
     _check_natives(ctx, graph, control)  # 5
+    job.probe("start.natives.after")
     return launch(Launch(job, ctx, graph, plans, drafts, control))  # 6, 7
 
 
@@ -82,10 +83,13 @@ def _back_to_checkpoint(job: Job, takeover: bool) -> None:
 
 def _begin(job: Job, control: Control, settings: Settings, takeover: bool, bounded: bool) -> RunContext:
     before = read_lease(job.root)
+    job.probe("start.run.before")
     state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
     run = state.runs[-1].id
     checkpoints = Checkpoints.open(job.root, job.name)
+    job.probe("start.run.after")
     checkpoints.fence(run)
+    job.probe("start.fence.after")
     if takeover and before is not None:
         # The replaced run sees the fence and ends its queries; two must not run on one native checkpoint.
         pause = threading.Event()
@@ -94,7 +98,9 @@ def _begin(job: Job, control: Control, settings: Settings, takeover: bool, bound
                 break
             pause.wait(_LEASE_POLL_S)
     write_lease(job.root, own_lease(run, now_ms()))
+    job.probe("start.abort.before")
     state = abort_open(control, checkpoints, run)
+    job.probe("start.abort.after")
     History(job.root).append(
         [
             HistoryRow(

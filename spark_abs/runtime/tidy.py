@@ -42,9 +42,12 @@ class Tidy:
         if gone and checkpoints.retire(gone, ctx.run):
             rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, ctx.attempt, ctx.run, i) for i in gone]
             History(ctx.root).append(rows)
+        ctx.probe("tidy.retire.after")
         sweep(self.kept, checkpoints.load_all)
+        ctx.probe("tidy.sweep.after")
         for channel, floor in channel_floors(checkpoints.load_all(), self._readers()).items():
             trim(ctx.root, channel, floor)
+            ctx.probe(f"tidy.{channel}.trim.after")
 
     def _readers(self) -> Mapping[ChannelId, Sequence[Version | None]]:
         """Return how far each consumer of each channel has durably read; None for one that has not begun."""
