@@ -208,18 +208,19 @@ class _Reader:
     def _schemas(self, top: str) -> dict[str, str]:
         """Choose the schema files up to the cut; return the newest of each store in base64."""
         newest: dict[str, CapturedFile] = {}
-        for directory in list(self._dirs):
+        for directory, inside in self._dirs.items():
+            if not directory.startswith(f"{top}/"):
+                continue
             match directory.removeprefix(f"{top}/").split("/"):
-                case ["_stateSchema", store] if directory.startswith(top):
+                case ["_stateSchema", store]:
                     dated = self._up_to_cut(directory)
                     self._chosen.update(dated.values())
                     if dated:
                         newest[store] = dated[max(dated)]
-                case [_, *store, "_metadata"] if directory.startswith(f"{top}/"):
-                    inside = self._dirs[directory]
+                case [_, *store_name, "_metadata"]:
                     self._chosen.update(inside.values())
                     if "schema" in inside:
-                        newest[store[0] if store else DEFAULT_STORE] = inside["schema"]
+                        newest[store_name[0] if store_name else DEFAULT_STORE] = inside["schema"]
         return {store: base64.b64encode(self._bytes(f)).decode() for store, f in newest.items()}
 
     def _up_to_cut(self, directory: str) -> dict[tuple[int, str], CapturedFile]:

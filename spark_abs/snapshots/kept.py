@@ -14,7 +14,7 @@ from spark_abs.errors import AbsError, DamageError, Fenced
 from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import CheckpointId, RunId, run_app_id
 from spark_abs.snapshots.capture import CapturedFile
-from spark_abs.snapshots.packs import CHUNK, PATH, SCHEMA, PackReader, PackWriter, pack_name, resolve
+from spark_abs.snapshots.packs import CHUNK, PATH, SCHEMA, Packed, PackReader, PackWriter, pack_name, resolve
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -49,6 +49,7 @@ class KeptState:
         self._pins: dict[CheckpointId, dict[str, Location]] = {}
         self._writing: set[str] = set()
         self._hashes: dict[str, dict[CapturedFile, str]] = {}
+        self._indexes: dict[str, Mapping[str, Packed]] = {}
 
     @classmethod
     def open(cls, root: Root, job: str, run: RunId, manifests: Sequence[Manifest] = ()) -> KeptState:
@@ -149,6 +150,17 @@ class KeptState:
         """Return hash and pack of everything that open captures name."""
         with self.lock:
             return {(sha256, at.pack) for pins in self._pins.values() for sha256, at in pins.items()}
+
+    def indexes(self, reader: PackReader) -> Mapping[str, Mapping[str, Packed]]:
+        """Return what each active pack holds, by hash. The footer of a pack is read once in a run.
+
+        Raises:
+            DamageError: a pack is missing or not one.
+        """
+        with self.lock:
+            active = self.active()
+            self._indexes = {p: self._indexes.get(p) or reader.index(p) for p in active}
+            return self._indexes
 
     def replace(
         self, removed: Collection[str], merged: AddFile | None, moved: Mapping[str, Location]

@@ -48,7 +48,7 @@ def sweep(kept: KeptState, manifests: Callable[[], Iterable[Manifest]]) -> Swept
         files = [f for m in manifests() for s in m.stages for f in s.files]
         with PackReader(kept.root) as reader:
             live |= {(sha256, at.pack) for (sha256, _), at in resolve(reader, sizes, files).items()}
-            plan = plan_sweep({pack: reader.index(pack) for pack in sizes}, live)
+            plan = plan_sweep(kept.indexes(reader), live)
             merged, moved = _merge(kept, reader, plan.moved)
         if plan.removed:
             kept.replace(plan.removed, merged, moved)

@@ -1,0 +1,21 @@
+"""A root, and its `state/` as run 1 writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_abs.model import RunId
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.store.root import Root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(str(tmp_path / "root"))
+
+
+@pytest.fixture
+def kept(root: Root) -> KeptState:
+    return KeptState.open(root, "job", RunId(1))

@@ -1,0 +1,100 @@
+"""Captures, outcomes, retirement, sweeps, kills and restarts in any order, beside a plain model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from spark_abs.manifest import Manifest, StoredFile
+from spark_abs.model import CheckpointId, RunId
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.packs import PackReader, resolve
+from spark_abs.snapshots.sweep import sweep
+from spark_abs.snapshots.verify import verify_state
+from spark_abs.store.root import Root
+from tests.snapshot_support import manifest_of, packs_in, store
+
+
+class Keeping(RuleBasedStateMachine):
+    """The model is a dictionary of manifests and one of open captures, with the bytes of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.root = Root(str(self.directory / "root"))
+        self.run, self.last = 1, 0
+        self.manifests: dict[int, Manifest] = {}
+        self.open: dict[int, tuple[StoredFile, ...]] = {}
+        self.kept = KeptState.open(self.root, "job", RunId(1))
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.directory)
+
+    @rule(letters=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True))
+    def capture(self, letters: list[str]) -> None:
+        """State that shares much with that of other checkpoints: sizes differ, so that packs thin out."""
+        self.last += 1
+        contents = {letter: letter.encode() * 10 * (1 + ord(letter) - ord("a")) for letter in letters}
+        native = self.directory / f"native{self.last}"
+        self.open[self.last] = store(self.kept, CheckpointId(self.last), native, **contents).files
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        """The manifest is committed only if its handles are there, as they must be."""
+        checkpoint = data.draw(st.sampled_from(sorted(self.open)))
+        files = self.open.pop(checkpoint)
+        assert self.kept.missing(files) == ()
+        self.manifests[checkpoint] = manifest_of(checkpoint, files)
+        self.kept.release(CheckpointId(checkpoint))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        checkpoint = data.draw(st.sampled_from(sorted(self.open)))
+        del self.open[checkpoint]
+        self.kept.release(CheckpointId(checkpoint))
+
+    @precondition(lambda self: self.manifests)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        del self.manifests[data.draw(st.sampled_from(sorted(self.manifests)))]
+
+    @rule()
+    def sweep(self) -> None:
+        """Afterwards no pack is there that nothing needs."""
+        sweep(self.kept, lambda: list(self.manifests.values()))
+        needed = [*(f for m in self.manifests.values() for f in m.stages[0].files)]
+        needed += [f for files in self.open.values() for f in files]
+        active = self.kept.active()
+        with PackReader(self.root) as reader:
+            used = {at.pack for at in resolve(reader, active, needed).values()}
+        assert sorted(active) == packs_in(self.root)
+        assert active.keys() == used | {pack for _, pack in self.kept.pinned()}
+
+    @rule()
+    def restart(self) -> None:
+        """The process was killed: what was open is aborted, a new run begins."""
+        self.run += 1
+        self.open.clear()
+        self.kept = KeptState.open(self.root, "job", RunId(self.run), list(self.manifests.values()))
+
+    @invariant()
+    def everything_named_is_readable(self) -> None:
+        open_captures = [manifest_of(checkpoint, files) for checkpoint, files in self.open.items()]
+        assert verify_state(self.root, [*self.manifests.values(), *open_captures]) == ()
+
+
+TestKeeping = Keeping.TestCase
+TestKeeping.settings = settings(
+    max_examples=25,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,164 @@
+"""`state/`: packs, what is written once, what is pinned, what is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from spark_abs.errors import DamageError, Fenced
+from spark_abs.manifest import StoredFile
+from spark_abs.model import CheckpointId, RunId
+from spark_abs.snapshots import kept as module
+from spark_abs.snapshots.kept import KeptState, StaleCapture
+from spark_abs.snapshots.packs import PackReader, pack_name
+from spark_abs.store.root import Root
+from tests.snapshot_support import LOCAL, captured, manifest_of, packs_in, store
+
+ONE, TWO = CheckpointId(1), CheckpointId(2)
+
+
+def contents_of(root: Root, files: Sequence[StoredFile]) -> dict[str, bytes]:
+    with PackReader(root) as reader:
+        return {f.path: b"".join(reader.chunks(f.at, f.sha256, f.size)) for f in files}
+
+
+def test_bytes_come_back_in_chunks(
+    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of no chunk's length, of one, of several; one row group per row."""
+    monkeypatch.setattr(module, "CHUNK", 10)
+    data = {"empty": b"", "small": b"abc", "exact": b"0123456789", "large": os.urandom(35)}
+    stored = store(kept, ONE, tmp_path / "native", **data)
+    assert contents_of(root, stored.files) == data
+    assert stored.size_new == 48
+    assert [f.at.chunks for f in stored.files] == [1, 1, 1, 4]
+    (name,) = packs_in(root)
+    metadata = pq.ParquetFile(Path(root.uri, "state", name)).metadata
+    assert (metadata.num_rows, metadata.num_row_groups) == (7, 7)
+    with PackReader(root) as reader:
+        index = reader.index(name)
+    assert {sha: packed.at for sha, packed in index.items()} == {f.sha256: f.at for f in stored.files}
+
+
+def test_a_hash_that_is_there_is_not_written_again(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """Neither within a capture, nor of another stage, nor after a restart that knows the manifests."""
+    first = store(kept, ONE, tmp_path / "a", x=b"same", y=b"same", z=b"other")
+    assert first.size_new == 9
+    assert first.files[0].at == first.files[1].at
+    second = store(kept, TWO, tmp_path / "b", q=b"same")
+    assert (second.size_new, second.files[0].at) == (0, first.files[0].at)
+    assert len(packs_in(root)) == 1
+    later = KeptState.open(root, "job", RunId(2), [manifest_of(1, first.files)])
+    assert store(later, TWO, tmp_path / "c", q=b"other", r=b"fresh").size_new == 5
+
+
+def test_a_file_that_was_copied_is_not_read_again(
+    kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path, size and time of change stand for its bytes, in one process."""
+    first = store(kept, ONE, tmp_path / "a", x=b"same")
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(module, "_chunks", forbidden)
+    assert store(kept, TWO, tmp_path / "a", x=b"same").files == first.files
+
+
+def test_a_file_that_changes_or_goes_makes_the_capture_stale(
+    root: Root, kept: KeptState, tmp_path: Path
+) -> None:
+    """And leaves no commit; what was half written is a leftover that is recognised."""
+    native = tmp_path / "native"
+    files = captured(native, a=b"first", b=b"before")
+    (native / "b").write_bytes(b"after!")
+    os.utime(native / "b", ns=(1, 1))
+    with pytest.raises(StaleCapture, match="b changed"):
+        kept.store(ONE, LOCAL, str(native), files)
+    (native / "b").unlink()
+    with pytest.raises(StaleCapture, match="b was purged"):
+        kept.store(ONE, LOCAL, str(native), files)
+    assert kept.active() == {}
+    assert list(kept.leftovers()) == packs_in(root) != []
+
+
+def test_an_older_run_writes_nothing_more(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """Its pack stays without a commit; the newer run takes it for a leftover, never the other way round."""
+    newer = KeptState.open(root, "job", RunId(2))
+    with pytest.raises(Fenced, match="replaced by run 2"):
+        store(kept, ONE, tmp_path / "a", x=b"late")
+    with pytest.raises(Fenced):
+        KeptState.open(root, "job", RunId(1))
+    assert newer.active() == {}
+    assert list(newer.leftovers()) == packs_in(root) != []
+    left = newer.leftovers()[0]
+    Path(root.uri, "state", left).rename(Path(root.uri, "state", left.replace("pack-1", "pack-3")))
+    assert newer.leftovers() == ()
+
+
+def test_missing_names_what_went(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """Asked before a manifest is committed."""
+    a = store(kept, ONE, tmp_path / "a", x=b"one").files
+    b = store(kept, ONE, tmp_path / "b", y=b"two", z=b"three").files
+    assert kept.missing([*a, *b]) == ()
+    Path(root.uri, "state", b[0].at.pack).write_bytes(b"torn")
+    assert kept.missing([*a, *b]) == b
+    Path(root.uri, "state", a[0].at.pack).unlink()
+    assert kept.missing([*a, *b]) == (*a, *b)
+
+
+def test_stages_copy_at_the_same_time(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """Each gets its own commit; nobody loses bytes to another."""
+    found: dict[str, module.Stored] = {}
+
+    def work(name: str) -> None:
+        found[name] = store(kept, ONE, tmp_path / name, own=name.encode() * 999, common=b"shared" * 999)
+
+    threads = [threading.Thread(target=work, args=(f"stage{i}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    for name, stored in found.items():
+        assert contents_of(root, stored.files) == {"own": name.encode() * 999, "common": b"shared" * 999}
+    assert kept.leftovers() == ()
+
+
+@pytest.mark.parametrize("spoil", ["flip", "truncate", "remove"])
+def test_damaged_bytes_are_not_given_out(root: Root, kept: KeptState, tmp_path: Path, spoil: str) -> None:
+    data = os.urandom(5000)
+    stored = store(kept, ONE, tmp_path / "a", x=data)
+    pack = Path(root.uri, "state", stored.files[0].at.pack)
+    whole = pack.read_bytes()
+    at = whole.index(data) + 2500
+    match spoil:
+        case "flip":
+            pack.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        case "truncate":
+            pack.write_bytes(whole[:at])
+        case _:
+            pack.unlink()
+    with pytest.raises(DamageError, match=stored.files[0].at.pack):
+        contents_of(root, stored.files)
+
+
+def test_names_from_storage_are_checked(root: Root, kept: KeptState) -> None:
+    with PackReader(root) as reader, pytest.raises(DamageError, match="is not the name of a pack"):
+        reader.index("../../etc/passwd")
+    assert pack_name("part-00000.parquet") is None
+    name = pack_name(f"merged-7-{'0' * 32}.parquet")
+    assert name is not None
+    assert (name.run, name.merged) == (7, True)
+    assert kept.run == 1
+
+
+def test_a_stored_hash_is_that_of_the_bytes(kept: KeptState, tmp_path: Path) -> None:
+    stored = store(kept, ONE, tmp_path / "a", x=b"abc")
+    assert stored.files[0].sha256 == hashlib.sha256(b"abc").hexdigest()

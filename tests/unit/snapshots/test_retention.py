@@ -1,0 +1,211 @@
+"""What is kept and what goes: the plans, and sweeping by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from spark_abs.errors import DamageError, Fenced
+from spark_abs.manifest import Location, Manifest, StoredFile
+from spark_abs.model import ChannelId, CheckpointId, CheckpointKind, RunId, Version
+from spark_abs.snapshots import sweep as module
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.packs import Packed, PackReader, resolve
+from spark_abs.snapshots.retention import channel_floors, plan_sweep, retired
+from spark_abs.snapshots.sweep import Swept, sweep
+from spark_abs.snapshots.verify import verify_state
+from spark_abs.store.root import Root
+from tests.snapshot_support import manifest_of, packs_in, store
+
+SAVEPOINT = CheckpointKind.SAVEPOINT
+A, B = ChannelId("a.main"), ChannelId("b.main")
+
+
+def everything(_: object) -> bool:
+    return True
+
+
+def test_the_newest_of_the_path_stay_and_savepoints_do() -> None:
+    completed = [manifest_of(i, kind=SAVEPOINT if i == 2 else CheckpointKind.CHECKPOINT) for i in range(1, 8)]
+    assert retired(completed, 3, everything) == (1, 3, 4)
+    assert retired(completed, 3, everything, needed=[CheckpointId(3)]) == (1, 4)
+    assert retired(completed, 6, everything) == ()
+    assert retired(completed[:1], 1, everything) == ()
+
+
+def test_what_a_roll_back_abandoned_stays_until_the_new_path_has_as_many() -> None:
+    """Restored to 5: 6 to 9 are off the path, and going back to 9 stays possible for a while."""
+    old = [manifest_of(i) for i in range(1, 10)]
+    new = [manifest_of(i, attempt=2) for i in range(10, 16)]
+
+    def on_path(m: Manifest) -> bool:
+        return m.id <= 5 or m.attempt == 2
+
+    assert retired([*old, *new[:1]], 3, on_path) == (1, 2, 3)
+    assert retired([*old, *new[:2]], 3, on_path) == (1, 2, 3, 4)
+    assert retired([*old, *new[:3]], 3, on_path) == tuple(range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("manifests", "readers", "floors"),
+    [
+        # The slowest reader of any retained cut, or of now.
+        ([manifest_of(1, reads={A: 4}), manifest_of(2, reads={A: 9})], {A: [Version(12)]}, {A: 4}),
+        ([manifest_of(2, reads={A: 9})], {A: [Version(12), Version(7)]}, {A: 7}),
+        # Nobody has read it: the producer's place at the cut.
+        ([manifest_of(1, writes={A: 5}), manifest_of(2, writes={A: 8})], {A: []}, {A: 5}),
+        ([manifest_of(2, reads={A: 9}, writes={B: 3})], {A: [Version(9)], B: [Version(6)]}, {A: 9, B: 3}),
+        # A reader that has read nothing yet, now or at a cut, may still want everything.
+        ([manifest_of(2, reads={A: 9})], {A: [Version(9), None]}, {}),
+        ([manifest_of(1, reads={A: None}), manifest_of(2, reads={A: 9})], {A: [Version(9)]}, {}),
+        # Without a checkpoint, and for channels that the job has no more, nothing is known.
+        ([], {A: [Version(9)]}, {}),
+        ([manifest_of(2, reads={A: 9})], {}, {}),
+    ],
+)
+def test_channels_are_trimmed_behind_every_cut_and_reader(
+    manifests: Sequence[Manifest],
+    readers: dict[ChannelId, list[Version | None]],
+    floors: dict[ChannelId, Version],
+) -> None:
+    assert channel_floors(manifests, readers) == floors
+
+
+def test_the_sweep_plan() -> None:
+    """Nothing live: dead. Less than half: its live part moves. Half: it stays."""
+
+    def inside(pack: str, **sizes: int) -> dict[str, Packed]:
+        return {sha: Packed(size, Location(pack, row, 1)) for row, (sha, size) in enumerate(sizes.items())}
+
+    packs = {
+        "dead": inside("dead", a=10),
+        "half": inside("half", b=10, c=10),
+        "less": inside("less", d=9, e=10),
+        "empty": inside("empty", f=0),
+    }
+    # Bytes named in another pack do not keep this one.
+    live = {("a", "half"), ("b", "half"), ("d", "less"), ("f", "empty")}
+    plan = plan_sweep(packs, live)
+    assert (plan.dead, plan.rewrite, plan.moved) == (("dead",), ("less",), {"d": packs["less"]["d"]})
+
+
+def taken(kept: KeptState, tmp_path: Path, checkpoint: int, **contents: bytes) -> tuple[StoredFile, ...]:
+    files = store(kept, CheckpointId(checkpoint), tmp_path / f"native{checkpoint}", **contents).files
+    kept.release(CheckpointId(checkpoint))
+    return files
+
+
+def test_dead_packs_go_and_thin_ones_are_rewritten(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """The manifests are not touched: what they name is found where it moved to, now and after more moves."""
+    one = taken(kept, tmp_path, 1, big=b"x" * 900, keep=b"y" * 90)
+    two = taken(kept, tmp_path, 2, keep2=b"y" * 90, gone=b"z" * 50)
+    three = taken(kept, tmp_path, 3, keep3=b"y" * 90, more=b"m" * 500, some=b"s" * 300)
+    assert two[0].at.pack == one[0].at.pack
+    retained = [manifest_of(3, three)]
+    swept = sweep(kept, lambda: retained)
+    assert (swept.packs, swept.rewritten, swept.leftovers) == (2, 1, 0)
+    assert len(packs_in(root)) == 2
+    assert kept.missing(three) == ()
+    assert verify_state(root, retained) == ()
+    # The merged pack is known: neither are its bytes written again, nor are they lost to another sweep.
+    four = taken(kept, tmp_path, 4, keep4=b"y" * 90)
+    assert four[0].at.pack.startswith("merged-")
+    assert sweep(kept, lambda: [*retained, manifest_of(4, four)]) == Swept()
+    # The same after a restart that has but the manifests.
+    later = KeptState.open(root, "job", RunId(2), retained)
+    assert store(later, CheckpointId(5), tmp_path / "native5", keep5=b"y" * 90).size_new == 0
+    later.release(CheckpointId(5))
+    assert sweep(later, list).packs == 2
+    assert packs_in(root) == []
+
+
+def test_an_open_capture_is_never_swept(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """Between its copy and its manifest nothing names it but its pin: also what it only reused."""
+    one = taken(kept, tmp_path, 1, x=b"x" * 100, y=b"y" * 500)
+    two = store(kept, CheckpointId(2), tmp_path / "native2", x=b"x" * 100, new=b"n").files
+    assert two[0].at == one[0].at
+    assert sweep(kept, list).rewritten == 1
+    assert kept.missing(two) == ()
+    assert verify_state(root, [manifest_of(2, two)]) == ()
+    kept.release(CheckpointId(2))
+    sweep(kept, lambda: [manifest_of(2, two)])
+    assert verify_state(root, [manifest_of(2, two)]) == ()
+    sweep(kept, list)
+    assert kept.missing(two) == two
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("point", ["merged", "committed", "deleted"])
+def test_a_sweep_may_die_anywhere(
+    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Every retained byte stays readable, and the next run's sweep ends with as much as a whole one."""
+    one = taken(kept, tmp_path, 1, big=b"x" * 900, keep=b"y" * 90)
+    taken(kept, tmp_path, 2, dead=b"z" * 50)
+    retained = [manifest_of(1, one[1:])]
+
+    def dies(after: Callable[..., object] | None) -> Callable[..., object]:
+        def die(*args: object) -> object:
+            if after is not None:
+                after(*args)
+            raise Killed
+
+        return die
+
+    match point:
+        case "merged":
+            monkeypatch.setattr(kept, "replace", dies(None))
+        case "committed":
+            monkeypatch.setattr(kept, "leftovers", dies(None))
+        case _:
+            monkeypatch.setattr(module, "_delete", dies(module._delete))
+    with pytest.raises(Killed):
+        sweep(kept, lambda: retained)
+    monkeypatch.undo()
+    assert verify_state(root, retained) == ()
+    later = KeptState.open(root, "job", RunId(2), retained)
+    sweep(later, lambda: retained)
+    assert verify_state(root, retained) == ()
+    assert len(packs_in(root)) == 1
+
+
+def test_a_replaced_run_sweeps_nothing(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """It may read old manifests: the commit that comes first is refused, and no file is touched."""
+    taken(kept, tmp_path, 1, x=b"x")
+    newer = KeptState.open(root, "job", RunId(2))
+    files = taken(newer, tmp_path, 2, y=b"y")
+    with pytest.raises(Fenced):
+        sweep(kept, list)
+    assert verify_state(root, [manifest_of(2, files)]) == ()
+    assert len(packs_in(root)) == 2
+
+
+def test_nothing_is_removed_on_a_guess(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """A manifest that cannot be read might name anything."""
+    taken(kept, tmp_path, 1, x=b"x")
+
+    def unreadable() -> Sequence[Manifest]:
+        raise DamageError("torn")
+
+    with pytest.raises(DamageError):
+        sweep(kept, unreadable)
+    assert len(packs_in(root)) == 1
+
+
+def test_bytes_moved_for_one_manifest_stay_for_it(root: Root, kept: KeptState, tmp_path: Path) -> None:
+    """The same bytes in a pack that another manifest names do not stand in for those that moved."""
+    one = taken(kept, tmp_path, 1, big=b"x" * 900, keep=b"y" * 90)
+    sweep(kept, lambda: [manifest_of(1, one[1:])])
+    forgetful = KeptState.open(root, "job", RunId(2))
+    two = taken(forgetful, tmp_path, 2, keep=b"y" * 90)
+    both = [manifest_of(1, one[1:]), manifest_of(2, two)]
+    assert sweep(forgetful, lambda: both) == Swept()
+    sweep(forgetful, lambda: both[:1])
+    with PackReader(root) as reader:
+        assert len(resolve(reader, forgetful.active(), one[1:])) == 1
+    assert verify_state(root, both[:1]) == ()

@@ -1,0 +1,231 @@
+"""What is damaged is named, and what a live job does under our eyes is not damage."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_abs.model import BatchId, ChannelId, CheckpointId, Version
+from spark_abs.snapshots import verify as module
+from spark_abs.snapshots.capture import capture
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.materialise import materialise
+from spark_abs.snapshots.packs import PackReader
+from spark_abs.snapshots.sweep import sweep
+from spark_abs.snapshots.take import snapshot_stage
+from spark_abs.snapshots.verify import verify_channel, verify_native, verify_state, verify_table
+from spark_abs.store.root import Root
+from spark_abs.store.table import AddFile, Commit, Table
+from tests.native_support import Native
+from tests.snapshot_support import manifest_of, store
+
+ONE = CheckpointId(1)
+
+
+def altered(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_every_checkpoint_that_needs_altered_bytes_is_named(
+    root: Root, kept: KeptState, tmp_path: Path
+) -> None:
+    """With the pack, the file and the stage; the bytes are read once."""
+    shared = os.urandom(300)
+    one = store(kept, ONE, tmp_path / "a", x=shared, y=b"well").files
+    two = store(kept, CheckpointId(2), tmp_path / "b", z=shared).files
+    manifests = [manifest_of(1, one), manifest_of(2, two)]
+    told: list[int] = []
+    assert verify_state(root, manifests, told.append) == ()
+    assert sum(told) == 304
+    pack = Path(root.uri, "state", one[0].at.pack)
+    altered(pack, pack.read_bytes().index(shared))
+    found = verify_state(root, manifests)
+    assert [(f.path, f.checkpoint, f.stage) for f in found] == [
+        (f"state/{pack.name}", 1, "match"),
+        (f"state/{pack.name}", 2, "match"),
+    ]
+    assert "(x)" in found[0].problem
+    pack.unlink()
+    assert len(verify_state(root, manifests)) == 3
+    Path(root.uri, "state").rename(Path(root.uri, "elsewhere"))
+    assert {f.problem for f in verify_state(root, manifests)} == {"missing (x)", "missing (y)", "missing (z)"}
+
+
+def test_bytes_that_sweeping_moves_meanwhile_are_not_damage(
+    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = store(kept, ONE, tmp_path / "a", x=b"x" * 10, y=b"y" * 100).files
+    retained = [manifest_of(1, files[:1])]
+    chunks, swept = PackReader.chunks, False
+
+    def sweeping(*args: object) -> object:
+        nonlocal swept
+        if not swept:
+            swept = True
+            kept.release(ONE)
+            sweep(kept, lambda: retained)
+        return chunks(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PackReader, "chunks", sweeping)
+    assert verify_state(root, retained) == ()
+    assert swept
+
+
+def with_sidecar(path: Path) -> Path:
+    """Add the checksum file that Hadoop's local file system leaves."""
+    data = path.read_bytes()
+    sums = [zlib.crc32(data[i : i + 512]) for i in range(0, len(data), 512)]
+    sidecar = path.parent / f".{path.name}.crc"
+    sidecar.write_bytes(b"crc\0" + struct.pack(">i", 512) + struct.pack(f">{len(sums)}I", *sums))
+    return path
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Native:
+    made = Native(tmp_path / "native")
+    for batch in range(2):
+        made.batch(batch)
+        made.changes(batch + 1)
+    made.put("state/0/0/SSTs/unused.sst", os.urandom(1500))
+    for path in list(made.directory.rglob("*")):
+        if path.is_file():
+            with_sidecar(path)
+    return made
+
+
+def flip(path: Path) -> None:
+    altered(path, 700)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1024])
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [(flip, "bytes 512 to 1024"), (truncate, "torn"), (remove, "missing")],
+)
+def test_a_native_file_is_held_against_its_checksum_file(
+    native: Native, spoil: Callable[[Path], None], said: str
+) -> None:
+    """Whether it is needed to start or not."""
+    assert verify_native(str(native.directory)) == ()
+    path = native.directory / "state/0/0/SSTs/unused.sst"
+    spoil(path)
+    (found,) = verify_native(str(native.directory))
+    assert found.path == str(path)
+    assert said in found.problem
+
+
+def test_a_torn_checksum_file_is_said(native: Native) -> None:
+    (native.directory / "offsets/.1.crc").write_bytes(b"crc")
+    (found,) = verify_native(str(native.directory))
+    assert "checksum file is torn" in found.problem
+
+
+def test_a_native_directory_that_cannot_start_is_said(native: Native) -> None:
+    """Also where no checksum is left: what the last batch needs is not there."""
+    for name in ("2.changelog", ".2.changelog.crc"):
+        (native.directory / "state/0/0" / name).unlink()
+    (found,) = verify_native(str(native.directory))
+    assert "no changes of version 2" in found.problem
+    (missing,) = verify_native(str(native.directory / "none"))
+    assert missing.problem == "missing"
+
+
+def test_what_a_restore_wrote_is_held_against_the_manifest(
+    root: Root, kept: KeptState, native: Native, tmp_path: Path
+) -> None:
+    """It has no checksum files until Spark writes its own."""
+    files = snapshot_stage(kept, ONE, str(native.directory), BatchId(1)).files
+    materialise(root, files, str(tmp_path / "new"), "query")
+    assert verify_native(str(tmp_path / "new"), files) == ()
+    altered(tmp_path / "new/state/0/0/1.changelog")
+    (found,) = verify_native(str(tmp_path / "new"), files)
+    assert found.path.endswith("state/0/0/1.changelog")
+
+
+def test_a_purge_under_verify_is_not_damage(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch that was newest is purged while it is looked at, and a newer one has ended."""
+
+    def purging(*args: object) -> object:
+        if not (native.directory / "commits/2").exists():
+            native.batch(2)
+            native.changes(3)
+            native.snapshot(3, ["b.sst"])
+            for path in native.directory.glob("state/0/0/[12].changelog"):
+                path.unlink()
+        return capture(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "capture", purging)
+    for path in native.directory.rglob(".*.crc"):
+        path.unlink()
+    assert verify_native(str(native.directory)) == ()
+
+
+def add(root: Root, relative: str, number: int) -> AddFile:
+    buffer = io.BytesIO()
+    rows = pa.table({"n": pa.array([number] * 1000)})
+    pq.write_table(rows, buffer, write_page_checksum=True, use_dictionary=False, compression="NONE")
+    name = f"{number}.parquet"
+    Path(root.uri, relative, name).write_bytes(buffer.getvalue())
+    return AddFile(name, buffer.tell(), json.dumps({"numRecords": 1000}))
+
+
+def table_of(root: Root, relative: str) -> Table:
+    """A table of three commits, a file each."""
+    table = Table.ensure(root.at(relative), pa.schema([("n", pa.int64())]))
+    for number in range(1, 4):
+        table.commit_next(Commit([add(root, relative, number)]))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [(lambda p: altered(p, 1000), "altered"), (truncate, "torn: 1024 bytes"), (remove, "missing")],
+)
+def test_a_table_of_ours(root: Root, spoil: Callable[[Path], None], said: str) -> None:
+    table_of(root, "checkpoints")
+    assert verify_table(root, "checkpoints") == ()
+    spoil(Path(root.uri, "checkpoints/2.parquet"))
+    (found,) = verify_table(root, "checkpoints")
+    assert found.path == "checkpoints/2.parquet"
+    assert said in found.problem
+
+
+def test_a_table_without_a_log(root: Root) -> None:
+    assert verify_table(root, "checkpoints")[0].problem == "missing"
+    table_of(root, "checkpoints")
+    Path(root.uri, "checkpoints/_delta_log/00000000000000000002.json").write_text("{")
+    assert verify_table(root, "checkpoints")[0].path == "checkpoints"
+
+
+def test_a_channel_is_whole_behind_its_slowest_reader(root: Root) -> None:
+    """What lies before does not matter: it may have been trimmed."""
+    channel = ChannelId("a.main")
+    assert verify_channel(root, channel, Version(0))[0].problem == "missing"
+    table = table_of(root, "channels/a.main")
+    files = Path(root.uri, "channels/a.main")
+    assert verify_channel(root, channel, Version(0)) == ()
+    (files / "1.parquet").unlink()
+    assert [f.path for f in verify_channel(root, channel, Version(0))] == ["channels/a.main/1.parquet"]
+    assert verify_channel(root, channel, Version(1)) == ()
+    table.delta.create_checkpoint()
+    (files / "_delta_log/00000000000000000002.json").unlink()
+    found = verify_channel(root, channel, Version(1))
+    assert [(f.path[-6:], f.problem) for f in found] == [("2.json", "missing")]
