@@ -125,7 +125,6 @@ def main(
     logging.getLogger("py4j").setLevel(logging.WARNING)
     config = Config.read(path, base)
     spark = spark_abs.spark_session("attribution", master, **config.spark)
-    spark.sparkContext.setLogLevel("WARN")
     run = declare(spark, config).start(available_now=available_now, takeover=takeover, restart=restart)
     try:
         run.await_termination()

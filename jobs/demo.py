@@ -40,7 +40,7 @@ RIGHT_FILES, WRONG_FILES, TAIL_FILES = 80, 10, 70
 WRONG_ABOVE_CENTS = 50_000
 SAVEPOINT = "before-release"
 STAGES = ("clicks", "orders", "match", "totals")
-PATIENCE_S = 90
+PATIENCE_S = 180
 
 console = Console(highlight=False)
 
