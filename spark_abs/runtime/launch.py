@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
+_SOURCES_POLL_S = 0.02
+
 FIRST_ENTRY = Version(0)
 """The commit that creates a channel: every input's first position."""
 
@@ -68,11 +71,14 @@ def launch(given: Launch) -> Run:
         for s in graph.stages
         for o in graph.consumed(s.name)
     }
+    ctx.probe("start.channels.after")
     tables = {s.name: _attach(given, s, s.table) for s in job.sinks if s.table is not None}
+    ctx.probe("start.sinks.after")
     late = LateRows()
     queries: dict[StageId, StreamingQuery] = {}
     checkpoints = Checkpoints.open(ctx.root, ctx.job)
     kept = KeptState.open(ctx.root, ctx.job, ctx.run, checkpoints.load_all())
+    ctx.probe("start.state.after")
     facts = {
         s.name: StageFacts(
             {t: Version(v) for t, v in given.plans[s.name].static_tables.items()},
@@ -87,6 +93,7 @@ def launch(given: Launch) -> Run:
         writers = open_writers(ctx, spec, graph.consumed(stage.name))
         for writer in writers:
             writer.begin()
+            ctx.probe(f"start.{stage.name}.fence-{writer.output}.after")
         sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
         outputs = Outputs(ctx, spec, writers, tables, sinks)
         start = tuple(first_position(channel) for channel in stage.inputs)
@@ -101,6 +108,7 @@ def launch(given: Launch) -> Run:
     try:
         for stage in graph.order():
             queries[stage.name] = _start_query(given, job.stages[stage.name], frames, runners[stage.name])
+            ctx.probe(f"start.{stage.name}.query.after")
     except Exception as error:
         run.fail(error)
         run.begin(queries, coordination)
@@ -143,7 +151,19 @@ def _start_query(given: Launch, spec: StageSpec, frames: Frames, runner: StageRu
     else:
         writer = writer.trigger(processingTime=spec.trigger or "0 seconds")
     with _session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
-        return writer.start()
+        query = writer.start()
+    _await_sources(query)
+    return query
+
+
+def _await_sources(query: StreamingQuery) -> None:
+    """Wait until a query has opened its sources, or has ended.
+
+    Spark gives the process behind a gate ten seconds to come up: many at once, on few cores, take longer.
+    """
+    pause = threading.Event()
+    while query.isActive and str(query.status["message"]).startswith("Initializing"):
+        pause.wait(_SOURCES_POLL_S)
 
 
 @contextmanager
