@@ -1,0 +1,241 @@
+"""Delta sinks: every batch once, versions that can be named, and back to any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as t
+
+from spark_abs.channels.files import Written
+from spark_abs.errors import DamageError, Fenced, Refused, UsageError
+from spark_abs.model import AttemptId, BatchId, RunId, StageId, Version
+from spark_abs.sinks.delta import DeltaSink, ensure_sink
+from spark_abs.sinks.plain import why_not_plain
+from spark_abs.store.root import Root
+from tests.channel_support import JOB, NUMBERS, barrier
+
+Open = Callable[..., DeltaSink]
+KINDS = ["plain", "with an identity column and a constraint"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(str(tmp_path / "root"))
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "elsewhere" / "table")
+
+
+@pytest.fixture
+def sink(spark: SparkSession, root: Root, uri: str) -> Open:
+    """Open the sink under an attempt and run, as a start of the job does."""
+
+    def make(attempt: int = 1, run: int = 1, begin: bool = True) -> DeltaSink:
+        found = DeltaSink(root, uri, JOB, StageId("s"), "out", AttemptId(attempt), RunId(run), lambda: spark)
+        if begin:
+            found.begin()
+        return found
+
+    return make
+
+
+def create(spark: SparkSession, uri: str, kind: str) -> None:
+    """Create the table as its owner would."""
+    if kind == "plain":
+        ensure_sink(uri, NUMBERS)
+        return
+    spark.sql(
+        f"""create table delta.`{uri}` (id bigint generated always as identity, n bigint not null)
+            using delta"""
+    )
+    spark.sql(f"alter table delta.`{uri}` add constraint small check (n < 1000)")
+
+
+def rows(uri: str, version: int | None = None) -> list[int]:
+    return sorted(DeltaTable(uri, version=version).to_pyarrow_table()["n"].to_pylist())
+
+
+def put(spark: SparkSession, table: DeltaSink, number: int, *values: int) -> bool | None:
+    """Write and commit a batch; say whether its commit is new, None if there is none."""
+    frame = spark.createDataFrame([(value,) for value in values], NUMBERS)
+    standing = table.commit_batch(table.write_files(frame, BatchId(number)), BatchId(number))
+    return None if standing is None else standing.fresh
+
+
+def version(table: DeltaSink, batch: int) -> int:
+    return int(table.version_at(BatchId(batch)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_life_of_a_sink(spark: SparkSession, root: Root, uri: str, sink: Open, kind: str) -> None:
+    """Batches, a repeat, a crash and new run, a fence, a restore that is repeated, and on from there."""
+    create(spark, uri, kind)
+    assert (why_not_plain(DeltaTable(uri)) is None) == (kind == "plain")
+    first = sink()
+    attached = version(first, 0)
+    assert put(spark, first, 0, 1, 2) is True
+    assert put(spark, first, 0, 1, 2) is False  # the batch runs again after a crash
+    assert put(spark, first, 1) is None  # no rows, no commit
+    assert put(spark, first, 2, 3) is True
+    cut = version(first, 1)
+    assert (rows(uri, attached), rows(uri, cut)) == ([], [1, 2])
+    assert first.holds(BatchId(2))
+    assert not first.holds(BatchId(3))
+
+    second = sink(run=2)  # the first run is replaced in the middle of a batch
+    with pytest.raises(Fenced):
+        put(spark, first, 3, 666)
+    assert put(spark, second, 3, 4) is True
+    assert version(second, 1) == cut
+    assert rows(uri, version(second, 99)) == [1, 2, 3, 4]
+
+    restored = sink(attempt=2, run=2, begin=False)
+    restored.fence(AttemptId(1))
+    restored.fence(AttemptId(1))
+    with pytest.raises(Fenced):
+        put(spark, second, 4, 666)
+    done = restored.restore_to(Version(cut))
+    assert restored.restore_to(Version(cut)) == done  # killed behind the commit, begun again
+    assert rows(uri) == [1, 2]
+
+    third = sink(attempt=2, run=3)
+    assert rows(uri, version(third, 1)) == [1, 2]
+    assert put(spark, third, 2, 30) is True  # the same batch id, another attempt
+    assert rows(uri) == [1, 2, 30]
+    assert rows(uri, version(third, 2)) == [1, 2, 30]
+    assert not list(Path(root.uri).rglob("*.parquet"))  # nothing is left staged
+
+
+def test_the_data_of_others_is_not_rolled_back_unasked(spark: SparkSession, uri: str, sink: Open) -> None:
+    """OPTIMIZE is not data; an INSERT is, and is named in the refusal."""
+    create(spark, uri, "plain")
+    table = sink()
+    put(spark, table, 0, 1)
+    cut = version(table, 0)
+    put(spark, table, 1, 2)
+    DeltaTable(uri).optimize.compact()
+    assert sink(attempt=2, run=2, begin=False).restore_to(Version(cut)) > cut
+    assert rows(uri) == [1]
+    put(spark, sink(attempt=2, run=3), 1, 20)
+    write_deltalake(uri, pa.table({"n": [999]}), mode="append")
+    third = sink(attempt=3, run=4, begin=False)
+    foreign = DeltaTable(uri).version()
+    with pytest.raises(Refused, match=rf"version {foreign}: WRITE"):
+        third.restore_to(Version(cut))
+    assert rows(uri) == [1, 20, 999]
+    third.restore_to(Version(cut), force=True)
+    assert rows(uri) == [1]
+
+
+def test_a_restore_to_where_the_table_stands_is_recorded(spark: SparkSession, uri: str, sink: Open) -> None:
+    """No row has changed since; the attempt still gets a version to begin from."""
+    create(spark, uri, "plain")
+    table = sink()
+    put(spark, table, 0, 1)
+    second = sink(attempt=2, run=2, begin=False)
+    begun = second.restore_to(table.version_at(BatchId(0)))
+    assert version(second, 0) == begun
+    assert rows(uri) == [1]
+
+
+def test_a_version_whose_files_are_gone_is_damage(spark: SparkSession, uri: str, sink: Open) -> None:
+    create(spark, uri, "plain")
+    table = sink()
+    put(spark, table, 0, 1)
+    cut = version(table, 0)
+    put(spark, table, 1, 2)
+    DeltaTable(uri).optimize.compact()
+    DeltaTable(uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    before = DeltaTable(uri).version()
+    with pytest.raises(DamageError, match=f"cannot be brought back to version {cut}"):
+        sink(attempt=2, run=2, begin=False).restore_to(Version(cut))
+    assert DeltaTable(uri).version() == before
+
+
+def test_a_batch_that_stands_says_its_barrier(spark: SparkSession, uri: str, sink: Open) -> None:
+    create(spark, uri, "plain")
+    table = sink()
+    written = table.write_files(spark.createDataFrame([(1,)], NUMBERS), BatchId(0))
+    table.commit_batch(written, BatchId(0), barrier=barrier(4))
+    again = sink().commit_batch(Written(), BatchId(0))
+    assert again is not None
+    assert (again.fresh, again.entry.barrier, again.entry.rows) == (False, barrier(4), 0)
+
+
+def test_a_table_that_ceases_to_be_plain_under_way(spark: SparkSession, uri: str, sink: Open) -> None:
+    """Its owner turns a feature on between the writing of the files and their commit."""
+    create(spark, uri, "plain")
+    table = sink()
+    written = table.write_files(spark.createDataFrame([(1,)], NUMBERS), BatchId(0))
+    spark.sql(f"alter table delta.`{uri}` set tblproperties ('delta.enableChangeDataFeed' = 'true')")
+    standing = table.commit_batch(written, BatchId(0))
+    assert standing is not None
+    assert standing.fresh
+    assert put(spark, table, 1, 2) is True
+    assert rows(uri) == [1, 2]
+
+
+def test_a_table_that_renames_its_columns(spark: SparkSession, uri: str, sink: Open) -> None:
+    """With column mapping the files have other column names than the table: only Delta can write them."""
+    mapping = "tblproperties ('delta.columnMapping.mode' = 'name')"
+    spark.sql(f"create table delta.`{uri}` (n bigint) using delta {mapping}")
+    table = sink()
+    assert put(spark, table, 0, 1) is True
+    assert put(spark, table, 0, 1) is False
+    assert [row.n for row in spark.read.format("delta").load(uri).collect()] == [1]
+
+
+def test_what_an_older_run_has_staged_goes(spark: SparkSession, root: Root, uri: str, sink: Open) -> None:
+    create(spark, uri, KINDS[1])
+    sink().write_files(spark.createDataFrame([(1,)], NUMBERS), BatchId(0))
+    assert list(Path(root.uri).rglob("*.parquet"))
+    sink(run=2)
+    assert not list(Path(root.uri).rglob("*.parquet"))
+
+
+def test_a_frame_that_does_not_fit_is_refused_by_column(spark: SparkSession, uri: str) -> None:
+    create(spark, uri, "plain")
+    wrong = t.StructType([t.StructField("n", t.IntegerType()), t.StructField("m", t.LongType())])
+    with pytest.raises(UsageError, match=r"m: missing in the table, bigint in the query\n  n: bigint in"):
+        ensure_sink(uri, wrong)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "reason"),
+    [
+        ("(n bigint) using delta", None),
+        ("(n bigint, at timestamp_ntz) using delta", None),
+        ("(n bigint, m bigint) using delta partitioned by (n)", "partition columns"),
+        ("(n bigint not null) using delta", "column n is NOT NULL"),
+        ("(n bigint, m bigint generated always as (n + 1)) using delta", "generatedColumns"),
+        ("(n bigint) using delta tblproperties ('delta.enableRowTracking' = 'true')", "rowTracking"),
+        ("(n bigint) using delta tblproperties ('delta.enableDeletionVectors' = 'true')", "deletionVectors"),
+        ("(n bigint) using delta cluster by (n)", "clustering"),
+    ],
+)
+def test_which_tables_are_plain(spark: SparkSession, uri: str, ddl: str, reason: str | None) -> None:
+    spark.sql(f"create table delta.`{uri}` {ddl}")
+    found = why_not_plain(DeltaTable(uri))
+    assert found is None if reason is None else found is not None and reason in found
+
+
+def test_others_write_beside_the_sink(spark: SparkSession, uri: str, sink: Open) -> None:
+    """A person's INSERT between two batches neither stops a batch nor makes one appear twice."""
+    create(spark, uri, "plain")
+    table = sink()
+    put(spark, table, 0, 1)
+    frame: DataFrame = spark.createDataFrame([(2,)], NUMBERS)
+    written = table.write_files(frame, BatchId(1))
+    write_deltalake(uri, pa.table({"n": [100]}), mode="append")
+    standing = table.commit_batch(written, BatchId(1))
+    assert standing is not None
+    assert standing.fresh
+    assert rows(uri) == [1, 2, 100]
+    assert rows(uri, version(table, 0)) == [1]
