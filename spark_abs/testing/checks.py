@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from spark_abs.model import NO_BATCH, Position, channel_id, counts
+from spark_abs.model import NO_BATCH, AttemptId, Position, Version, counts
 from spark_abs.testing.cluster import Checkpoint, Row, Stage, State, Storage, digest, ideal
 from spark_abs.testing.invariants import (
     Edge,
@@ -40,7 +40,7 @@ def _cut(storage: Storage, row: Checkpoint) -> Iterator[str]:
             held = storage.packs[snapshot.files[0].at.pack]
         yield from same_rows(1, where, _tagged(held), _tagged(expected[stage.id]))
         for output in snapshot.outputs:
-            found = _visible(storage, row, output.table, output.output, output.version or 0)
+            found = _visible(storage, row.attempt, output.table, output.version or 0)
             yield from same_rows(1, f"checkpoint {row.id}, {output.table}", found, expected[output.table])
     yield from consistent_cut(_edges(storage, row))
 
@@ -50,12 +50,12 @@ def _tagged(state: State | tuple[Row, ...]) -> list[tuple[int, object]]:
     return [(number, item) for number, rows in enumerate(state) for item in rows]
 
 
-def _visible(storage: Storage, row: Checkpoint, name: str, output: str, version: int) -> list[Row]:
-    """Return what an output holds at a version."""
+def _visible(storage: Storage, attempt: AttemptId, name: str, version: int) -> list[Row]:
+    """Return what an output holds at a version, in the order of its log."""
     table = storage.tables[name]
-    if output == "sink":
-        return list(table.read(type(table.version)(version)))
-    path = storage.path(channel_id(*name.split(".")), row.attempt)
+    if name.endswith("/sink"):
+        return list(table.read(Version(version)))
+    path = storage.path(table.channel, attempt)
     work = (c for c in table.log if c.attempt and c.version <= version)
     return [r for c in work if counts(path, c.attempt, c.version) for r in table.rows[c.version]]
 
@@ -120,16 +120,15 @@ def _like_no_failure(storage: Storage) -> Iterator[str]:
         native = storage.native[attempt, stage.id]
         held = native.state(native.committed) if native.committed != NO_BATCH else ()
         yield from same_rows(4, f"state of {stage.id}", _tagged(held), _tagged(expected[stage.id]))
-        yield from _order(stage, held)
+        yield from _order(storage, stage, held)
         if stage.sink:
             table = storage.tables[f"{stage.id}/sink"]
             yield from same_rows(4, table.name, table.read(table.version), expected[table.name])
 
 
-def _order(stage: Stage, held: State) -> Iterator[str]:
-    """Check the order in which a stage saw the records of a source that reached it over one channel."""
-    for number, rows in enumerate(held):
-        plain = [label.rstrip(")").rpartition("#") for _, label in rows if "," not in label]
-        for source in {name for name, _, _ in plain}:
-            seen = [int(record) for name, _, record in plain if name == source]
-            yield from same_order(f"{stage.id}, input {number}, {source}", seen, sorted(seen))
+def _order(storage: Storage, stage: Stage, held: State) -> Iterator[str]:
+    """Check that a stage saw every channel in the order of its log."""
+    for channel, rows in zip(stage.inputs, held, strict=False):
+        table = storage.tables[channel]
+        log = _visible(storage, storage.state.attempt.id, channel, table.version)
+        yield from same_order(f"{stage.id} reading {channel}", rows, log)

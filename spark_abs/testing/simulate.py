@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from random import Random
 
 import click
@@ -27,6 +26,12 @@ from spark_abs.testing.process import Parts
 
 RETAINED = 4
 """Checkpoints kept by the simulated retention."""
+STEPS = 900
+"""Steps under faults; then the job is left in peace until it ends."""
+RATE = 0.014
+"""Faults, requests and clean-ups per step."""
+PATIENCE = 12_000
+"""Steps in peace within which the job has to end."""
 
 
 def _source(name: str, records: int = 10) -> Stage:
@@ -71,28 +76,12 @@ MIXED: Graph = (
 GRAPHS = {"five": FIVE, "self-join": SELF_JOIN, "mixed": MIXED}
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """How much goes wrong, and for how long."""
-
-    steps: int = 900
-    """Steps under faults; then the job is left in peace until it ends."""
-    rate: float = 0.014
-    """Faults, requests and clean-ups per step."""
-    patience: int = 12_000
-    """Steps in peace within which the job has to end."""
-
-
-CALM = Faults(steps=0, rate=0.0)
-
-
 class Simulation:
     """One seeded run."""
 
-    def __init__(self, seed: int, graph: Graph, parts: Parts, faults: Faults) -> None:
+    def __init__(self, seed: int, graph: Graph, parts: Parts) -> None:
         self.rng = Random(seed)  # noqa: S311 -- a schedule that can be repeated, no secret
         self.parts = parts
-        self.faults = faults
         self.storage = Storage(graph)
         self.seen: Counter[str] = Counter()
         self.now_ms = 0
@@ -101,7 +90,7 @@ class Simulation:
         self.settings = TriggerSettings(
             interval_ms=self.rng.choice((30, 100, 200)),
             min_pause_ms=self.rng.choice((0, 30)),
-            timeout_ms=self.rng.choice((200, 500, 2_000)) if faults.rate else 10_000,
+            timeout_ms=self.rng.choice((200, 500, 2_000)),
         )
         self.driver = self._new_driver()
         self._menu: list[tuple[str, Callable[[], bool], int]] = [
@@ -124,14 +113,14 @@ class Simulation:
         Raises:
             InvariantViolated: something does not hold.
         """
-        for _ in range(self.faults.steps):
-            if self.rng.random() < self.faults.rate:
+        for _ in range(STEPS):
+            if self.rng.random() < RATE:
                 name, fault, _ = self.rng.choices(self._menu, self._weights)[0]
                 if fault():
                     self.seen[name] += 1
             self._step()
         self.driver.faulty = False
-        for _ in range(self.faults.patience):
+        for _ in range(PATIENCE):
             if self._finished():
                 break
             self._step()
@@ -284,15 +273,13 @@ class Simulation:
         )
 
 
-def simulate(
-    seed: int, graph: Graph = FIVE, parts: Parts | None = None, faults: Faults | None = None
-) -> Counter[str]:
+def simulate(seed: int, graph: Graph = FIVE, parts: Parts | None = None) -> Counter[str]:
     """Run one seed and return what happened in it, by name.
 
     Raises:
         InvariantViolated: an invariant does not hold; the message begins with the seed.
     """
-    simulation = Simulation(seed, graph, parts or Parts(), faults or Faults())
+    simulation = Simulation(seed, graph, parts or Parts())
     try:
         return simulation.run()
     except (AssertionError, AbsError, RuntimeError) as error:

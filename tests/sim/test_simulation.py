@@ -1,0 +1,118 @@
+"""Seeded runs of a whole job under faults; a failure names its seed, `simulate(seed)` shows it again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_abs.model import BatchId, Position
+from spark_abs.protocol import gate
+from spark_abs.testing.cluster import Graph, Native, State
+from spark_abs.testing.invariants import InvariantViolated
+from spark_abs.testing.process import Parts
+from spark_abs.testing.simulate import FIVE, GRAPHS, main, simulate
+from spark_abs.testing.strategies import graphs
+
+MUTANT_SEEDS = range(150)
+
+
+def runs(graph: Graph, seeds: range) -> Counter[str]:
+    return sum((simulate(seed, graph) for seed in seeds), Counter[str]())
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_five_stages_survive_everything(block: int) -> None:
+    """Sources, a join with two outputs and a diamond: no invariant is violated, and the faults took place."""
+    seen = runs(FIVE, range(block * 100, (block + 1) * 100))
+    wanted = {"completed", "aborted: expired", "driver kills", "drivers fenced", "stage crashes", "restores"}
+    assert wanted - seen.keys() == set()
+
+
+@pytest.mark.parametrize("name", ["self-join", "mixed"])
+def test_other_shapes_survive_everything(name: str) -> None:
+    """A channel read twice; a silent source, and a native input beside channels."""
+    seen = runs(GRAPHS[name], range(100))
+    assert {"completed", "restores to an abandoned checkpoint"} - seen.keys() == set()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(graph=graphs(), seed=st.integers(0, 2**32))
+def test_any_graph_survives_everything(graph: Graph, seed: int) -> None:
+    """Whatever is wired to what; no more to assert, `simulate` raises on the first violation."""
+    simulate(seed, graph)
+
+
+def test_a_seed_is_the_whole_run() -> None:
+    """A failure can be seen again."""
+    assert simulate(7) == simulate(7)
+
+
+def test_the_command_tells_what_it_saw() -> None:
+    result = CliRunner().invoke(main, ["--runs", "2", "--graph", "five"])
+    assert "no violation" in result.output
+
+
+# -- what is broken on purpose has to be found
+
+
+def violated(parts: Parts) -> str:
+    """Run a broken job until an invariant does not hold; return its number, `-` if all seeds pass."""
+    for seed in MUTANT_SEEDS:
+        try:
+            simulate(seed, FIVE, parts)
+        except InvariantViolated as error:
+            return str(error).partition(": ")[2][0]
+    return "-"
+
+
+def on_one_input(channel: str, broken: Callable[..., gate.Decision]) -> Parts:
+    def decide(own: Position, *others: Any) -> gate.Decision:
+        return (broken if own.channel == channel else gate.decide)(own, *others)
+
+    return Parts(decide=decide)
+
+
+def reads_past_the_barrier(own: Position, *others: Any) -> gate.Decision:
+    """Ignore that the input is blocked: read on, and go on saying that it stands at the barrier."""
+    if not own.at_barrier:
+        return gate.decide(own, *others)
+    decision = gate.decide(replace(own, at_barrier=False), *others)
+    return gate.Advance(replace(decision.position, at_barrier=True))
+
+
+def does_not_see_barriers(own: Position, stage: Any, entries: Any, *others: Any) -> gate.Decision:
+    """Ignore the barrier itself: for this input the log holds nothing but data."""
+    return gate.decide(own, stage, (replace(entry, barrier=None) for entry in entries), *others)
+
+
+def newest_state(native: Native, batch: BatchId) -> State:
+    """Take along state files newer than the cut, as a copy of the whole directory would."""
+    newest = native.states[max(native.states)]
+    return newest[next(reversed(newest))]
+
+
+def test_a_gate_that_reads_past_its_barrier_is_caught() -> None:
+    """What is behind the barrier on one input gets into the state: no consistent cut."""
+    assert violated(on_one_input("clicks.main", reads_past_the_barrier)) == "1"
+
+
+def test_a_gate_that_does_not_see_barriers_is_caught() -> None:
+    """The input counts at last because it ends, with all that was behind its barrier: no consistent cut."""
+    assert violated(on_one_input("clicks.main", does_not_see_barriers)) == "1"
+
+
+def test_a_capture_that_takes_newer_state_is_caught() -> None:
+    """State from behind the barrier is in the checkpoint: no consistent cut."""
+    assert violated(Parts(captured=newest_state)) == "1"
+
+
+def test_a_writer_that_does_not_check_its_transaction_is_caught() -> None:
+    """A batch that is run again is written again: in a checkpoint, or at the end, rows are there twice."""
+    assert violated(Parts(already=lambda *_: False)) in {"1", "4"}
