@@ -1,0 +1,207 @@
+"""Jobs on real Spark: inputs fed file by file, waiting, and what a root says against batch queries."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+from chispa import assert_df_equality
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_abs.manifest import Manifest
+from spark_abs.model import CheckpointId, StageId, channel_id
+from spark_abs.runtime.run import Run
+from spark_abs.snapshots.verify import verify_state
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent
+from spark_abs.store.root import Root
+from spark_abs.testing.invariants import Edge, Outcome, consistent_cut, one_outcome, only_completed, require
+
+EPOCH = 1_700_000_000
+"""Second 0 of event time; files have rising modification times from here, so that they are read in order."""
+
+JsonRow = Mapping[str, object]
+
+
+@dataclass
+class Feed:
+    """A directory of JSON files for a file source that takes one a batch: n files are offset n-1.
+
+    A column `ts` is given in seconds since `EPOCH` and read as a timestamp.
+    """
+
+    spark: SparkSession
+    directory: Path
+    schema: str = "id long, k long, v long, ts long"
+    files: list[list[JsonRow]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True)
+
+    def write(self, *rows: JsonRow) -> None:
+        """Add one file, seen whole or not at all."""
+        number = len(self.files)
+        unseen = self.directory.parent / f".{self.directory.name}-{number}"
+        unseen.write_text("\n".join(json.dumps(_stamped(row)) for row in rows))
+        os.utime(unseen, (EPOCH + number, EPOCH + number))
+        self.files.append(list(rows))
+        unseen.rename(self.directory / f"{number:05}.json")
+
+    def write_all(self, files: Iterable[Sequence[JsonRow]]) -> None:
+        for rows in files:
+            self.write(*rows)
+
+    def stream(self) -> DataFrame:
+        read = self.spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
+        return _with_time(read.json(str(self.directory)))
+
+    def batch(self) -> DataFrame:
+        """Return all rows, with the number of their file."""
+        rows = [{**_stamped(row), "file": n} for n, rows in enumerate(self.files) for row in rows]
+        return _with_time(self.spark.createDataFrame(rows, f"{self.schema}, file long"))
+
+
+def _stamped(row: JsonRow) -> JsonRow:
+    ts = row.get("ts")
+    return {**row, "ts": EPOCH + ts} if isinstance(ts, int) else row
+
+
+def _with_time(frame: DataFrame) -> DataFrame:
+    return frame.selectExpr(*("timestamp_seconds(ts) AS ts" if c == "ts" else c for c in frame.columns))
+
+
+def eventually(run: Run, condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    """Wait until a condition holds; an error that ends the job is raised at once."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        ended = run.await_termination(0.05)
+        assert not ended or condition(), f"the job ended before: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+
+
+def manifests(root: str) -> tuple[Manifest, ...]:
+    at = Root(root)
+    return Checkpoints.open(at, Control.open(at).state.job).load_all()
+
+
+def files_read(manifest: Manifest, source: str) -> int:
+    """Return how many files of its feed a source had taken at a checkpoint."""
+    snapshot = manifest.stage(StageId(source))
+    assert snapshot is not None
+    last = snapshot.offsets.split("\n")[-1]
+    return int(json.loads(last)["logOffset"]) + 1 if last else 0
+
+
+def caught_up(root: str, feeds: Mapping[str, Feed]) -> bool:
+    """Say whether the newest checkpoint is behind everything that was fed."""
+    at = Root(root)
+    checkpoints = Checkpoints.open(at, Control.open(at).state.job)
+    ids = checkpoints.summaries()
+    if not ids:
+        return False
+    newest = checkpoints.load(ids[-1].id)
+    return all(files_read(newest, source) == len(feed.files) for source, feed in feeds.items())
+
+
+def version_of(manifest: Manifest, sink: str) -> int:
+    """Return the version of a Delta sink at a checkpoint."""
+    outputs = [o for s in manifest.stages for o in s.outputs]
+    (version,) = [o.version for o in outputs if o.output == sink and o.kind == "delta"]
+    assert version is not None
+    return int(version)
+
+
+def read_table(table: str | Path, version: int | None = None) -> pa.Table:
+    return DeltaTable(str(table), version=version).to_pyarrow_table()
+
+
+def newest_version(table: str | Path) -> int:
+    return DeltaTable(str(table)).version()
+
+
+def events(root: str, kind: HistoryEvent) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = History(Root(root)).read().to_pylist()
+    return [row for row in rows if row["event"] == kind.value]
+
+
+def assert_tables_at_every_cut(
+    spark: SparkSession,
+    root: str,
+    feeds: Mapping[str, Feed],
+    tables: Mapping[str, str],
+    where: Path,
+) -> tuple[Manifest, ...]:
+    """Compare sinks at every checkpoint with batch queries over the inputs at their recorded positions.
+
+    A query sees a view for each feed, with the rows that its source had read at a checkpoint, and a view
+    `stages` (checkpoint, stage, watermark). It returns `checkpoint`, then the columns of the table. The
+    positions, the outcomes and the stored bytes (invariants 1 and 2) are checked too.
+
+    Args:
+        spark: a session.
+        root: the job's root.
+        feeds: by the name of the source.
+        tables: a batch query for each sink.
+        where: the directory of the sinks' tables.
+
+    Returns:
+        All manifests, by id.
+    """
+    found = manifests(root)
+    assert found, "no checkpoint was completed"
+    require(consistent_cut(edge for manifest in found for edge in _edges(manifest)))
+    require(_outcomes(root, found))
+    assert verify_state(Root(root), found) == ()
+    for source, feed in feeds.items():
+        read = [(int(m.id), files_read(m, source)) for m in found]
+        cuts = spark.createDataFrame(read, "checkpoint long, files long")
+        feed.batch().join(cuts, F.col("file") < F.col("files")).createOrReplaceTempView(source)
+    watermarks = [(int(m.id), str(s.stage), s.watermark_ms) for m in found for s in m.stages]
+    stages = spark.createDataFrame(watermarks, "checkpoint long, stage string, ms long")
+    stages = stages.selectExpr("checkpoint", "stage", "timestamp_millis(ms) AS watermark")
+    stages.createOrReplaceTempView("stages")
+    for sink, query in tables.items():
+        there = [_at_cut(where / sink, sink, manifest) for manifest in found]
+        assert there[-1].num_rows > 0, f"{sink} is empty to the end"
+        have = spark.createDataFrame(pa.concat_tables(there))
+        want = spark.sql(query)
+        assert_df_equality(have, want, ignore_row_order=True, ignore_nullable=True)
+    return found
+
+
+def _at_cut(table: Path, sink: str, manifest: Manifest) -> pa.Table:
+    rows = read_table(table, version_of(manifest, sink))
+    return rows.add_column(0, "checkpoint", pa.array([int(manifest.id)] * rows.num_rows, pa.int64()))
+
+
+def _edges(manifest: Manifest) -> Iterator[Edge]:
+    outputs = [(s.stage, o) for s in manifest.stages for o in s.outputs if o.kind == "channel"]
+    produced = {channel_id(stage, o.output): o.version for stage, o in outputs}
+    for snapshot in manifest.stages:
+        for position in snapshot.positions:
+            version = produced[position.channel]
+            assert version is not None
+            closed = position.is_closed(manifest.run)
+            yield Edge(manifest.id, position.channel, snapshot.stage, version, position, closed)
+
+
+def _outcomes(root: str, found: Sequence[Manifest]) -> Iterator[str]:
+    """Take claims from `history/`, and outcomes from the log of `checkpoints/` as it lies there."""
+    job = Control.open(Root(root)).state.job
+    outcomes = []
+    for path in sorted(Path(root, "checkpoints/_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        ids = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == job]
+        outcomes += [Outcome(number, any("add" in action for action in actions)) for number in ids]
+    claimed = [cast("CheckpointId", row["checkpoint"]) for row in events(root, HistoryEvent.TRIGGERED)]
+    yield from one_outcome(claimed, outcomes)
+    yield from only_completed([manifest.id for manifest in found], outcomes)

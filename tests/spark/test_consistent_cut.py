@@ -1,0 +1,91 @@
+"""Every checkpoint is one consistent cut: each table at it equals a batch query over the inputs at it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_abs.restore.apply import restore
+from spark_abs.runtime.job import Job
+from tests.job_support import (
+    Feed,
+    assert_tables_at_every_cut,
+    caught_up,
+    eventually,
+    newest_version,
+    version_of,
+)
+from tests.spark.shapes import (
+    DIAMOND,
+    DISTINCT,
+    INNER,
+    MILESTONES,
+    NEIGHBOURS,
+    OUTER,
+    SCHEMA,
+    SPLIT,
+    VISITS,
+    Shape,
+    clicks_of,
+    orders_of,
+    windows,
+)
+
+RELATIONAL = (windows("rocksdb"), windows("hdfs"), DISTINCT, INNER, OUTER)
+OF_FUNCTIONS = (MILESTONES, VISITS)
+OF_ONE_CHANNEL = (NEIGHBOURS, DIAMOND, SPLIT)
+
+
+@pytest.mark.parametrize(
+    "shapes", [RELATIONAL, OF_FUNCTIONS, OF_ONE_CHANNEL], ids=["relational", "functions", "one-channel"]
+)
+def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
+    spark: SparkSession, tmp_path: Path, shapes: tuple[Shape, ...]
+) -> None:
+    """A job runs, goes back to a savepoint with its native checkpoints lost, and runs on to an exact one."""
+    root, tables = str(tmp_path / "root"), tmp_path / "tables"
+    clicks, orders = Feed(spark, tmp_path / "clicks", SCHEMA), Feed(spark, tmp_path / "orders", SCHEMA)
+    two = any(shape in (INNER, OUTER) for shape in shapes)
+    feeds = {"clicks": clicks, **({"orders": orders} if two else {})}
+
+    def feed(files: int) -> None:
+        for _ in range(files):
+            clicks.write(*clicks_of(len(clicks.files)))
+            orders.write(*orders_of(len(orders.files)))
+
+    def declare() -> Job:
+        job = Job("shapes", root=root, spark=spark, interval="1s", num_retained=1000)
+        sources = [job.source(name, given.stream()) for name, given in feeds.items()]
+        for shape in shapes:
+            shape.add(job, sources[0], sources[-1], tables)
+        return job
+
+    queries = {name: query for shape in shapes for name, query in shape.queries.items()}
+
+    feed(3)
+    run = declare().start()
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind the first files")
+    feed(2)
+    mid = run.savepoint("mid")
+    feed(2)
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind the files after the savepoint")
+    run.stop()
+    assert_tables_at_every_cut(spark, root, feeds, queries, tables)
+
+    shutil.rmtree(tmp_path / "root/native/1")
+    restore(root, "mid", spark=spark)
+    feed(1)
+    run = declare().start()
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint of the restored job behind all files")
+    end = run.stop(savepoint="end")
+    found = assert_tables_at_every_cut(spark, root, feeds, queries, tables)
+
+    assert (found[-1].id, found[-1].attempt) == (end, 2)
+    assert len([m for m in found if m.id > mid]) > 2
+    assert [version_of(found[-1], name) for name in queries] == [
+        newest_version(tables / name) for name in queries
+    ]
+    assert sum(stage.dropped_late for manifest in found for stage in manifest.stages) == 0
