@@ -48,6 +48,12 @@ def no_session() -> object:
     raise AssertionError("a Spark session was asked for")
 
 
+def offsets_of(stage: str, batch: int) -> str:
+    """Return an offset file as Spark writes it."""
+    head = {"batchWatermarkMs": 0, "batchTimestampMs": batch, "conf": {}}
+    return f"v1\n{json.dumps(head)}\n{json.dumps({'stage': stage, 'batch': batch})}"
+
+
 class SmallJob:
     """The job on one root: `start` begins a run, `step` is a batch of both stages, `checkpoint` a cut."""
 
@@ -156,8 +162,8 @@ class SmallJob:
         native = Path(self.root.path(self.root.native(self.attempt, StageId(stage))))
         content = {
             "metadata": json.dumps({"id": f"query of {stage}"}),
-            f"offsets/{cut}": f"v1\n{stage} {cut}",
-            f"commits/{cut}": "v1\n{}",
+            f"offsets/{cut}": offsets_of(stage, cut),
+            f"commits/{cut}": 'v1\n{"nextBatchWatermarkMs":0}',
         }
         captured = []
         for relative, text in content.items():

@@ -64,8 +64,13 @@ def _show(out: Output, plan: RestorePlan) -> None:
         out.line(f"{number:3}. {sentence(step)}")
 
 
+def at_terminal() -> bool:
+    """Say whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
 def _confirmed(out: Output) -> bool:
-    return not out.json and sys.stdin.isatty() and click.confirm("Carry this out?", err=True)
+    return not out.json and at_terminal() and click.confirm("Carry this out?", err=True)
 
 
 def _silent(_: Output) -> None:

@@ -11,7 +11,7 @@ from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, Version
 from spark_abs.protocol.control import ControlState
-from spark_abs.restore.check import check_checkpoint
+from spark_abs.restore.check import check_checkpoint, damaged_rows
 from spark_abs.restore.lookup import lookup, readable
 from spark_abs.snapshots.verify import Finding, verify_channel, verify_native, verify_state, verify_table
 from spark_abs.store import checkpoints, history
@@ -47,10 +47,15 @@ def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
     """
     state = Control.open(root).state
     found: list[Finding] = []
-    for table in (CONTROL, checkpoints.PATH, history.PATH):
+    checks = {
+        CONTROL: verify_table,
+        checkpoints.PATH: lambda root, _: damaged_rows(root),
+        history.PATH: verify_table,
+    }
+    for table, check in checks.items():
         if root.fs.get_file_info(root.path(table)).type is FileType.Directory:
             progress(f"{table}/")
-            found += verify_table(root, table)
+            found += check(root, table)
     manifests = readable(root, survey(root, state.job))
     progress(f"{len(manifests)} checkpoints: {sum(m.size_full for m in manifests):,} bytes, each read once")
     found += verify_state(root, manifests)

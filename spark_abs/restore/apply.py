@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
+from deltalake import CommitProperties, PostCommitHookProperties
+from pyarrow.fs import FileType
+
 from spark_abs.channels.fence import fence_attempt, fence_run
 from spark_abs.errors import DamageError, Refused
-from spark_abs.model import RunId, StageId, app_id, run_app_id
+from spark_abs.model import RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.plan import RestorePlan, plan_json
 from spark_abs.restore.prepare import Prepared, Progress, prepare, silent
@@ -29,6 +32,7 @@ from spark_abs.restore.steps import (
     KeepSink,
     Materialise,
     RestoreSink,
+    SetAside,
     StartAfresh,
     Step,
     sentence,
@@ -147,10 +151,10 @@ class _Restorer:
         match step:
             case BeginAttempt():
                 self._begin()
-            case FenceRoot("checkpoints"):
-                Checkpoints.open(self._root, job).fence(self.run)
             case FenceRoot():
                 fence_run(Table.open(self._root.at(step.table)), job, self.run, run_app_id(job))
+            case SetAside():
+                self._set_aside(step.path)
             case FenceChannel():
                 stage, _, output = step.channel.partition(".")
                 table = Table.open(self._root.at(self._root.channel(step.channel)))
@@ -193,6 +197,18 @@ class _Restorer:
 
         self.run = self._control.update(begin).runs[-1].id
         write_lease(self._root, own_lease(self.run, _now_ms()))
+
+    def _set_aside(self, path: str) -> None:
+        """Move the file to where tables do not look; the log then forgets what is not there."""
+        folder, _, name = checked_relative(path).rpartition("/")
+        source, target = self._root.path(path), self._root.path(f"{folder}/_damaged")
+        if self._root.fs.get_file_info(source).type is FileType.File:
+            self._root.fs.create_dir(target)
+            self._root.fs.move(source, f"{target}/{name}")
+        Table.open(self._root.at(folder)).delta.repair(
+            commit_properties=CommitProperties(max_commit_retries=0),
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+        )
 
     def _sink(self, step: FenceSink | RestoreSink) -> DeltaSink:
         plan = self._plan

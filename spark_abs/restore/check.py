@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId, checked_relative
+from spark_abs.snapshots.kept import active_packs
 from spark_abs.snapshots.verify import Finding, verify_state, verify_table
 from spark_abs.store.checkpoints import PATH
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
-_ROW_FILE = re.compile(rf"{PATH}/([0-9]{{8,}})-[0-9a-f]+\.parquet")
+_ROW_FILE = re.compile(rf"{PATH}/([0-9]{{8,}})-[0-9a-f]+-([0-9a-f]{{64}})\.parquet")
 
 
 def check_checkpoint(
@@ -28,7 +30,7 @@ def check_checkpoint(
         manifest: the checkpoint.
         progress: told the bytes of each stored file as it has been read.
     """
-    rows = (f for f in verify_table(root, PATH) if _concerns(f, manifest.id))
+    rows = (f for f in damaged_rows(root) if _concerns(f, manifest.id))
     return (*rows, *_channels(root, manifest), *verify_state(root, (manifest,), progress))
 
 
@@ -46,6 +48,22 @@ def require_intact(root: Root, manifest: Manifest, progress: Callable[[int], Non
             f"checkpoint {manifest.id} is damaged: {named}{more}: see `spark-abs verify ROOT {manifest.id}`, "
             "or take the newest intact one with --fallback"
         )
+
+
+def damaged_rows(root: Root) -> tuple[Finding, ...]:
+    """Find the manifests that are not what was committed: each file's name has the hash of its bytes."""
+    found = {finding.path: finding for finding in verify_table(root, PATH)}
+    for name in active_packs(Table.open(root.at(PATH))) if PATH not in found else ():
+        path = f"{PATH}/{checked_relative(name)}"
+        match = _ROW_FILE.fullmatch(path)
+        if path in found or match is None:
+            continue
+        data = root.read_whole(path)
+        if data is not None and hashlib.sha256(data).hexdigest() != match[2]:
+            found[path] = Finding(
+                path, "altered: its sha256 is not that of its name", CheckpointId(int(match[1]))
+            )
+    return tuple(found.values())
 
 
 def _concerns(finding: Finding, checkpoint: CheckpointId) -> bool:

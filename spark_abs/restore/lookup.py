@@ -50,7 +50,9 @@ def choose(to: str | int, found: Survey, state: ControlState) -> Summary:
     except CheckpointNotFound as error:
         if not found.damaged:
             raise
-        raise DamageError(f"{error}; it may be one of these: {_unreadable(found)}") from error
+        if any(text == str(d.id) for d in found.damaged):
+            raise DamageError(f"checkpoint {text} is damaged: {_unreadable(found)}") from error
+        raise DamageError(f"{error}; or it is one of these damaged ones: {_unreadable(found)}") from error
     if text == LATEST and any(d.id is None or d.id > chosen.id for d in found.damaged):
         raise DamageError(f"the newest checkpoint may be damaged: {_unreadable(found)}")
     return chosen

@@ -35,6 +35,7 @@ from spark_abs.restore.steps import (
     KeepSink,
     Materialise,
     RestoreSink,
+    SetAside,
     StartAfresh,
     Step,
     sentence,
@@ -77,6 +78,8 @@ class Facts:
     has_state: bool
     sinks: tuple[SinkFacts, ...]
     """Every Delta sink that a known manifest names."""
+    damaged_rows: tuple[str, ...] = ()
+    """Files of `checkpoints/` that are damaged."""
     alive: LiveRun | None = None
 
 
@@ -163,6 +166,7 @@ def plan_restore(
         said.append("a sink uses table features that only Spark can write: a Spark session is needed")
     replaces = state.run.id if state.run else None
     fences: list[Step] = [FenceRoot("checkpoints"), *([FenceRoot("state")] if facts.has_state else [])]
+    fences += [SetAside(path) for path in facts.damaged_rows]
     fences += [FenceChannel(channel, replaced) for channel in sorted(facts.channels)]
     fences += [
         FenceSink(s.stage, s.sink, s.table, replaced, s.needs_spark)

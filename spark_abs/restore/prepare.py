@@ -13,13 +13,13 @@ from spark_abs.manifest import Manifest
 from spark_abs.model import AttemptId
 from spark_abs.observe.alive import live_run
 from spark_abs.protocol.control import ControlState
-from spark_abs.restore.check import require_intact
+from spark_abs.restore.check import damaged_rows, require_intact
 from spark_abs.restore.facts import gather
 from spark_abs.restore.lookup import choose, load, readable
 from spark_abs.restore.plan import RestorePlan, plan_restore
 from spark_abs.restore.target import newest_first
 from spark_abs.snapshots.materialise import fresh_query_id
-from spark_abs.store.checkpoints import Summary
+from spark_abs.store.checkpoints import PATH, Summary
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.salvage import Survey, survey
@@ -93,7 +93,11 @@ def _planned(
     attempt = state.attempt.id if not state.attempt.ready else AttemptId(state.attempt.id + 1)
     timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
     facts = gather(root, manifest, readable(root, found), found.completed, attempt)
-    facts = replace(facts, alive=live_run(root, int(time.time() * 1000), timeout_ms))
+    facts = replace(
+        facts,
+        damaged_rows=tuple(f.path for f in damaged_rows(root) if f.path != PATH),
+        alive=live_run(root, int(time.time() * 1000), timeout_ms),
+    )
     plan = plan_restore(state, manifest, facts, fresh_id=fresh_query_id, forced=force, notes=notes)
     progress(f"verifying checkpoint {manifest.id}: {manifest.size_full:,} bytes")
     require_intact(root, manifest)

@@ -27,6 +27,13 @@ class FenceRoot:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """Take a damaged manifest out of `checkpoints/` and keep its bytes beside: no run could start with it."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class FenceChannel:
     """Refuse older runs on a channel, and burn what the replaced attempt commits under."""
 
@@ -102,6 +109,7 @@ class Finish:
 Step = (
     BeginAttempt
     | FenceRoot
+    | SetAside
     | FenceChannel
     | FenceSink
     | AbortOpen
@@ -122,6 +130,8 @@ def sentence(step: Step) -> str:
             return f"record attempt {step.attempt}, from {origin}{replaced}"
         case FenceRoot():
             return f"refuse older runs on {step.table}/"
+        case SetAside():
+            return f"set {step.path} aside, it is damaged"
         case FenceChannel():
             return f"refuse older runs and attempt {step.attempt} on channel {step.channel}"
         case FenceSink():

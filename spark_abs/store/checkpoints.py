@@ -2,10 +2,12 @@
 
 The outcome of id n is the first commit under `Transaction(job, n)`: a completion adds the manifest's row,
 an abort adds none. Outcomes are committed in id order, so a late completion cannot follow an abort.
+The name of a row's file ends in its sha256: any altered byte is seen.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import uuid
@@ -176,9 +178,11 @@ class Checkpoints:
             "kind": manifest.kind.value,
             "body": to_json(manifest),
         }
-        name, buffer = f"{manifest.id:08d}-{uuid.uuid4().hex}.parquet", io.BytesIO()
+        buffer = io.BytesIO()
         rows = pa.Table.from_pylist([row], schema=SCHEMA)
         pq.write_table(rows, buffer, compression="zstd", write_page_checksum=True)
+        digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+        name = f"{manifest.id:08d}-{uuid.uuid4().hex}-{digest}.parquet"
         with self._root.fs.open_output_stream(self._root.path(f"{PATH}/{name}")) as stream:
             stream.write(buffer.getvalue())
         bounds = {"id": manifest.id}

@@ -1,0 +1,331 @@
+"""Going back, on small real roots: every step, every crash, every refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+import spark_abs
+from spark_abs.cli import restore as verb
+from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
+from spark_abs.model import AttemptId, Branch, Version, counts
+from spark_abs.protocol.path import channel_path
+from spark_abs.restore.apply import restore
+from spark_abs.restore.prepare import prepare
+from spark_abs.restore.read import recorded_version
+from spark_abs.store.history import History, HistoryEvent
+from spark_abs.store.salvage import survey
+from tests.cli.conftest import Cli
+from tests.root_support import CHANNEL, SmallJob, offsets_of
+
+
+class Killed(BaseException):
+    """The process was killed at a named point."""
+
+
+def kill_at(point: str) -> Any:
+    def probe(name: str) -> None:
+        if name == point:
+            raise Killed(name)
+
+    return probe
+
+
+def points_of(job: SmallJob, to: str) -> list[str]:
+    """Name every point that a restore passes, without restoring."""
+    steps = prepare(job.root, to).plan.steps
+    return [
+        f"restore.{number}.{type(step).__name__}.{side}"
+        for number, step in enumerate(steps, 1)
+        for side in ("before", "after")
+    ]
+
+
+def restored_events(job: SmallJob) -> list[int]:
+    rows = History(job.root).read().to_pylist()
+    return [row["attempt"] for row in rows if row["event"] == HistoryEvent.RESTORED]
+
+
+def test_everything_goes_back_together(job: SmallJob) -> None:
+    job.checkpoint(1)
+    job.checkpoint(2, name="good")
+    job.step(3)
+    job.checkpoint(4)
+    result = restore(job.root.uri, "good")
+    assert (result.plan.checkpoint, result.plan.attempt, result.plan.abandons) == (2, 2, (3,))
+    assert job.rows() == [1, 2]
+    state = job.state
+    assert (state.attempt.ready, state.runs[-1].ended, result.run) == (True, "restored", 2)
+    native = job.native(2, "b")
+    assert native["offsets/1"] == offsets_of("b", 1)
+    assert "query of b" not in native["metadata"]
+    assert restored_events(job) == [2]
+    job.start()
+    job.step(5)
+    assert job.rows() == [1, 2, 5]
+
+
+def test_the_channel_keeps_its_log_and_the_path_says_what_counts(job: SmallJob) -> None:
+    job.checkpoint(1)
+    at_cut = job.step(2) - 1
+    restore(job.root.uri, 1)
+    path = channel_path(job.state, CHANNEL)
+    assert path == (Branch(AttemptId(1), Version(at_cut)), Branch(AttemptId(2), None))
+    job.start()
+    assert counts(path, AttemptId(2), Version(job.step(3)))
+    assert not counts(path, AttemptId(1), Version(at_cut + 1))
+
+
+def test_an_abandoned_checkpoint_can_be_gone_back_to(job: SmallJob) -> None:
+    """Back to 1, on to 3, then back to the abandoned 2: undoing the first roll back."""
+    job.checkpoint(1)
+    job.checkpoint(2)
+    restore(job.root.uri, 1)
+    job.start()
+    job.checkpoint(3)
+    assert job.rows() == [1, 3]
+    plan = restore(job.root.uri, 2).plan
+    assert (plan.parent, plan.attempt, plan.abandons) == (1, 3, (3,))
+    assert job.rows() == [1, 2]
+    job.start()
+    assert job.checkpoint(4) == 4
+    assert restore(job.root.uri, "latest").plan.checkpoint == 4
+
+
+def test_the_replaced_run_can_commit_nothing_more(job: SmallJob) -> None:
+    """A driver frozen before its commit, replaced by a restore, then continued."""
+    job.checkpoint(1)
+    barrier = job.claim()
+    frozen = job.manifest(barrier, Version(1))
+    job.come_alive()
+    with pytest.raises(RunAlive, match=r"run 1 .* is alive"):
+        restore(job.root.uri, 1)
+    restore(job.root.uri, 1, force=True)
+    with pytest.raises(Fenced):
+        job.checkpoints.complete(frozen)
+    with pytest.raises(Fenced):
+        job.step(9)
+    with pytest.raises(Fenced):
+        job.writer.commit_end()
+    with pytest.raises(Fenced):
+        job.kept.store(barrier.id, job.root.fs, job.root.path("native/1/a"), [captured(job)])
+    assert job.rows() == [1]
+    assert [s.id for s in survey(job.root, "job").completed] == [1]
+    assert [(a.id, a.reason) for a in job.state.aborted] == [(2, "run-ended")]
+
+
+def captured(job: SmallJob) -> Any:
+    from spark_abs.snapshots.capture import CapturedFile
+
+    file = Path(job.root.path("native/1/a/late"))
+    file.write_text("late")
+    info = job.root.fs.get_file_info(str(file))
+    return CapturedFile("late", info.size, info.mtime_ns)
+
+
+def test_killed_at_every_point_the_same_command_goes_on(job: SmallJob) -> None:
+    """One job history walks all points: killed at each, `start` refused, the same restore finishes."""
+    job.checkpoint(1)
+    job.checkpoint(2)
+    job.step(3)
+    points = points_of(job, "1")
+    assert len(points) > 15
+    for number, point in enumerate(points):
+        begun = "before" not in point or "BeginAttempt" not in point
+        attempts = len(job.state.attempts)
+        with pytest.raises(Killed):
+            restore(job.root.uri, 1, probe=kill_at(point))
+        done = point == points[-1]
+        if begun and not done:
+            with pytest.raises(AttemptNotReady, match="--to 1"):
+                job.start()
+            with pytest.raises(Refused, match="--to 1"):
+                restore(job.root.uri, 2)
+        if not done:
+            assert restore(job.root.uri, 1).plan.continues is begun
+        assert job.rows() == [1], point
+        assert len(job.state.attempts) == attempts + 1, point
+        assert restored_events(job) == [a.id for a in job.state.attempts[1:]], point
+        assert job.native(job.state.attempt.id, "a")["offsets/0"] == offsets_of("a", 0), point
+        job.start()
+        job.step(100 + number)
+        assert job.rows() == [1, 100 + number], point
+
+
+def test_a_repeat_by_latest_finds_the_unfinished_one(job: SmallJob) -> None:
+    job.checkpoint(1)
+    job.checkpoint(2)
+    with pytest.raises(Killed):
+        restore(job.root.uri, 1, probe=kill_at("restore.2.FenceRoot.after"))
+    assert restore(job.root.uri, "latest").plan.checkpoint == 1
+
+
+def test_commands_that_nobody_answered_are_answered(job: SmallJob) -> None:
+    from spark_abs.protocol import control as ledger
+    from spark_abs.store.control import Control
+
+    job.checkpoint(1)
+    command = ledger.Command("c", ledger.CommandKind.STOP, None, 0)
+    Control.open(job.root).update(lambda s: ledger.ask(s, command))
+    restore(job.root.uri, 1)
+    (answered,) = job.state.commands
+    assert (answered.answered, answered.ok) == (True, False)
+
+
+def test_changes_of_others_to_a_sink_are_not_undone_unasked(job: SmallJob) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    DeltaTable(job.table).optimize.compact()
+    write_deltalake(job.table, pa.table({"n": pa.array([77], pa.int64())}), mode="append")
+    version = DeltaTable(job.table).version()
+    with pytest.raises(Refused, match=rf"version {version}; .*--force"):
+        restore(job.root.uri, 1)
+    assert job.state.attempt.id == 1
+    restore(job.root.uri, 1, force=True)
+    assert job.rows() == [1]
+
+
+def test_optimize_is_no_change(job: SmallJob) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    DeltaTable(job.table).optimize.compact()
+    restore(job.root.uri, 1)
+    assert job.rows() == [1]
+
+
+def test_a_sink_whose_old_files_are_gone_is_seen_before_anything_is_changed(job: SmallJob) -> None:
+    job.checkpoint(1)
+    DeltaTable(job.table).delete()
+    for file in Path(job.table).rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(DamageError, match="1 files of version"):
+        restore(job.root.uri, 1, force=True)
+    assert job.state.attempt.id == 1
+
+
+def test_a_sink_that_the_job_got_later_goes_back_to_where_it_was(job: SmallJob) -> None:
+    from dataclasses import replace
+
+    barrier = job.claim()
+    version = Version(job.step(1, barrier=barrier))
+    whole = job.manifest(barrier, version)
+    without = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], outputs=())))
+    job.checkpoints.complete(without)
+    job.checkpoint(2)
+    restore(job.root.uri, 1)
+    assert job.rows() == []
+
+
+def test_damage_is_refused_and_fallback_takes_the_newest_intact(job: SmallJob) -> None:
+    job.checkpoint(1)
+    job.checkpoint(2)
+    job.checkpoint(3)
+    manifest = next(Path(job.root.path("checkpoints")).glob("00000003-*.parquet"))
+    data = bytearray(manifest.read_bytes())
+    data[60] ^= 0xFF
+    manifest.write_bytes(bytes(data))
+    with pytest.raises(DamageError):
+        restore(job.root.uri, 3)
+    with pytest.raises(DamageError):
+        restore(job.root.uri, "latest")
+    assert job.state.attempt.id == 1
+    plan = restore(job.root.uri, "latest", fallback=True).plan
+    assert plan.checkpoint == 2
+    assert any("goes back to 2, the newest intact" in note for note in plan.notes)
+    assert job.rows() == [1, 2]
+    assert [f.name for f in Path(job.root.path("checkpoints/_damaged")).iterdir()] == [manifest.name]
+    job.start()
+    assert job.checkpoint(4) == 4
+    assert [s.id for s in survey(job.root, "job").completed] == [1, 2, 4]
+
+
+def test_nothing_intact_is_said(job: SmallJob) -> None:
+    job.checkpoint(1)
+    for pack in Path(job.root.path("state")).glob("pack-*.parquet"):
+        pack.unlink()
+    with pytest.raises(DamageError, match="no checkpoint on the current path is intact"):
+        restore(job.root.uri, 1, fallback=True)
+
+
+def test_a_plan_is_void_when_the_job_has_moved_on(job: SmallJob) -> None:
+    from spark_abs.restore.apply import apply
+
+    job.checkpoint(1)
+    prepared = prepare(job.root, 1)
+    job.start()
+    with pytest.raises(Refused, match="plan it again"):
+        apply(job.root, prepared)
+
+
+def test_unknown_targets(job: SmallJob) -> None:
+    for target in (7, "never", "latest"):
+        with pytest.raises(CheckpointNotFound):
+            restore(job.root.uri, target)
+
+
+def test_the_recorded_version_of_a_sink_is_what_it_held(job: SmallJob) -> None:
+    job.checkpoint(1, name="one")
+    job.checkpoint(2)
+    uri, version = recorded_version(job.root, "totals", "one")
+    assert DeltaTable(uri, version=version).to_pyarrow_table()["n"].to_pylist() == [1]
+    restore(job.root.uri, "one")
+    job.start()
+    job.checkpoint(3)
+    uri, version = recorded_version(job.root, "totals")
+    assert sorted(DeltaTable(uri, version=version).to_pyarrow_table()["n"].to_pylist()) == [1, 3]
+    for name in ("mail", "nothing"):
+        with pytest.raises(spark_abs.AbsError, match=name):
+            recorded_version(job.root, name)
+
+
+def test_the_plan_is_shown_and_nothing_changed_without_a_yes(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    for arguments, code in ((["--dry-run"], 0), ([], 2)):
+        result = cli("restore", "--to", "1", *arguments, exits=code)
+        assert "bring sink totals" in result.stdout
+        assert "leave sink mail" in result.stdout
+        plan = cli.json("restore", "--to", "1", *arguments, exits=code)
+        assert plan["applied"] is False
+        assert plan["plan"]["steps"][0]["says"].startswith("record attempt 2")
+    assert (job.state.attempt.id, job.rows()) == (1, [1, 2])
+
+
+def test_a_yes_carries_it_out(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    result = cli("restore", "--to", "1", "--yes")
+    assert "restored to checkpoint 1 as attempt 2" in result.stdout
+    assert "mark attempt 2 ready" in result.stderr
+    assert job.rows() == [1]
+    assert cli.json("restore", "--to", "latest", "--yes")["run"] == 3
+
+
+@pytest.mark.parametrize(("answer", "code", "attempt"), [("y\n", 0, 2), ("n\n", 2, 1)])
+def test_at_a_terminal_it_asks(
+    job: SmallJob, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, attempt: int
+) -> None:
+    from click.testing import CliRunner
+
+    from spark_abs.cli.main import main
+
+    job.checkpoint(1)
+    monkeypatch.setattr(verb, "at_terminal", lambda: True)
+    result = CliRunner().invoke(main, ["restore", job.root.uri, "--to", "1"], input=answer)
+    assert result.exit_code == code, result.output
+    assert "Carry this out?" in result.stderr
+    assert job.state.attempt.id == attempt
+
+
+def test_refusals_have_their_exit_codes(job: SmallJob, cli: Cli) -> None:
+    assert "latest" not in cli("restore", "--to", "9", "--yes", exits=1).stdout
+    job.checkpoint(1)
+    job.come_alive()
+    assert "--force" in cli("restore", "--to", "1", "--yes", exits=1).stderr
+    result = cli("restore", "--to", "1", "--yes", "--output", "json", exits=1)
+    assert '"RunAlive"' in result.stderr
+    cli("restore", "--to", "1", "--yes", "--force")
