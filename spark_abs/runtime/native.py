@@ -66,7 +66,7 @@ class NativeLog:
         return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
 
 
-def check_native(root: Root, directory: str, needed: bool) -> str | None:
+def check_native(root: Root, directory: str, least: BatchId) -> str | None:
     """Say what is wrong with a native checkpoint, None if a query can start from it.
 
     Reads the logs and lists the state files from which the last finished batch is loaded; not their bytes.
@@ -74,13 +74,14 @@ def check_native(root: Root, directory: str, needed: bool) -> str | None:
     Args:
         root: the job's root.
         directory: the checkpoint, relative to the root.
-        needed: whether the stage has a past, so that an empty directory is a loss.
+        least: the newest batch that a manifest or an output knows of: a checkpoint that does not is lost or
+            old, and a query that started from it would plan other batches under numbers that are taken.
     """
     if root.read_whole(f"{directory}/metadata") is None:
+        if least == NO_BATCH:
+            return None
         there = root.fs.get_file_info(root.path(directory)).type != fs.FileType.NotFound
-        if needed:
-            return f"{directory} is missing" if not there else f"{directory}/metadata is missing"
-        return None
+        return f"{directory}/metadata is missing" if there else f"{directory} is missing"
     log = NativeLog(root, directory)
     try:
         planned, committed = log.newest_planned(), log.newest_committed()
@@ -92,4 +93,6 @@ def check_native(root: Root, directory: str, needed: bool) -> str | None:
             capture(root.fs, root.path(directory), committed)
     except AbsError as error:
         return str(error)
-    return f"{directory} has no batches" if needed and committed == NO_BATCH else None
+    if planned < least:
+        return f"{directory} ends with batch {planned}, but batch {least} was written: it is an old copy"
+    return None

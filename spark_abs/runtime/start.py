@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -9,6 +10,7 @@ import threading
 
 from spark_abs.config import Settings, WatermarkCheck
 from spark_abs.errors import DamageError, GraphError, RunAlive, UsageError
+from spark_abs.model import NO_BATCH, BatchId, StageId, app_id, channel_id
 from spark_abs.protocol import control as ledger
 from spark_abs.runtime.context import RunContext, now_ms
 from spark_abs.runtime.frames import build_frames, check_frames, draft_gate
@@ -24,6 +26,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, read_lease, write_lease
 from spark_abs.store.outcomes import abort_open
+from spark_abs.store.table import Table
 
 log = logging.getLogger(__name__)
 
@@ -143,12 +146,28 @@ def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
     findings = []
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None
-        needed = snapshot is not None and snapshot.cut_batch >= 0
-        finding = check_native(ctx.root, ctx.root.native(ctx.attempt, stage.name), needed)
+        least = max(snapshot.cut_batch if snapshot else NO_BATCH, _newest_output(ctx, graph, stage.name))
+        finding = check_native(ctx.root, ctx.root.native(ctx.attempt, stage.name), least)
         if finding is not None:
             findings.append(f"stage {stage.name!r}: {finding}")
     if findings:
-        raise DamageError(
-            "native checkpoints are missing or damaged:\n" + "\n".join(findings) + "\n"
+        way = (
             "start with restart='checkpoint' to go back to the newest intact checkpoint, sinks included"
+            if checkpoints.summaries()
+            else "no checkpoint was completed that one could go back to: start over on a new root"
         )
+        raise DamageError("native checkpoints are missing or damaged:\n" + "\n".join([*findings, way]))
+
+
+def _newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
+    """Return the newest batch of this attempt that an output of a stage holds."""
+    places = [
+        (ctx.root.at(ctx.root.channel(channel_id(stage, output))), output) for output in graph.consumed(stage)
+    ]
+    places += [(sink.table, sink.name) for sink in graph.sinks_of(stage) if sink.table is not None]
+    found = NO_BATCH
+    for uri, output in places:
+        with contextlib.suppress(FileNotFoundError):
+            written = Table.open(uri).transaction(app_id(ctx.job, stage, output, ctx.attempt))
+            found = max(found, NO_BATCH if written is None else BatchId(written))
+    return found
