@@ -177,7 +177,7 @@ def test_a_self_join_of_one_channel(spark: SparkSession, root: Root, offset_log:
 
 
 def test_an_abort_unblocks(spark: SparkSession, root: Root) -> None:
-    """A and B are to have barrier 1; it never comes on B and is aborted: A goes on, and no barrier is passed."""
+    """Barrier 1 came on A, never comes on B, and is aborted: A goes on."""
     a, b = Log(root, "a"), Log(root, "b")
     a.batch(1, barrier_id=1)
     a.batch(2)
@@ -226,7 +226,7 @@ def test_a_closed_input_unblocks_the_other_until_a_new_run(spark: SparkSession, 
 
 
 def test_entries_of_an_abandoned_attempt_are_not_read(spark: SparkSession, root: Root) -> None:
-    """Attempt 2 branches off at the barrier: what attempt 1 wrote behind it is in the log and nowhere else."""
+    """Attempt 2 branches off at the barrier: what attempt 1 wrote behind it stays in the log."""
     log = Log(root)
     branch = log.batch(1, barrier_id=1)
     log.batch(666)
