@@ -9,11 +9,13 @@ import json
 import os
 import socket
 import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from spark_abs.channels.files import read_written
 from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
@@ -44,7 +46,7 @@ CHANNEL = ChannelId("a.main")
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
-def no_session() -> object:
+def no_session() -> SparkSession:
     raise AssertionError("a Spark session was asked for")
 
 
@@ -57,11 +59,17 @@ def offsets_of(stage: str, batch: int) -> str:
 class SmallJob:
     """The job on one root: `start` begins a run, `step` is a batch of both stages, `checkpoint` a cut."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        session: Callable[[], SparkSession] = no_session,
+        table_properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self.session = session
         self.root = Root(str(path / "root"))
         self.table = str(path / "lake" / "totals")
         Control.create(self.root, JOB, 1_000)
-        Table.ensure(self.table, SCHEMA, {})
+        Table.ensure(self.table, SCHEMA, table_properties or {})
         self.clock_ms = 10_000
         self.start()
 
@@ -89,7 +97,7 @@ class SmallJob:
             "totals",
             self.attempt,
             self.run,
-            no_session,  # type: ignore[arg-type]
+            self.session,
         )
         self.sink.begin()
         self.batch = -1

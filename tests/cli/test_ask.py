@@ -1,0 +1,140 @@
+"""Talking to a running job: asked, waited for, answered, or said at once that nobody is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from spark_abs.model import CheckpointId
+from spark_abs.protocol import control as ledger
+from spark_abs.restore.apply import restore
+from spark_abs.store.control import Control
+from spark_abs.store.lease import own_lease, renew
+from tests.cli.conftest import Cli
+from tests.root_support import SmallJob
+
+Move = Callable[[], None]
+
+
+class Acting:
+    """Plays the running job: makes one move whenever the command pauses."""
+
+    def __init__(self, *moves: Move) -> None:
+        self.moves = list(moves)
+
+    def __call__(self, _: float) -> None:
+        assert self.moves, "the command goes on waiting although nothing more will come"
+        self.moves.pop(0)()
+
+
+def nothing() -> None:
+    """Another look, and no answer yet."""
+
+
+def answering(job: SmallJob, ok: bool, checkpoint: int | None, message: str = "") -> Move:
+    def move() -> None:
+        (asked,) = [c for c in job.state.commands if not c.answered]
+        given = None if checkpoint is None else CheckpointId(checkpoint)
+        Control.open(job.root).update(lambda s: ledger.answer(s, asked.id, ok, given, message))
+
+    return move
+
+
+def ending(job: SmallJob, how: str) -> Move:
+    def move() -> None:
+        Control.open(job.root).update(lambda s: ledger.end_run(s, job.run, how))
+        renew(job.root, own_lease(job.run, 0), 0, ended=True)
+
+    return move
+
+
+def test_a_savepoint_is_asked_for_and_waited_for(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(nothing, answering(job, True, 7))
+    assert cli("savepoint", "before-upgrade").stdout == "savepoint 'before-upgrade' is checkpoint 7\n"
+    (asked,) = job.state.commands
+    assert (asked.kind, asked.name) == (ledger.CommandKind.SAVEPOINT, "before-upgrade")
+
+
+def test_the_answer_as_json(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(answering(job, True, 7))
+    answer = cli.json("savepoint", "before-upgrade")
+    assert (answer["ok"], answer["checkpoint"]) == (True, 7)
+
+
+def test_a_no_is_an_error_with_the_reason(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(answering(job, False, None, "there is a savepoint 'twice' already"))
+    assert "already" in cli("savepoint", "twice", exits=1).stderr
+
+
+@pytest.mark.parametrize("verb", [("savepoint", "s"), ("stop",), ("stop", "--savepoint", "s")])
+def test_nobody_is_asked_when_nobody_is_alive(job: SmallJob, cli: Cli, verb: tuple[str, ...]) -> None:
+    result = cli(*verb, exits=1)
+    assert "no run of job 'job' is alive: run 1 died" in result.stderr
+    assert job.state.commands == ()
+
+
+def test_a_run_that_dies_meanwhile_is_not_waited_for(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(nothing, ending(job, "failed: out of memory"))
+    assert "ended before it answered" in cli("savepoint", "s", exits=1).stderr
+
+
+def test_an_answer_given_just_before_the_end_counts(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+
+    def both() -> None:
+        answering(job, True, 7)()
+        ending(job, "stopped")()
+
+    cli.pause = Acting(both)
+    cli("savepoint", "s")
+
+
+def test_a_restore_meanwhile_is_said(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.come_alive()
+    cli.pause = Acting(lambda: void(restore(job.root.uri, 1, force=True)))
+    assert "the job was restored to checkpoint 1" in cli("savepoint", "s", exits=1).stderr
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+def test_stop_waits_for_the_end(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(answering(job, True, None, "stopping"), nothing, ending(job, "stopped"))
+    assert cli("stop").stdout == "stopped\n"
+
+
+def test_stop_with_a_savepoint_names_it(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(answering(job, True, 9), ending(job, "stopped"))
+    assert cli("stop", "--savepoint", "last").stdout == "stopped; savepoint 'last' is checkpoint 9\n"
+    assert job.state.commands[0].name == "last"
+
+
+@pytest.mark.parametrize("verb", [("savepoint", "../x"), ("stop", "--savepoint", "9a")])
+def test_a_bad_name_is_refused_before_anybody_is_asked(
+    job: SmallJob, cli: Cli, verb: tuple[str, ...]
+) -> None:
+    job.come_alive()
+    assert "is not a name" in cli(*verb, exits=2).stderr
+    assert job.state.commands == ()
+
+
+def test_during_a_restore_nobody_is_asked(job: SmallJob, cli: Cli) -> None:
+    """The restoring process is alive, but it is no run that could answer."""
+    job.checkpoint(1)
+    told: list[str] = []
+
+    def probe(name: str) -> None:
+        if name == "restore.3.FenceRoot.before":
+            told.append(cli("savepoint", "s", exits=1).stderr)
+
+    restore(job.root.uri, 1, probe=probe)
+    assert "is being restored" in told[0]

@@ -1,0 +1,55 @@
+"""What a restore leaves to Spark, and reading all tables at one cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+import spark_abs
+from spark_abs.errors import Fenced
+from spark_abs.restore.prepare import prepare
+from tests.root_support import SmallJob
+
+CHANGE_FEED = {"delta.enableChangeDataFeed": "true"}
+"""A feature that only Delta's own writer serves."""
+
+
+def rows(spark: SparkSession, table: str, version: int | None = None) -> list[int]:
+    reader = spark.read.format("delta")
+    frame = (reader if version is None else reader.option("versionAsOf", version)).load(table)
+    return sorted(row.n for row in frame.collect())
+
+
+def test_a_sink_that_only_spark_can_write_goes_back_through_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    job = SmallJob(tmp_path, lambda: spark, CHANGE_FEED)
+    job.checkpoint(1)
+    job.checkpoint(2)
+    plan = prepare(job.root, 1).plan
+    assert plan.needs_spark
+    assert any("only Spark can write" in note for note in plan.notes)
+    spark_abs.restore(job.root.uri, to=1, spark=spark)
+    assert rows(spark, job.table) == [1]
+    with pytest.raises(Fenced):
+        job.step(9)
+    job.start()
+    job.step(3)
+    assert rows(spark, job.table) == [1, 3]
+
+
+def test_read_gives_every_table_at_one_cut(spark: SparkSession, tmp_path: Path) -> None:
+    job = SmallJob(tmp_path)
+    job.checkpoint(1, name="one")
+    job.checkpoint(2)
+    job.step(3)
+    read = spark_abs.read(job.root.uri, "totals", "one", spark)
+    assert sorted(row.n for row in read.collect()) == [1]
+    assert sorted(row.n for row in spark_abs.read(job.root.uri, "totals").collect()) == [1, 2]
+    spark_abs.restore(job.root.uri, to="one")
+    read = spark_abs.read(job.root.uri, "totals", 2, spark)
+    assert sorted(row.n for row in read.collect()) == [1, 2]
+    assert DeltaTable(job.table).to_pyarrow_table().num_rows == 1
