@@ -34,7 +34,7 @@ SLICE = pd.Timedelta(seconds=5)
 """Event time of one input file: at two files a second, event time runs ten times as fast as the clock."""
 
 FILES_PER_SECOND = 2
-RIGHT_FILES, WRONG_FILES, TAIL_FILES = 80, 10, 70
+RIGHT_FILES, WRONG_FILES, TAIL_FILES = 80, 10, 50
 """The tail is there to let the watermarks pass what came before."""
 
 WRONG_ABOVE_CENTS = 50_000
@@ -72,6 +72,8 @@ class Demo:
         command = [
             str(Path(sys.executable).with_name("spark-submit")),
             *("--master", "local[2]", "--driver-memory", "2g"),
+            # A short life: the optimising compiler would cost more than it gives.
+            *("--driver-java-options", "-XX:TieredStopAtLevel=1"),
             *("--packages", f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"),
             str(HERE / "attribution.py"),
             *("--config", str(CONFIG), "--base", str(self.base)),
@@ -143,7 +145,7 @@ class Demo:
                 raise DemoFailed(f"the driver ended with exit code {self.driver.returncode}: see its log")
             if time.monotonic() > deadline:
                 raise DemoFailed(f"waited {patience_s:.0f} s for {what}")
-            time.sleep(0.25)
+            time.sleep(0.5)
 
     def batch_under_way(self) -> tuple[str, int] | None:
         """Return a stage and its batch that is planned and not finished, as Spark's own logs say."""
@@ -254,7 +256,7 @@ def show(demo: Demo) -> int:
     with step(f"Back to savepoint {SAVEPOINT}: state, positions and both tables"):
         demo.abs("restore", "--to", SAVEPOINT, "--yes")
         say(f"{demo.wrong_rows()} rows of table attributed are wrong")
-    with step("The wrong files go, the right ones come, and everything since the savepoint is replayed"):
+    with step("The wrong files make way for right ones; everything since the savepoint is replayed"):
         for number in range(RIGHT_FILES, RIGHT_FILES + WRONG_FILES):
             (demo.base / "input" / "orders" / f"orders-{number:06d}.json").unlink()
         # Their positions were rolled back with everything else: for the job these files were never there.
@@ -271,10 +273,18 @@ def show(demo: Demo) -> int:
 
 def settle(demo: Demo) -> None:
     """Wait until nothing is missing any more, or patience ends: then the verdict says what is."""
+    looked_at = 0
+
+    def complete() -> bool:
+        nonlocal looked_at
+        demo.checkpoints()
+        if demo.shown == looked_at:
+            return False
+        looked_at = demo.shown
+        return all(rows.lost == 0 for rows in demo.compare())
+
     try:
-        demo.wait(
-            lambda: bool(demo.checkpoints()) and all(d.lost == 0 for d in demo.compare()), "all results"
-        )
+        demo.wait(complete, "all results")
     except DemoFailed as failure:
         say(str(failure))
 

@@ -29,6 +29,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "local[2]",
         **{
             "spark.driver.memory": "2g",
+            # The optimising compiler costs a short run more than it gives.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.local.dir": str(scratch / "local"),

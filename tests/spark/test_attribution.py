@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +20,9 @@ def test_a_bounded_run_attributes_every_order_and_ends_by_itself(spark: SparkSes
     for number in range(FILES):
         for kind in ("clicks", "orders"):
             write_file(tmp_path / "input", kind, number, "json", USUAL.file(kind, number))
-    config = Config.read(CONFIG, str(tmp_path))
+    # As much event time in a batch of `match` as the configuration allows for, in half the batches.
+    one_entry = {"channel": {"maxEntriesPerBatch": 1}}
+    config = replace(Config.read(CONFIG, str(tmp_path)), files_per_batch=16, settings=one_entry)
 
     run = declare(spark, config).start(available_now=True)
     assert run.await_termination(timeout=200)
