@@ -10,18 +10,15 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from spark_abs.errors import AbsError, Fenced, Refused, StageFailed, UsageError
+from spark_abs.errors import Fenced, Refused, StageFailed, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
-from spark_abs.protocol import control as ledger
 from spark_abs.protocol.coordinator import Answer, StatusChanged
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.runtime.context import RunContext, now_ms
 from spark_abs.runtime.coordination import Coordination
+from spark_abs.runtime.lifetime import end, first_lines
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
-from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
-from spark_abs.store.lease import own_lease, renew
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -200,7 +197,7 @@ class Run:
             if error is not None:
                 batch = self._stages[name].native.newest_planned()
                 raise StageFailed(
-                    f"stage {name!r} failed in batch {batch}: {_first_lines(str(error))}"
+                    f"stage {name!r} failed in batch {batch}: {first_lines(str(error))}"
                 ) from error
 
     def _finish_stages(self) -> bool:
@@ -255,20 +252,5 @@ class Run:
             query.stop()
         self._coordination.close()
         self._snapshots.close()
-        self._record_end(f"failed: {self._failure}" if failed else how)
+        end(self._ctx, f"failed: {self._failure}" if failed else how)
         self._on_end()
-
-    def _record_end(self, how: str) -> None:
-        ctx, now = self._ctx, now_ms()
-        try:
-            Control.open(ctx.root).update(lambda state: ledger.end_run(state, ctx.run, how))
-            History(ctx.root).append(
-                [HistoryRow(now, HistoryEvent.RUN_ENDED, ctx.attempt, ctx.run, detail=_first_lines(how))]
-            )
-        except (AbsError, OSError) as error:
-            log.warning("the end of run %s could not be recorded: %s", ctx.run, error)
-        renew(ctx.root, own_lease(ctx.run, now), now, ended=True)
-
-
-def _first_lines(text: str) -> str:
-    return "\n".join(text.splitlines()[:4])

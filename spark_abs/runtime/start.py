@@ -5,27 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
-import threading
 
 from spark_abs.config import Settings, WatermarkCheck
-from spark_abs.errors import DamageError, GraphError, RunAlive, UsageError
+from spark_abs.errors import DamageError, GraphError, UsageError
 from spark_abs.model import NO_BATCH, BatchId, StageId, app_id, channel_id
-from spark_abs.protocol import control as ledger
 from spark_abs.runtime.context import RunContext, now_ms
 from spark_abs.runtime.frames import build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.job import Job
-from spark_abs.runtime.jvm import batches_retained, refuse_unsupported_session
+from spark_abs.runtime.jvm import refuse_unsupported_session
 from spark_abs.runtime.launch import Launch, launch
+from spark_abs.runtime.lifetime import begin, end, refuse_second
 from spark_abs.runtime.native import check_native
 from spark_abs.runtime.run import Run
 from spark_abs.session import check_session
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
-from spark_abs.store.lease import own_lease, read_lease, write_lease
-from spark_abs.store.outcomes import abort_open
 from spark_abs.store.table import Table
 
 log = logging.getLogger(__name__)
@@ -51,13 +46,17 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     plans, doubts = check_frames(graph, drafts)
     _judge(doubts, settings.watermark_check)
     control = Control.create(job.root, job.name, now_ms())  # 2
-    _refuse_second(job, takeover, settings)
+    refuse_second(job, takeover, settings)
     if restart == "checkpoint":
         _back_to_checkpoint(job, takeover)
-    ctx = _begin(job, control, settings, takeover, available_now)  # 3, 4
-    _check_natives(ctx, graph, control)  # 5
-    job.probe("start.natives.after")
-    return launch(Launch(job, ctx, graph, plans, drafts, control))  # 6, 7
+    ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
+    try:
+        _check_natives(ctx, graph, control)  # 5
+        job.probe("start.natives.after")
+        return launch(Launch(job, ctx, graph, plans, drafts, control))  # 6, 7
+    except Exception as error:
+        end(ctx, f"failed: {error}")
+        raise
 
 
 def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
@@ -67,66 +66,11 @@ def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
         log.warning("%s", doubt)
 
 
-def _refuse_second(job: Job, takeover: bool, settings: Settings) -> None:
-    lease, now = read_lease(job.root), now_ms()
-    if lease is not None and not takeover and lease.alive(now, settings.lease_timeout_ms):
-        age_s = (now - lease.beat_ms) / 1000
-        raise RunAlive(
-            f"job {job.name!r} is already running: run {lease.run}, process {lease.pid} on {lease.host}, "
-            f"last heard of {age_s:.0f} s ago; stop it, or start with takeover=True to fence it"
-        )
-
-
 def _back_to_checkpoint(job: Job, takeover: bool) -> None:
     from spark_abs.restore.apply import restore
 
     if Checkpoints.open(job.root, job.name).summaries():
         restore(job.root.uri, to="latest", force=takeover, fallback=True)
-
-
-def _begin(job: Job, control: Control, settings: Settings, takeover: bool, bounded: bool) -> RunContext:
-    before = read_lease(job.root)
-    job.probe("start.run.before")
-    state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
-    run = state.runs[-1].id
-    checkpoints = Checkpoints.open(job.root, job.name)
-    job.probe("start.run.after")
-    checkpoints.fence(run)
-    job.probe("start.fence.after")
-    if takeover and before is not None:
-        # The replaced run sees the fence and ends its queries; two must not run on one native checkpoint.
-        pause = threading.Event()
-        while (found := read_lease(job.root)) and found.run < run and not found.ended:
-            if now_ms() - found.beat_ms >= settings.lease_timeout_ms or not found.alive(now_ms(), 2**62):
-                break
-            pause.wait(_LEASE_POLL_S)
-    write_lease(job.root, own_lease(run, now_ms()))
-    job.probe("start.abort.before")
-    state = abort_open(control, checkpoints, run)
-    job.probe("start.abort.after")
-    History(job.root).append(
-        [
-            HistoryRow(
-                now_ms(),
-                HistoryEvent.RUN_STARTED,
-                state.attempt.id,
-                run,
-                detail=f"{socket.gethostname()}:{os.getpid()}",
-            )
-        ]
-    )
-    return RunContext(
-        root=job.root,
-        job=job.name,
-        attempt=state.attempt.id,
-        run=run,
-        floor=state.last_claimed,
-        control_version=control.version,
-        settings=settings,
-        batches_retained=batches_retained(job.spark),
-        bounded=bounded,
-        probe=job.probe,
-    )
 
 
 def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:

@@ -134,7 +134,10 @@ class Table:
 
     def transaction(self, app: str) -> int | None:
         """Return the version last committed under an application id, as of the version read."""
-        version: int | None = self._table.transaction_version(app)
+        try:
+            version: int | None = self._table.transaction_version(app)
+        except DeltaError as error:
+            raise DamageError(f"the Delta log at {self.uri} cannot be read: {error}") from error
         return version
 
     def require_unfenced(self, app: str) -> None:

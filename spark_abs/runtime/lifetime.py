@@ -1,0 +1,108 @@
+"""Taking the root for a run, and giving it back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+
+from spark_abs.config import Settings
+from spark_abs.errors import AbsError, RunAlive
+from spark_abs.protocol import control as ledger
+from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.job import Job
+from spark_abs.runtime.jvm import batches_retained
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, read_lease, renew, write_lease
+from spark_abs.store.outcomes import abort_open
+
+log = logging.getLogger(__name__)
+
+_LEASE_POLL_S = 0.2
+
+
+def refuse_second(job: Job, takeover: bool, settings: Settings) -> None:
+    """Refuse to run beside a run that is alive, unless it is to be replaced.
+
+    Raises:
+        RunAlive: names host, process and age.
+    """
+    lease, now = read_lease(job.root), now_ms()
+    if lease is not None and not takeover and lease.alive(now, settings.lease_timeout_ms):
+        age_s = (now - lease.beat_ms) / 1000
+        raise RunAlive(
+            f"job {job.name!r} is already running: run {lease.run}, process {lease.pid} on {lease.host}, "
+            f"last heard of {age_s:.0f} s ago; stop it, or start with takeover=True to fence it"
+        )
+
+
+def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bounded: bool) -> RunContext:
+    """Take a run number, fence the runs before it and abort what they left open.
+
+    With `takeover`, wait until the replaced run has ended or fallen silent.
+
+    Raises:
+        AttemptNotReady: a restore was begun and not finished.
+    """
+    before = read_lease(job.root)
+    job.probe("start.run.before")
+    state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
+    run = state.runs[-1].id
+    checkpoints = Checkpoints.open(job.root, job.name)
+    job.probe("start.run.after")
+    checkpoints.fence(run)
+    job.probe("start.fence.after")
+    if takeover and before is not None:
+        # The replaced run sees the fence and ends its queries; two must not run on one native checkpoint.
+        pause = threading.Event()
+        while (found := read_lease(job.root)) and found.run < run and not found.ended:
+            if now_ms() - found.beat_ms >= settings.lease_timeout_ms or not found.alive(now_ms(), 2**62):
+                break
+            pause.wait(_LEASE_POLL_S)
+    write_lease(job.root, own_lease(run, now_ms()))
+    job.probe("start.abort.before")
+    state = abort_open(control, checkpoints, run)
+    job.probe("start.abort.after")
+    History(job.root).append(
+        [
+            HistoryRow(
+                now_ms(),
+                HistoryEvent.RUN_STARTED,
+                state.attempt.id,
+                run,
+                detail=f"{socket.gethostname()}:{os.getpid()}",
+            )
+        ]
+    )
+    return RunContext(
+        root=job.root,
+        job=job.name,
+        attempt=state.attempt.id,
+        run=run,
+        floor=state.last_claimed,
+        control_version=control.version,
+        settings=settings,
+        batches_retained=batches_retained(job.spark),
+        bounded=bounded,
+        probe=job.probe,
+    )
+
+
+def end(ctx: RunContext, how: str) -> None:
+    """Record how a run ended and give the lease back; repeatable, harmless for a run that was replaced."""
+    now = now_ms()
+    try:
+        Control.open(ctx.root).update(lambda state: ledger.end_run(state, ctx.run, how))
+        row = HistoryRow(now, HistoryEvent.RUN_ENDED, ctx.attempt, ctx.run, detail=first_lines(how))
+        History(ctx.root).append([row])
+    except (AbsError, OSError) as error:
+        log.warning("the end of run %s could not be recorded: %s", ctx.run, error)
+    renew(ctx.root, own_lease(ctx.run, now), now, ended=True)
+
+
+def first_lines(text: str) -> str:
+    """Return the head of a long message."""
+    return "\n".join(text.splitlines()[:4])
