@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -57,10 +58,23 @@ class Output:
             drawn.add_row(Text(name), Text(printable(value)))
         console().print(drawn)
 
-    def progress(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Say on stderr how far long work is; programs that read JSON are told only the end."""
         if not self.json:
             console(stderr=True).print(Text(printable(text), "dim"), soft_wrap=True)
+
+    @contextmanager
+    def count(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Say on stderr what long work does, at a terminal with a bar of its bytes."""
+        terminal = console(stderr=True)
+        self.say(text)
+        if self.json or not total or not terminal.is_terminal:
+            yield lambda _: None
+            return
+        columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=terminal, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda done: bar.advance(task, done)
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
@@ -70,7 +84,7 @@ class Output:
             with terminal.status(Text(printable(text))):
                 yield
         else:
-            self.progress(text)
+            self.say(text)
             yield
 
     def error(self, error: AbsError) -> None:

@@ -32,7 +32,7 @@ def restore(ctx: Context, root: Root, to: str, dry_run: bool, yes: bool, force: 
     from spark_abs.restore.prepare import prepare
 
     out = ctx.out
-    prepared = prepare(root, to, force=force, fallback=fallback, progress=out.progress)
+    prepared = prepare(root, to, force=force, fallback=fallback, progress=out)
     plan = prepared.plan
     if not out.json:
         _show(out, plan)
@@ -42,7 +42,7 @@ def restore(ctx: Context, root: Root, to: str, dry_run: bool, yes: bool, force: 
         if not dry_run:
             raise UsageError("nothing was changed: give --yes to carry the plan out")
         return
-    done = apply(root, prepared, progress=out.progress)
+    done = apply(root, prepared, progress=out)
     out.result(
         {"applied": True, "run": done.run, "plan": plan_plain(plan)},
         lambda out: out.line(

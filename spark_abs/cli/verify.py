@@ -18,11 +18,7 @@ COLUMNS = (("path", False), ("checkpoint", True), ("stage", False), ("problem", 
 @click.argument("checkpoint", metavar="[ID|NAME|latest]", required=False)
 def verify(ctx: Context, root: Root, checkpoint: str | None) -> None:
     """Read every byte of one checkpoint, or of all and whatever else the job needs; exit code 3 on damage."""
-    progress = ctx.out.progress
-    if checkpoint is None:
-        found = verify_root(root, progress)
-    else:
-        found = verify_one(root, checkpoint, progress)
+    found = verify_root(root, ctx.out) if checkpoint is None else verify_one(root, checkpoint, ctx.out)
 
     def text(out: Output) -> None:
         if not found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pyarrow.fs import FileType
@@ -10,6 +10,7 @@ from pyarrow.fs import FileType
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, Version
+from spark_abs.observe.progress import Progress
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.check import check_checkpoint, damaged_rows
 from spark_abs.restore.lookup import lookup, readable
@@ -19,8 +20,6 @@ from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.salvage import survey
-
-Progress = Callable[[str], None]
 
 
 def verify_one(root: Root, checkpoint: str, progress: Progress) -> tuple[Finding, ...]:
@@ -32,8 +31,8 @@ def verify_one(root: Root, checkpoint: str, progress: Progress) -> tuple[Finding
         DamageError: its row cannot be read at all.
     """
     manifest = lookup(root, checkpoint).manifest
-    progress(f"checkpoint {manifest.id}: {manifest.size_full:,} bytes")
-    return check_checkpoint(root, manifest)
+    with progress.count(f"checkpoint {manifest.id}", manifest.size_full) as counted:
+        return check_checkpoint(root, manifest, damaged_rows(root), counted)
 
 
 def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
@@ -54,15 +53,20 @@ def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
     }
     for table, check in checks.items():
         if root.fs.get_file_info(root.path(table)).type is FileType.Directory:
-            progress(f"{table}/")
+            progress.say(f"{table}/")
             found += check(root, table)
     manifests = readable(root, survey(root, state.job))
-    progress(f"{len(manifests)} checkpoints: {sum(m.size_full for m in manifests):,} bytes, each read once")
-    found += verify_state(root, manifests)
+    with progress.count(f"{len(manifests)} checkpoints", _distinct_bytes(manifests)) as counted:
+        found += verify_state(root, manifests, counted)
     current = [m for m in manifests if state.on_path(m.attempt, m.id)]
     if current:
         found += _channels(root, current[-1], progress)
     return (*found, *_natives(root, state, manifests, progress))
+
+
+def _distinct_bytes(manifests: Iterable[Manifest]) -> int:
+    files = {(f.sha256, f.at.pack): f.size for m in manifests for s in m.stages for f in s.files}
+    return sum(files.values())
 
 
 def _channels(root: Root, newest: Manifest, progress: Progress) -> Iterable[Finding]:
@@ -72,7 +76,7 @@ def _channels(root: Root, newest: Manifest, progress: Progress) -> Iterable[Find
         for position in stage.positions:
             read.setdefault(position.channel, []).append(position.version)
     for channel, versions in sorted(read.items()):
-        progress(f"channels/{channel}")
+        progress.say(f"channels/{channel}")
         yield from verify_channel(root, channel, min(versions))
 
 
@@ -90,7 +94,7 @@ def _natives(
         if stage.cut_batch == NO_BATCH:
             continue
         path = root.native(attempt.id, stage.stage)
-        progress(path)
+        progress.say(path)
         stored = source.stage(stage.stage) if source is not None else None
         try:
             for finding in verify_native(root.at(path), stored.files if stored is not None else ()):

@@ -19,9 +19,10 @@ from pyarrow.fs import FileType
 from spark_abs.channels.fence import fence_attempt, fence_run
 from spark_abs.errors import DamageError, Refused
 from spark_abs.model import RunId, StageId, app_id, checked_relative, run_app_id
+from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.plan import RestorePlan, plan_json
-from spark_abs.restore.prepare import Prepared, Progress, prepare, silent
+from spark_abs.restore.prepare import Prepared, prepare
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -54,6 +55,10 @@ Probe = Callable[[str], None]
 _BEAT_EVERY_MS = 2000
 
 
+def no_probe(_: str) -> None:
+    """Do nothing: fault points are for tests."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
     """What a restore did, or with `run` None would do."""
@@ -71,8 +76,8 @@ def restore(
     fallback: bool = False,
     dry_run: bool = False,
     spark: SparkSession | None = None,
-    probe: Probe = silent,
-    progress: Progress = silent,
+    probe: Probe = no_probe,
+    progress: Progress = SILENT,
 ) -> RestoreResult:
     """Bring a job back to a checkpoint: state, positions, channels and Delta sinks together.
 
@@ -109,8 +114,8 @@ def apply(
     prepared: Prepared,
     *,
     spark: SparkSession | None = None,
-    probe: Probe = silent,
-    progress: Progress = silent,
+    probe: Probe = no_probe,
+    progress: Progress = SILENT,
 ) -> RestoreResult:
     """Carry out a plan, step by step in its order; arguments and errors as for `restore`.
 
@@ -121,9 +126,11 @@ def apply(
     try:
         for number, step in enumerate(prepared.plan.steps, 1):
             name = f"restore.{number}.{type(step).__name__}"
-            progress(f"{number}/{len(prepared.plan.steps)} {sentence(step)}")
             probe(f"{name}.before")
-            restorer.carry_out(step)
+            with progress.count(
+                f"{number}/{len(prepared.plan.steps)} {sentence(step)}", _size(step)
+            ) as counted:
+                restorer.carry_out(step, counted)
             probe(f"{name}.after")
     finally:
         restorer.breathe_out()
@@ -143,8 +150,8 @@ class _Restorer:
         self._control = Control.open(root)
         self._began_ms = self._beat_ms = _now_ms()
 
-    def carry_out(self, step: Step) -> None:
-        """Do one step. All but the first require that nobody has taken over."""
+    def carry_out(self, step: Step, counted: Callable[[int], None]) -> None:
+        """Do one step, telling its bytes. All but the first require that nobody has taken over."""
         if not isinstance(step, BeginAttempt):
             ledger.require_current(self._control.state, self.run)
         job = self._plan.job
@@ -165,7 +172,7 @@ class _Restorer:
             case AbortOpen():
                 abort_open(self._control, Checkpoints.open(self._root, job), self.run)
             case Materialise():
-                self._materialise(step)
+                self._materialise(step, counted)
             case RestoreSink():
                 self._sink(step).restore_to(step.version, self._forced)
             case StartAfresh() | KeepSink():
@@ -223,14 +230,19 @@ class _Restorer:
             self._spark = spark_session(f"restore of {self._plan.job}", "local[*]")
         return self._spark
 
-    def _materialise(self, step: Materialise) -> None:
+    def _materialise(self, step: Materialise, counted: Callable[[int], None]) -> None:
         snapshot = self._manifest.stage(step.stage)
         if snapshot is None:
             raise DamageError(f"checkpoint {self._manifest.id} has no stage {step.stage!r}")
-        query = self._plan.queries[step.stage]
-        materialise(self._root, snapshot.files, self._root.at(step.directory), query, self._breathe)
 
-    def _breathe(self, _: int) -> None:
+        def written(size: int) -> None:
+            counted(size)
+            self._breathe()
+
+        query = self._plan.queries[step.stage]
+        materialise(self._root, snapshot.files, self._root.at(step.directory), query, written)
+
+    def _breathe(self) -> None:
         """Renew the lease during long work, and give up if somebody has taken over."""
         now = _now_ms()
         if now - self._beat_ms >= _BEAT_EVERY_MS:
@@ -272,6 +284,10 @@ class _Restorer:
                 )
             ]
         )
+
+
+def _size(step: Step) -> int:
+    return step.size if isinstance(step, Materialise) else 0
 
 
 def _now_ms() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
@@ -19,7 +19,7 @@ _ROW_FILE = re.compile(rf"{PATH}/([0-9]{{8,}})-[0-9a-f]+-([0-9a-f]{{64}})\.parqu
 
 
 def check_checkpoint(
-    root: Root, manifest: Manifest, progress: Callable[[int], None] = lambda _: None
+    root: Root, manifest: Manifest, rows: Iterable[Finding], progress: Callable[[int], None]
 ) -> tuple[Finding, ...]:
     """Read what a manifest needs; empty if it can be restored.
 
@@ -28,19 +28,22 @@ def check_checkpoint(
     Args:
         root: the job's root.
         manifest: the checkpoint.
+        rows: what `damaged_rows` found.
         progress: told the bytes of each stored file as it has been read.
     """
-    rows = (f for f in damaged_rows(root) if _concerns(f, manifest.id))
-    return (*rows, *_channels(root, manifest), *verify_state(root, (manifest,), progress))
+    own = (f for f in rows if _concerns(f, manifest.id))
+    return (*own, *_channels(root, manifest), *verify_state(root, (manifest,), progress))
 
 
-def require_intact(root: Root, manifest: Manifest, progress: Callable[[int], None] = lambda _: None) -> None:
+def require_intact(
+    root: Root, manifest: Manifest, rows: Iterable[Finding], progress: Callable[[int], None]
+) -> None:
     """Refuse a checkpoint that cannot come back.
 
     Raises:
         DamageError: names what is damaged, and the way round it.
     """
-    findings = check_checkpoint(root, manifest, progress)
+    findings = check_checkpoint(root, manifest, rows, progress)
     if findings:
         named = "; ".join(f"{f.path}: {f.problem}" for f in findings[:3])
         more = f"; and {len(findings) - 3} more" if len(findings) > 3 else ""

@@ -211,7 +211,7 @@ def _refuse_alive(state: ControlState, alive: LiveRun | None, forced: bool) -> N
     if alive is None:
         return
     who = f"process {alive.pid} on {alive.host}"
-    if not state.attempt.ready:
+    if not state.attempt.ready and state.run is not None and alive.run == state.run.id:
         raise RunAlive(
             f"job {state.job!r} is being restored by {who}: wait for it, or end it; two that write "
             "the same native directories cannot be kept apart"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from spark_abs.config import Settings
@@ -12,6 +11,7 @@ from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import AttemptId
 from spark_abs.observe.alive import live_run
+from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.check import damaged_rows, require_intact
 from spark_abs.restore.facts import gather
@@ -19,16 +19,11 @@ from spark_abs.restore.lookup import choose, load, readable
 from spark_abs.restore.plan import RestorePlan, plan_restore
 from spark_abs.restore.target import newest_first
 from spark_abs.snapshots.materialise import fresh_query_id
+from spark_abs.snapshots.verify import Finding
 from spark_abs.store.checkpoints import PATH, Summary
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.salvage import Survey, survey
-
-Progress = Callable[[str], None]
-
-
-def silent(_: str) -> None:
-    """Tell nobody how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class Prepared:
 
 
 def prepare(
-    root: Root, to: str | int, *, force: bool = False, fallback: bool = False, progress: Progress = silent
+    root: Root, to: str | int, *, force: bool = False, fallback: bool = False, progress: Progress = SILENT
 ) -> Prepared:
     """Plan the way back to a checkpoint, after reading every byte that it needs.
 
@@ -61,10 +56,11 @@ def prepare(
     """
     state = Control.open(root).state
     found = survey(root, state.job)
+    planner = _Planner(root, state, found, readable(root, found), damaged_rows(root), force, progress)
     wanted: Summary | None = None
     try:
         wanted = choose(to, found, state)
-        return _planned(root, state, found, wanted, force, (), progress)
+        return planner.plan(wanted)
     except DamageError as error:
         if not fallback:
             raise
@@ -74,31 +70,36 @@ def prepare(
             continue
         note = f"{damage}; this goes back to {summary.id}, the newest intact checkpoint of the current path"
         try:
-            return _planned(root, state, found, summary, force, (note,), progress)
+            return planner.plan(summary, (note,))
         except DamageError as error:
-            progress(f"checkpoint {summary.id}: {error}")
+            progress.say(f"checkpoint {summary.id}: {error}")
     raise DamageError(f"no checkpoint on the current path is intact: {damage}") from damage
 
 
-def _planned(
-    root: Root,
-    state: ControlState,
-    found: Survey,
-    summary: Summary,
-    force: bool,
-    notes: tuple[str, ...],
-    progress: Progress,
-) -> Prepared:
-    manifest = load(root, summary)
-    attempt = state.attempt.id if not state.attempt.ready else AttemptId(state.attempt.id + 1)
-    timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
-    facts = gather(root, manifest, readable(root, found), found.completed, attempt)
-    facts = replace(
-        facts,
-        damaged_rows=tuple(f.path for f in damaged_rows(root) if f.path != PATH),
-        alive=live_run(root, int(time.time() * 1000), timeout_ms),
-    )
-    plan = plan_restore(state, manifest, facts, fresh_id=fresh_query_id, forced=force, notes=notes)
-    progress(f"verifying checkpoint {manifest.id}: {manifest.size_full:,} bytes")
-    require_intact(root, manifest)
-    return Prepared(plan, manifest, force)
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """What is the same for every checkpoint that is tried."""
+
+    root: Root
+    state: ControlState
+    found: Survey
+    known: tuple[Manifest, ...]
+    rows: tuple[Finding, ...]
+    force: bool
+    progress: Progress
+
+    def plan(self, summary: Summary, notes: tuple[str, ...] = ()) -> Prepared:
+        """Plan first: what refuses is told before all bytes are read."""
+        root, state = self.root, self.state
+        manifest = load(root, summary)
+        attempt = state.attempt.id if not state.attempt.ready else AttemptId(state.attempt.id + 1)
+        timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
+        facts = replace(
+            gather(root, manifest, self.known, self.found.completed, attempt),
+            damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
+            alive=live_run(root, int(time.time() * 1000), timeout_ms),
+        )
+        plan = plan_restore(state, manifest, facts, fresh_id=fresh_query_id, forced=self.force, notes=notes)
+        with self.progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
+            require_intact(root, manifest, self.rows, counted)
+        return Prepared(plan, manifest, self.force)

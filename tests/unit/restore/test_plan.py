@@ -51,6 +51,7 @@ from spark_abs.restore.steps import (
 from spark_abs.restore.target import resolve
 from spark_abs.store.checkpoints import Summary
 
+STORED = '{"channels": {}, "queries": {}}'
 CLICKS = ChannelId("clicks.main")
 TOTALS = SinkFacts(StageId("sum"), "totals", "/lake/totals", Version(9), "t-1", "t-1", Version(4))
 
@@ -172,10 +173,12 @@ def test_a_live_run_refuses_unless_forced() -> None:
 
 
 def test_two_restores_at_a_time_are_refused_even_when_forced() -> None:
-    begun = begin_attempt(started(), AttemptId(1), CheckpointId(5), "{}", "here", 1, 0)
+    begun = begin_attempt(started(), AttemptId(1), CheckpointId(5), STORED, "here", 1, 0)
     alive = replace(facts(), alive=LiveRun(RunId(2), "here", 77, 2000))
     with pytest.raises(RunAlive, match=r"being restored by process 77"):
         planned(begun, manifest(5), alive, forced=True)
+    replaced = replace(facts(), alive=LiveRun(RunId(1), "here", 66, 2000))
+    assert planned(begun, manifest(5), replaced, forced=True).continues
 
 
 def test_changes_of_others_refuse_unless_forced() -> None:
