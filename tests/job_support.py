@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,17 +89,30 @@ def eventually(run: Run, condition: Callable[[], object], what: str, seconds: fl
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
 
 
+def hold_until(point: str, condition: Callable[[], object], seconds: float = 120) -> Callable[[str], None]:
+    """Return a probe that holds whoever comes to a point until a condition holds."""
+    pause = threading.Event()
+
+    def probe(at: str) -> None:
+        deadline = time.monotonic() + seconds
+        while at == point and not condition():
+            assert time.monotonic() < deadline, f"held at {point} for {seconds} s"
+            pause.wait(0.02)
+
+    return probe
+
+
 def manifests(root: str) -> tuple[Manifest, ...]:
     at = Root(root)
     return Checkpoints.open(at, Control.open(at).state.job).load_all()
 
 
 def files_read(manifest: Manifest, source: str) -> int:
-    """Return how many files of its feed a source had taken at a checkpoint."""
+    """Return how many files a stage's file source had taken at a checkpoint."""
     snapshot = manifest.stage(StageId(source))
     assert snapshot is not None
-    last = snapshot.offsets.split("\n")[-1]
-    return int(json.loads(last)["logOffset"]) + 1 if last else 0
+    offsets = [json.loads(line) for line in snapshot.offsets.split("\n") if "logOffset" in line]
+    return sum(int(offset["logOffset"]) + 1 for offset in offsets)
 
 
 def caught_up(root: str, feeds: Mapping[str, Feed]) -> bool:
@@ -172,7 +186,7 @@ def assert_tables_at_every_cut(
     for sink, query in tables.items():
         there = [_at_cut(where / sink, sink, manifest) for manifest in found]
         assert there[-1].num_rows > 0, f"{sink} is empty to the end"
-        have = spark.createDataFrame(pa.concat_tables(there))
+        have = spark.createDataFrame(pa.concat_tables(there).combine_chunks())
         want = spark.sql(query)
         assert_df_equality(have, want, ignore_row_order=True, ignore_nullable=True)
     return found
