@@ -20,13 +20,16 @@ venv: $(VENV)/.installed $(VENV)/.jars
 $(VENV)/.installed: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
 	  { echo "python3.11 is missing: apt-get install python3.11-venv, or: pyenv install 3.11 && pyenv global 3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@echo "installing into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
 
 # Spark fetches the Delta jars into Ivy's cache at the first start: once here, not in two tests at a time.
 $(VENV)/.jars: $(VENV)/.installed
-	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(17|21)\.' || \
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(17|21)[."]' || \
 	  { echo "Java 17 is missing: apt-get install openjdk-17-jre-headless, or set JAVA_HOME to one"; exit 1; }
-	$(BIN)/python -c 'import spark_abs.session as s; s.spark_session("set-up", "local[1]").stop()'
+	@echo "fetching Delta's jars"
+	@$(BIN)/python -c 'import spark_abs; spark_abs.spark_session("set-up", "local[1]").stop()' 2>$@.log || \
+	  { cat $@.log; echo "Maven Central must be reachable once: see the lines above"; exit 1; }
 	@touch $@

@@ -11,6 +11,7 @@ click counts for no campaign. Run it with spark-submit, or with plain Python.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -45,8 +46,8 @@ class Config:
     match_within_ms: int
     window_ms: int
     totals_late_by_ms: int
-    spark: dict[str, str]
-    settings: dict[str, object]
+    spark: Mapping[str, str]
+    settings: Mapping[str, object]
 
     @classmethod
     def read(cls, path: Path, base: str) -> Config:
