@@ -1,0 +1,195 @@
+"""What cannot run is refused before anything exists, with the stage or sink and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_abs.errors import ConfigError, GraphError, UsageError
+from spark_abs.model import ChannelId, StageId
+from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.runtime.job import Job, Stage
+
+
+def rate(job: Job) -> DataFrame:
+    return job.spark.readStream.format("rate").load()
+
+
+def source(job: Job, name: str = "ticks") -> Stage:
+    return job.source(name, rate(job))
+
+
+def late(frame: DataFrame, delay: str) -> DataFrame:
+    return frame.withWatermark("timestamp", delay)
+
+
+def counted(frame: DataFrame) -> DataFrame:
+    return late(frame, "10 seconds").groupBy(F.window("timestamp", "5 seconds").alias("w")).count()
+
+
+def in_a_row(first: str, then: str) -> Callable[[Job], object]:
+    """Declare an outer join that holds rows back, and a stage behind it with another delay."""
+
+    def declare(job: Job) -> object:
+        def match(one: DataFrame, two: DataFrame) -> DataFrame:
+            right = late(two, first).selectExpr("timestamp AS other", "value AS v")
+            near = F.expr("value = v AND other BETWEEN timestamp AND timestamp + INTERVAL 5 SECONDS")
+            return late(one, first).join(right, near, "leftOuter").select("timestamp", "value")
+
+        ticks = source(job)
+        joined = job.stage("match", [ticks, ticks], match)
+        return job.stage(
+            "then", [joined], lambda frame: late(frame, then).dropDuplicates(["value", "timestamp"])
+        )
+
+    return declare
+
+
+def two_sinks(job: Job) -> None:
+    ticks = source(job)
+    for name in ("one", "two"):
+        job.sink(name, ticks, table="/tmp/same")
+
+
+WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
+    "a name that is no name": (lambda job: source(job, "1st.."), "stage '1st..' is not a name"),
+    "one name twice": (lambda job: [source(job), source(job)], "stage 'ticks' is declared twice"),
+    "no input": (lambda job: job.stage("s", [], lambda: rate(job)), "stage 's' has no streaming input"),
+    "only a static frame": (
+        lambda job: job.stage("s", [job.spark.range(3)], lambda frame: frame),
+        "stage 's' has no streaming input",
+    ),
+    "an input of another kind": (
+        lambda job: job.stage("s", ["ticks"], lambda frame: frame),  # type: ignore[list-item]
+        "stage 's': input 'ticks' is neither a stage nor a DataFrame",
+    ),
+    "an output that is not there": (lambda job: source(job)["late"], "stage 'ticks' has no output 'late'"),
+    "an input of another job": (
+        lambda job: job.stage("s", [source(Job("b", root="/tmp/b", spark=job.spark))], lambda frame: frame),
+        "stage 's' reads 'ticks.main' of another job",
+    ),
+    "an input that is not used": (
+        lambda job: job.stage("s", [source(job), source(job, "tocks")], lambda one, two: one),
+        "stage 's' was given 'tocks.main' and its plan does not read it",
+    ),
+    "a function that fails": (
+        lambda job: job.stage("s", [source(job)], lambda frame: frame.select("nothing")),
+        "stage 's': its function failed",
+    ),
+    "a function that gives no frame": (
+        lambda job: job.stage("s", [source(job)], lambda frame: 7),  # type: ignore[arg-type, return-value]
+        "stage 's': its function returned int, not a DataFrame",
+    ),
+    "a static frame out of a stage": (
+        lambda job: job.stage("s", [source(job)], lambda frame: job.spark.range(3)),
+        "stage 's': its function returned a frame that is not streaming",
+    ),
+    "a further output that fails": (
+        lambda job: job.source("s", rate(job), outputs={"late": lambda batch: batch.select("nothing")}),
+        "output 'late' of stage 's' failed",
+    ),
+    "an output called main": (
+        lambda job: job.source("s", rate(job), outputs={"main": lambda batch: batch}),
+        "output 'main' is the stage's own frame",
+    ),
+    "complete mode": (
+        lambda job: job.stage("s", [source(job)], counted, output_mode="complete"),
+        "stage 's': output mode 'complete' is not supported",
+    ),
+    "an unknown provider": (
+        lambda job: job.source("s", rate(job), state_provider="redis"),
+        "stage 's': state_provider 'redis' is not one of rocksdb, hdfs",
+    ),
+    "no shuffle partitions": (
+        lambda job: job.source("s", rate(job), shuffle_partitions=0),
+        "shuffle_partitions must be at least 1",
+    ),
+    "a source that forgets": (
+        lambda job: job.source(
+            "s", job.spark.readStream.format("socket").option("host", "127.0.0.1").option("port", 9).load()
+        ),
+        "stage 's' reads from 'socket', which cannot be replayed",
+    ),
+    "a sink of nothing": (lambda job: job.sink("out", source(job)), "needs either table= or foreach_batch="),
+    "one table for two sinks": (two_sinks, "is the target of two sinks"),
+    "a delay that is too short": (
+        in_a_row("10 seconds", "10 seconds"),
+        "stage 'then': a watermark delay of 10000 ms on 'timestamp' is too short: 'match' may send rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_run_is_refused_and_nothing_exists(
+    spark: SparkSession, tmp_path: Path, wrong: str
+) -> None:
+    declare, message = WRONG[wrong]
+    job = Job("a", root=str(tmp_path / "root"), spark=spark)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        refused(job, declare)
+    assert not (tmp_path / "root").exists()
+
+
+def refused(job: Job, declare: Callable[[Job], object]) -> None:
+    declare(job)
+    job.start()
+
+
+def test_a_job_without_stages_and_settings_that_are_none(spark: SparkSession, tmp_path: Path) -> None:
+    root = str(tmp_path / "root")
+    with pytest.raises(GraphError, match="no stages"):
+        Job("a", root=root, spark=spark).start()
+    with pytest.raises(ConfigError, match=r"'intervall' .*nearest is 'interval'"):
+        with_source(Job("a", root=root, spark=spark, intervall="10s")).start()
+    with pytest.raises(UsageError, match="neither 'native' nor 'checkpoint'"):
+        with_source(Job("a", root=root, spark=spark)).start(restart="backwards")
+    assert not (tmp_path / "root").exists()
+
+
+def with_source(job: Job) -> Job:
+    source(job)
+    return job
+
+
+@pytest.fixture
+def async_progress(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set("spark.sql.streaming.asyncProgressTracking.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.streaming.asyncProgressTracking.enabled")
+
+
+def test_asynchronous_progress_tracking_is_refused(
+    spark: SparkSession, tmp_path: Path, async_progress: None
+) -> None:
+    with pytest.raises(UsageError, match="asyncProgressTracking"):
+        with_source(Job("a", root=str(tmp_path / "root"), spark=spark)).start()
+
+
+READS_NOTHING = StageDecl(StageId("a"), (ChannelId("ghost.main"),))
+CYCLE = (StageDecl(StageId("a"), (ChannelId("b.main"),)), StageDecl(StageId("b"), (ChannelId("a.main"),)))
+ALONE = StageDecl(StageId("a"), (), has_native=True)
+
+
+@pytest.mark.parametrize(
+    ("stages", "sinks", "message"),
+    [
+        ((READS_NOTHING,), (), "stage 'a' reads 'ghost.main', which no stage writes"),
+        (CYCLE, (), "stages form a cycle: "),
+        (
+            (ALONE,),
+            (SinkDecl("s", StageId("a"), "late", None),),
+            "sink 's' takes a.late, which no stage writes",
+        ),
+        ((ALONE,), (SinkDecl("s", StageId("a"), "main", None),) * 2, "sink 's' is declared twice"),
+    ],
+)
+def test_a_graph_that_cannot_be(
+    stages: tuple[StageDecl, ...], sinks: tuple[SinkDecl, ...], message: str
+) -> None:
+    with pytest.raises(GraphError, match=re.escape(message)):
+        JobGraph(stages, sinks)
