@@ -101,6 +101,7 @@ class _Reader:
         self._fs, self._base, self._batch = filesystem, base, batch
         self._dirs: dict[str, dict[str, CapturedFile]] = {}
         self._chosen: set[CapturedFile] = set()
+        self._shuffle_partitions = 0
         self._list("", recursive=False)
         for directory in ("offsets", "commits"):
             self._list(directory, recursive=False)
@@ -128,7 +129,7 @@ class _Reader:
             commit=commit,
             operators=tuple(operators),
             provider=offsets.provider if operators else "",
-            shuffle_partitions=max((o.partitions for o in operators), default=0),
+            shuffle_partitions=self._shuffle_partitions,
         )
 
     def _source(self, source: str, offsets: OffsetFile) -> None:
@@ -160,10 +161,14 @@ class _Reader:
             provider = Provider(offsets.provider)
         except ValueError:
             raise Refused(f"the files of state store provider {offsets.provider!r} are not known") from None
+        self._shuffle_partitions = max(self._shuffle_partitions, metadata.partitions)
         ids = None if commit.unique_ids is None else commit.unique_ids.get(metadata.operator_id, ())
+        partitions = self._partitions(top, metadata.partitions) if ids is None else len(ids)
+        if partitions == 0:
+            raise self._incomplete(top, LookupError("the commit has no ids of its state"))
         for store in metadata.stores:
-            for partition in range(store.partitions):
-                wanted = None if ids is None else frozenset(ids[partition] if partition < len(ids) else ())
+            for partition in range(partitions):
+                wanted = None if ids is None else frozenset(ids[partition])
                 self._store(
                     f"{top}/{partition}" + ("" if store.name == DEFAULT_STORE else f"/{store.name}"),
                     Wanted(provider, self._batch + 1, wanted, offsets.codec),
@@ -172,10 +177,20 @@ class _Reader:
         return OperatorState(
             operator_id=metadata.operator_id,
             name=metadata.name,
-            partitions=max((store.partitions for store in metadata.stores), default=0),
+            partitions=partitions,
             stores=tuple(store.name for store in metadata.stores),
             schema=json.dumps(schemas, separators=(",", ":"), sort_keys=True),
         )
+
+    def _partitions(self, top: str, recorded: int) -> int:
+        """Say how many partitions an operator has, from what its metadata records and what is there.
+
+        The metadata gives the query's shuffle partitions also for an operator that brings all rows together
+        (a limit, an aggregation without keys) and has one.
+        """
+        below = (d.removeprefix(f"{top}/").partition("/")[0] for d in self._dirs if d.startswith(f"{top}/"))
+        there = {int(name) for name in below if name.isdecimal()}
+        return 1 if there == {0} else recorded
 
     def _store(self, directory: str, wanted: Wanted) -> None:
         files = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -239,7 +239,12 @@ class OperatorMetadata:
     version: int
     operator_id: int
     name: str
-    stores: tuple[StoreInfo, ...] = field(default_factory=tuple)
+    stores: tuple[StoreInfo, ...] = ()
+
+    @property
+    def partitions(self) -> int:
+        """The query's shuffle partitions when the operator first ran."""
+        return max((store.partitions for store in self.stores), default=0)
 
 
 def parse_operator(text: str) -> OperatorMetadata:

@@ -92,6 +92,36 @@ def test_every_store_of_every_partition(tmp_path: Path) -> None:
         take(native, 0)
 
 
+def test_an_operator_may_bring_all_rows_together(tmp_path: Path) -> None:
+    """A limit or an aggregation without keys has one partition; its metadata gives the query's number."""
+    native = Native(tmp_path, partitions=3)
+    native.batch(0)
+    native.changes(1)
+    found = take(native, 0)
+    assert (found.operators[0].partitions, found.shuffle_partitions) == (1, 3)
+
+
+@pytest.mark.parametrize(("there", "gone"), [((0, 1), 2), ((1, 2), 0), ((1,), 0)])
+def test_a_partition_that_is_gone_is_said(tmp_path: Path, there: tuple[int, ...], gone: int) -> None:
+    native = Native(tmp_path, partitions=3)
+    native.batch(0)
+    for partition in there:
+        native.changes(1, partition=partition)
+    with pytest.raises(CaptureIncomplete, match=f"state/0/{gone}: no changes of version 1"):
+        take(native, 0)
+
+
+def test_the_commit_must_have_ids_for_every_operator(tmp_path: Path) -> None:
+    native = Native(tmp_path)
+    native.batch(0, unique_ids=[])
+    native.changelog(1, "u1", [])
+    with pytest.raises(CaptureIncomplete, match="no ids of its state"):
+        take(native, 0)
+    native.batch(0, unique_ids=[["u1"], ["u2"]])
+    with pytest.raises(CaptureIncomplete, match="state/0/1: 0 versions 1"):
+        take(native, 0)
+
+
 def test_state_format_2_follows_the_ids_of_the_commit(tmp_path: Path) -> None:
     """A crashed batch leaves a second file of one version: only the one that the commit names counts."""
     native = Native(tmp_path)
