@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spark_abs.runtime.context import Current, current
     from spark_abs.runtime.job import Job, Output, Stage
     from spark_abs.runtime.run import Run
+    from spark_abs.runtime.wrapped import checkpoint_location, foreach_batch
     from spark_abs.session import configure, spark_session
 
 _HOMES = {
@@ -24,8 +25,10 @@ _HOMES = {
     "Output": "spark_abs.runtime.job",
     "Run": "spark_abs.runtime.run",
     "Stage": "spark_abs.runtime.job",
+    "checkpoint_location": "spark_abs.runtime.wrapped",
     "configure": "spark_abs.session",
     "current": "spark_abs.runtime.context",
+    "foreach_batch": "spark_abs.runtime.wrapped",
     "read": "spark_abs.restore.read",
     "restore": "spark_abs.restore.apply",
     "spark_session": "spark_abs.session",
@@ -38,8 +41,10 @@ __all__ = [
     "Output",
     "Run",
     "Stage",
+    "checkpoint_location",
     "configure",
     "current",
+    "foreach_batch",
     "read",
     "restore",
     "spark_session",

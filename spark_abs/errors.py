@@ -1,18 +1,18 @@
 """The error tree, and the closed list of reasons for which a checkpoint is aborted.
 
-    AbsError                      exit code 1
-    ├── UsageError                exit code 2: the call is wrong; nothing was changed
-    │   ├── ConfigError           unknown or unreadable setting
-    │   └── GraphError            the job graph cannot run
-    ├── DamageError               exit code 3: stored bytes are missing or altered
-    ├── StageFailed               a stage ended with an error
-    ├── Refused                   the state of the root forbids it; says what to do next
-    │   ├── RunAlive              another run of the job is alive
-    │   ├── AttemptNotReady       a restore was begun and not finished
-    │   └── CheckpointNotFound    no such checkpoint or savepoint on this root
-    ├── Fenced                    this run or attempt was replaced; stop, write nothing
-    ├── CommitConflict            somebody committed first; read again and decide again
-    └── CommitStateUnknown        the store did not say whether a commit took place; do not guess
+AbsError                      exit code 1
+├── UsageError                exit code 2: the call is wrong; nothing was changed
+│   ├── ConfigError           unknown or unreadable setting
+│   └── GraphError            the job graph cannot run
+├── DamageError               exit code 3: stored bytes are missing or altered
+├── StageFailed               a stage ended with an error
+├── Refused                   the state of the root forbids it; says what to do next
+│   ├── RunAlive              another run of the job is alive
+│   ├── AttemptNotReady       a restore was begun and not finished
+│   └── CheckpointNotFound    no such checkpoint or savepoint on this root
+├── Fenced                    this run or attempt was replaced; stop, write nothing
+├── CommitConflict            somebody committed first; read again and decide again
+└── CommitStateUnknown        the store did not say whether a commit took place; do not guess
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class OutputVersion:
 
     output: str
     kind: str
-    """`channel`, `delta` or `function`."""
+    """`channel`, `delta`, `function`, or `table`: one that a sink function writes by itself."""
     table: str
     """Path of a channel relative to the root; URI of a Delta sink; name of a function sink."""
     table_id: str

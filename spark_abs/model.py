@@ -131,7 +131,9 @@ def positions_of(offset_lines: Sequence[str]) -> tuple[Position, ...]:
         if isinstance(plain, dict) and plain.keys() == _POSITION_FIELDS:
             position = from_plain(Position, plain)
             if position.v > FORMAT:
-                raise DamageError(f"position of {position.channel} has format {position.v}, newest known is {FORMAT}")
+                raise DamageError(
+                    f"position of {position.channel} has format {position.v}, newest known is {FORMAT}"
+                )
             found.append(position)
     return tuple(found)
 

@@ -14,8 +14,9 @@ from spark_abs.errors import AbortReason, CheckpointNotFound, CommitStateUnknown
 from spark_abs.manifest import Manifest, StageShape, StageSnapshot
 from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId, checked_name
 from spark_abs.protocol import control as ledger
-from spark_abs.protocol import coordinator as protocol
+from spark_abs.protocol import messages as protocol
 from spark_abs.protocol.control import CommandKind
+from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.trigger import JobStatus, Request, TriggerSettings
 from spark_abs.runtime.context import RunContext, now_ms
 from spark_abs.runtime.snapshotter import Snapshotter
@@ -43,13 +44,14 @@ class Coordination:
         self,
         ctx: RunContext,
         stages: Mapping[StageId, StageRunner],
-        shapes: tuple[StageShape, ...],
+        shapes: Callable[[], tuple[StageShape, ...]],
         snapshots: Snapshotter,
         on_stop: Callable[[], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._ctx = ctx
-        self._stages = stages
+        self._stages = dict(stages)
+        self._joining: queue.SimpleQueue[StageRunner] = queue.SimpleQueue()
         self._shapes = shapes
         self._snapshots = snapshots
         self._on_stop = on_stop
@@ -59,7 +61,7 @@ class Coordination:
         self._history = History(ctx.root)
         settings = ctx.settings
         times = TriggerSettings(settings.interval_ms, settings.min_pause_ms, settings.timeout_ms)
-        self._coordinator = protocol.Coordinator(stages, lambda: times)
+        self._coordinator = Coordinator(stages, lambda: times)
         self._events: queue.SimpleQueue[protocol.Event | None] = queue.SimpleQueue()
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
@@ -83,6 +85,11 @@ class Coordination:
         self.put(protocol.Requested(now_ms(), request))
         return answer
 
+    def join(self, stage: StageRunner) -> None:
+        """Add a stage, or put a new runner in the place of an older one of the same name."""
+        self._joining.put(stage)
+        self.put(protocol.Joined(now_ms(), stage.name))
+
     def close(self) -> None:
         """Stop the thread after the events put so far; wait for it."""
         self._events.put(None)
@@ -104,6 +111,8 @@ class Coordination:
             event = protocol.Tick(now_ms())
         if event is None:
             return False
+        if isinstance(event, protocol.Joined):
+            self._welcome(self._joining.get())
         self._handle(event)
         for stage in self._stages.values():
             stage.offer_idle()
@@ -115,6 +124,11 @@ class Coordination:
             self._beat_ms = now
             renew(self._ctx.root, own_lease(self._ctx.run, now), now)
         return True
+
+    def _welcome(self, stage: StageRunner) -> None:
+        self._stages[stage.name] = stage
+        for barrier in self._barriers.values():
+            stage.offer(barrier)
 
     def _handle(self, event: protocol.Event) -> None:
         for effect in self._coordinator.handle(event):
@@ -170,7 +184,7 @@ class Coordination:
             barrier.timestamp_ms,
             now,
             now,
-            self._shapes,
+            self._shapes(),
             effect.snapshots,
         )
         missing = self._snapshots.missing(manifest)

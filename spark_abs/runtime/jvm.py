@@ -100,6 +100,13 @@ def refuse_unsupported_session(spark: SparkSession) -> None:
         )
 
 
+def active_query(spark: SparkSession, query_id: str) -> Any | None:
+    """Return the JVM's handle of a query that runs under any session of this process, None if none does."""
+    jvm: Any = spark._jvm
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    return queries.get(jvm.java.util.UUID.fromString(query_id))
+
+
 def batches_retained(spark: SparkSession) -> int:
     """Return how many batches Spark keeps the logs and state of."""
     return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)

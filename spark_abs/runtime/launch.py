@@ -86,7 +86,7 @@ def launch(given: Launch) -> Run:
         )
         for s in graph.stages
     }
-    snapshots = Snapshotter(ctx, kept, facts, Tidy(ctx, graph, kept))
+    snapshots = Snapshotter(ctx, kept, facts, Tidy(ctx, {s.name: s.inputs for s in graph.stages}, kept))
     runners: dict[StageId, StageRunner] = {}
     for stage in graph.stages:
         spec = job.stages[stage.name]
@@ -101,7 +101,7 @@ def launch(given: Launch) -> Run:
     frames = build_frames(job, graph, lambda stage, channel, schema: _gate(given, stage, channel, schema))
     run = Run(ctx, runners, snapshots, lambda: job.spark.streams.removeListener(late))
     coordination = Coordination(
-        ctx, runners, _shapes(graph, given.drafts, ids), snapshots, run.request_stop, run.fail
+        ctx, runners, partial(_shapes, graph, given.drafts, ids), snapshots, run.request_stop, run.fail
     )
     snapshots.report_to(Listener(coordination.put, lambda name: runners[name].turns.wake(), run.fail))
     job.spark.streams.addListener(late)

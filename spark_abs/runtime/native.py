@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from dataclasses import dataclass
+
 from pyarrow import fs
 
+from spark_abs.codec import from_json
 from spark_abs.errors import AbsError, DamageError
 from spark_abs.model import NO_BATCH, BatchId, Position, positions_of
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
 from spark_abs.store.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """Spark's `metadata` file."""
+
+    id: str
 
 
 class NativeLog:
@@ -41,6 +53,25 @@ class NativeLog:
         """Return how far the stage's gates have durably read: the positions of its last finished batch."""
         batch = self.newest_committed()
         return self.positions(batch) if batch != NO_BATCH else ()
+
+    def query_id(self) -> str:
+        """Return Spark's id of the query.
+
+        Raises:
+            DamageError: the checkpoint does not say it.
+        """
+        data = self._root.read_whole(f"{self._directory}/metadata")
+        if data is None:
+            raise DamageError(f"{self._directory}/metadata is missing: see `spark-abs verify`")
+        return from_json(_Metadata, data).id
+
+    def tables_read(self, batch: BatchId) -> frozenset[str]:
+        """Return the ids of the Delta tables that a batch reads from as streams."""
+        found = set()
+        for line in self.offsets(batch).lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                found.add(str(json.loads(line)["reservoirId"]))
+        return frozenset(found)
 
     def has_committed(self, batch: BatchId) -> bool:
         """Say whether Spark has recorded the end of a batch."""

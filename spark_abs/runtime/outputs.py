@@ -18,12 +18,14 @@ from spark_abs.model import (
     BatchId,
     CheckpointId,
     Entry,
+    StageId,
     Version,
     app_id,
 )
 from spark_abs.runtime.context import Current, RunContext, within
 from spark_abs.runtime.job import SinkSpec, StageSpec
 from spark_abs.sinks.delta import DeltaSink
+from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,12 +82,24 @@ class Outputs:
         channels: Sequence[ChannelWriter],
         tables: Mapping[str, DeltaSink],
         sinks: Sequence[SinkSpec],
+        watched: Sequence[str] = (),
     ) -> None:
+        """Take the handles over.
+
+        Args:
+            ctx: the run.
+            spec: the stage.
+            channels: its channels, in order.
+            tables: handles of the Delta sinks, by name.
+            sinks: its sinks, in order.
+            watched: Delta tables that a sink function writes by itself: their versions are recorded.
+        """
         self._ctx = ctx
         self._spec = spec
         self.channels = tuple(channels)
         self._tables = [(s, tables[s.name]) for s in sinks if s.table is not None]
         self._functions = [s for s in sinks if s.function is not None]
+        self._watched = tuple(watched)
         self._seen = Version(-1)
         self._epoch = NO_EPOCH
         if self.channels:
@@ -185,7 +199,8 @@ class Outputs:
             found.append(
                 OutputVersion(sink.name, "delta", table.uri, table.table_id, table.version_at(batch))
             )
-        return (*found, *(OutputVersion(s.name, "function", s.name, "", None) for s in self._functions))
+        found += [OutputVersion(s.name, "function", s.name, "", None) for s in self._functions]
+        return (*found, *(_watched(self._spec.name, uri) for uri in self._watched))
 
     def commit_barrier(self, barrier: Barrier, last_batch: Callable[[], BatchId | None]) -> IdleCut | None:
         """Commit an entry that holds only the barrier to every channel of an idle stage.
@@ -255,6 +270,15 @@ class Outputs:
         value = Current(self._ctx.job, self._spec.name, self._ctx.attempt, self._ctx.run, batch, epoch, app)
         assert sink.function is not None
         within(value, partial(sink.function, frame, int(batch)))
+
+
+def _watched(stage: StageId, uri: str) -> OutputVersion:
+    """Record a table between two batches of the stage that writes it."""
+    try:
+        table = Table.open(uri)
+    except FileNotFoundError:
+        return OutputVersion(stage, "table", uri, "", None)
+    return OutputVersion(stage, "table", uri, table.id, table.version)
 
 
 def _holds_only_barrier(entry: Entry) -> bool:

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 
 from spark_abs.errors import Fenced, Refused, StageFailed, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
-from spark_abs.protocol.coordinator import Answer, StatusChanged
+from spark_abs.protocol.messages import (
+    Answer,
+    StatusChanged,
+)
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.runtime.context import RunContext, now_ms
 from spark_abs.runtime.coordination import Coordination

@@ -13,7 +13,10 @@ from deltalake.exceptions import DeltaError
 from spark_abs.errors import AbortReason, AbsError, Fenced
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot, Timings
 from spark_abs.model import NO_BATCH, Barrier, BatchId, CheckpointId, Position, StageId, Version
-from spark_abs.protocol.coordinator import Acked, Declined
+from spark_abs.protocol.messages import (
+    Acked,
+    Declined,
+)
 from spark_abs.runtime.context import RunContext, now_ms
 from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots.kept import KeptState

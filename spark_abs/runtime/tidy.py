@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from spark_abs.channels.trim import trim
 from spark_abs.model import ChannelId, StageId, Version
 from spark_abs.runtime.context import RunContext, now_ms
-from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.retention import channel_floors, retired
@@ -28,7 +27,8 @@ class Tidy:
     """
 
     ctx: RunContext
-    graph: JobGraph
+    inputs: Mapping[StageId, Sequence[ChannelId]]
+    """The channels that each stage reads."""
     kept: KeptState
 
     def __call__(self) -> None:
@@ -53,15 +53,15 @@ class Tidy:
         """Return how far each consumer of each channel has durably read; None for one that has not begun."""
         readers: dict[ChannelId, list[Version | None]] = {}
         consumed: dict[StageId, dict[ChannelId, Version]] = {}
-        for stage in self.graph.stages:
-            native = NativeLog(self.ctx.root, self.ctx.root.native(self.ctx.attempt, stage.name))
+        for stage in self.inputs:
+            native = NativeLog(self.ctx.root, self.ctx.root.native(self.ctx.attempt, stage))
             slowest: dict[ChannelId, Version] = {}
             for position in native.consumed():
                 slowest[position.channel] = min(
                     position.version, slowest.get(position.channel, position.version)
                 )
-            consumed[stage.name] = slowest
-        for stage in self.graph.stages:
-            for channel in stage.inputs:
-                readers.setdefault(channel, []).append(consumed[stage.name].get(channel))
+            consumed[stage] = slowest
+        for stage, channels in self.inputs.items():
+            for channel in channels:
+                readers.setdefault(channel, []).append(consumed[stage].get(channel))
         return readers

@@ -25,7 +25,12 @@ _OPERATOR_V2 = re.compile(r"state/\d+/_metadata/v2/\d+")
 
 def is_rewritten(path: str) -> bool:
     """Say whether materialising changes a file, so that its bytes are not those of the manifest."""
-    return path == METADATA or _OPERATOR_V2.fullmatch(path) is not None
+    return path == METADATA or is_operator_metadata(path)
+
+
+def is_operator_metadata(path: str) -> bool:
+    """Say whether a file of a native checkpoint holds absolute paths into it."""
+    return _OPERATOR_V2.fullmatch(path) is not None
 
 
 def fresh_query_id() -> str:
@@ -71,7 +76,7 @@ def materialise(
     if not files:
         return
     _write_all(root, files, filesystem, target, progress or (lambda _: None))
-    _put(filesystem, f"{target}/{METADATA}", [json.dumps({"id": query_id}).encode()])
+    put(filesystem, f"{target}/{METADATA}", [json.dumps({"id": query_id}).encode()])
 
 
 def _write_all(
@@ -94,9 +99,9 @@ def _write_all(
                     f"the bytes of {file.path} (sha256 {file.sha256}) are not in {PATH}/ any more"
                 )
             chunks: Iterable[bytes] = reader.chunks(at, file.sha256, file.size)
-            if _OPERATOR_V2.fullmatch(file.path):
+            if is_operator_metadata(file.path):
                 chunks = [relocate_operator(b"".join(chunks).decode(), state_uri).encode()]
-            _put(filesystem, f"{target}/{file.path}", chunks)
+            put(filesystem, f"{target}/{file.path}", chunks)
             progress(file.size)
 
 
@@ -125,7 +130,7 @@ def _query_id(filesystem: fs.FileSystem, path: str) -> str | None:
     return str(plain.get("id")) if isinstance(plain, dict) else ""
 
 
-def _put(filesystem: fs.FileSystem, path: str, chunks: Iterable[bytes]) -> None:
+def put(filesystem: fs.FileSystem, path: str, chunks: Iterable[bytes]) -> None:
     """Write a file whole or not at all: through a rename on a local disk, as one object elsewhere."""
     local = isinstance(filesystem, fs.LocalFileSystem)
     written = f"{path}.tmp" if local else path

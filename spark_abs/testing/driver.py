@@ -25,6 +25,9 @@ from spark_abs.model import (
 )
 from spark_abs.protocol import control
 from spark_abs.protocol.coordinator import (
+    Coordinator,
+)
+from spark_abs.protocol.messages import (
     Abort,
     AckAnswer,
     Acked,
@@ -32,18 +35,19 @@ from spark_abs.protocol.coordinator import (
     Claim,
     Claimed,
     Complete,
-    Coordinator,
     Decided,
     Declined,
     Effect,
     Event,
-    JobStatus,
     Notify,
     Release,
-    Request,
     Requested,
     StatusChanged,
     Tick,
+)
+from spark_abs.protocol.trigger import (
+    JobStatus,
+    Request,
     TriggerSettings,
 )
 from spark_abs.testing.cluster import Checkpoint, Lost, Native, Planned, Stage, Storage, digest

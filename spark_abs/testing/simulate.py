@@ -17,7 +17,10 @@ import click
 
 from spark_abs.errors import AbsError, DamageError
 from spark_abs.model import NO_BATCH, AttemptId, CheckpointKind, StageId, channel_id
-from spark_abs.protocol.coordinator import Request, TriggerSettings
+from spark_abs.protocol.trigger import (
+    Request,
+    TriggerSettings,
+)
 from spark_abs.testing.checks import check_checkpoint, check_end, check_retention
 from spark_abs.testing.cluster import Checkpoint, Graph, Stage, Storage
 from spark_abs.testing.driver import Driver, restore

@@ -17,6 +17,11 @@ from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import BatchId, CheckpointId, CheckpointKind, Entry, StageId
 from spark_abs.protocol.coordinator import (
+    Coordinator,
+)
+from spark_abs.protocol.cut import Cancelled, Cut
+from spark_abs.protocol.gate import Limits
+from spark_abs.protocol.messages import (
     Abort,
     AckAnswer,
     Acked,
@@ -24,19 +29,18 @@ from spark_abs.protocol.coordinator import (
     Claim,
     Claimed,
     Complete,
-    Coordinator,
     Decided,
     Declined,
     Event,
-    JobStatus,
-    Request,
     Requested,
     StatusChanged,
     Tick,
+)
+from spark_abs.protocol.trigger import (
+    JobStatus,
+    Request,
     TriggerSettings,
 )
-from spark_abs.protocol.cut import Cancelled, Cut
-from spark_abs.protocol.gate import Limits
 from spark_abs.testing.alignment import Alignment, barrier
 
 CHANNELS = st.integers(0, 2)

@@ -8,6 +8,9 @@ from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.protocol.coordinator import (
+    Coordinator,
+)
+from spark_abs.protocol.messages import (
     Abort,
     AckAnswer,
     Acked,
@@ -16,17 +19,18 @@ from spark_abs.protocol.coordinator import (
     Claim,
     Claimed,
     Complete,
-    Coordinator,
     Decided,
     Declined,
     Effect,
-    JobStatus,
     Notify,
     Release,
-    Request,
     Requested,
     StatusChanged,
     Tick,
+)
+from spark_abs.protocol.trigger import (
+    JobStatus,
+    Request,
     TriggerSettings,
 )
 

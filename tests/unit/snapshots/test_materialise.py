@@ -101,7 +101,7 @@ def test_killed_after_any_file_it_begins_again(
     root: Root, kept: KeptState, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory without the id is not a checkpoint: it is emptied and written once more."""
-    copy, put = taken(kept, native), module._put
+    copy, put = taken(kept, native), module.put
     materialise(root, copy.files, str(tmp_path / "whole"), "query")
     for point in range(len(copy.files)):
         target, left = tmp_path / f"killed{point}", [point]
@@ -112,7 +112,7 @@ def test_killed_after_any_file_it_begins_again(
             left[0] -= 1
             put(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(module, "_put", dies)
+        monkeypatch.setattr(module, "put", dies)
         with pytest.raises(Killed):
             materialise(root, copy.files, str(target), "query")
         monkeypatch.undo()
