@@ -98,7 +98,7 @@ class Demo:
 
     def abs(self, verb: str, *arguments: str) -> None:
         """Run a verb of `spark-abs` before the reader's eyes."""
-        console.print(f"  [bold]$ spark-abs {' '.join((verb, str(self.root), *arguments))}[/bold]")
+        say(f"[bold]$ spark-abs {' '.join((verb, str(self.root), *arguments))}[/bold]")
         done = subprocess.run(
             [sys.executable, "-m", "spark_abs", verb, str(self.root), *arguments], check=False
         )
@@ -217,7 +217,7 @@ def newest(log: Path) -> int:
 
 def say(text: str) -> None:
     """Print a line below the step's title."""
-    console.print(f"  {text}")
+    console.print(f"  {text}", soft_wrap=True)
 
 
 @contextmanager
@@ -237,7 +237,7 @@ def show(demo: Demo) -> int:
             lambda: all(any((demo.base / "input" / kind).glob("*.json")) for kind in STAGES[:2]), "files"
         )
         demo.start_job()
-        demo.wait_for_checkpoints(3)
+        demo.wait_for_checkpoints(2)
     with step("A savepoint, which belongs to us and is never cleaned up"):
         demo.abs("savepoint", SAVEPOINT)
         demo.wait_for_checkpoints(2)
