@@ -138,8 +138,10 @@ def read_table(table: str | Path, version: int | None = None) -> pa.Table:
     return DeltaTable(str(table), version=version).to_pyarrow_table()
 
 
-def newest_version(table: str | Path) -> int:
-    return DeltaTable(str(table)).version()
+def newest_data(table: str | Path) -> int:
+    """Return the newest version of a table that added rows."""
+    commits = sorted(Path(table, "_delta_log").glob("*.json"), reverse=True)
+    return next(int(c.stem) for c in commits if '{"add":' in c.read_text())
 
 
 def events(root: str, kind: HistoryEvent) -> list[dict[str, object]]:

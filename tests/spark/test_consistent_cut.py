@@ -15,9 +15,10 @@ from tests.job_support import (
     assert_tables_at_every_cut,
     caught_up,
     eventually,
-    newest_version,
+    newest_data,
     version_of,
 )
+from tests.spark.conftest import Start
 from tests.spark.shapes import (
     DIAMOND,
     DISTINCT,
@@ -43,7 +44,7 @@ OF_ONE_CHANNEL = (NEIGHBOURS, DIAMOND, SPLIT)
     "shapes", [RELATIONAL, OF_FUNCTIONS, OF_ONE_CHANNEL], ids=["relational", "functions", "one-channel"]
 )
 def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
-    spark: SparkSession, tmp_path: Path, shapes: tuple[Shape, ...]
+    spark: SparkSession, tmp_path: Path, start: Start, shapes: tuple[Shape, ...]
 ) -> None:
     """A job runs, goes back to a savepoint with its native checkpoints lost, and runs on to an exact one."""
     root, tables = str(tmp_path / "root"), tmp_path / "tables"
@@ -66,7 +67,7 @@ def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
     queries = {name: query for shape in shapes for name, query in shape.queries.items()}
 
     feed(3)
-    run = declare().start()
+    run = start(declare())
     eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind the first files")
     feed(2)
     mid = run.savepoint("mid")
@@ -78,7 +79,7 @@ def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
     shutil.rmtree(tmp_path / "root/native/1")
     restore(root, "mid", spark=spark)
     feed(1)
-    run = declare().start()
+    run = start(declare())
     eventually(run, lambda: caught_up(root, feeds), "a checkpoint of the restored job behind all files")
     end = run.stop(savepoint="end")
     found = assert_tables_at_every_cut(spark, root, feeds, queries, tables)
@@ -86,6 +87,6 @@ def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
     assert (found[-1].id, found[-1].attempt) == (end, 2)
     assert len([m for m in found if m.id > mid]) > 2
     assert [version_of(found[-1], name) for name in queries] == [
-        newest_version(tables / name) for name in queries
+        newest_data(tables / name) for name in queries
     ]
     assert sum(stage.dropped_late for manifest in found for stage in manifest.stages) == 0

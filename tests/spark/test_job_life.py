@@ -1,0 +1,270 @@
+"""The life of a job: it ends, is stopped, fails, is started twice, and loses a native checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_abs.errors import AbortReason, DamageError, Fenced, Refused, RunAlive, StageFailed, UsageError
+from spark_abs.model import CheckpointKind
+from spark_abs.runtime.job import Job
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from tests.job_support import (
+    Feed,
+    assert_tables_at_every_cut,
+    eventually,
+    files_read,
+    hold_until,
+    manifests,
+    newest_data,
+    read_table,
+)
+from tests.spark.conftest import Start
+
+FILE = 3
+"""Rows in a file."""
+
+
+@dataclass
+class Line:
+    """A source and a stage behind it, each with a table: `numbers` -> `twice`."""
+
+    spark: SparkSession
+    tmp: Path
+    twice: str = "2 * id"
+    probe: Callable[[str], None] = lambda _: None
+    feed: Feed = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.root = str(self.tmp / "root")
+        self.tables = self.tmp / "tables"
+        self.feed = Feed(self.spark, self.tmp / "in", "id long")
+
+    def write(self, files: int) -> None:
+        for _ in range(files):
+            first = len(self.feed.files) * FILE
+            self.feed.write(*({"id": first + n} for n in range(FILE)))
+
+    def job(self, name: str = "line", synchronous: bool = False, max_entries: int = 100) -> Job:
+        job = Job(
+            name,
+            root=self.root,
+            spark=self.spark,
+            probe=self.probe,
+            interval="1h",
+            synchronous=synchronous,
+            max_entries_per_batch=max_entries,
+        )
+        numbers = job.source("numbers", self.feed.stream())
+        twice = job.stage("twice", [numbers], lambda frame: frame.selectExpr("id", f"{self.twice} AS twice"))
+        job.sink("numbers", numbers, table=str(self.tables / "numbers"))
+        job.sink("twice", twice, table=str(self.tables / "twice"))
+        return job
+
+    def rows(self, table: str) -> list[int]:
+        return sorted(read_table(self.tables / table)["id"].to_pylist())
+
+    def has_all(self) -> bool:
+        return len(self.rows("twice")) >= len(self.feed.files) * FILE
+
+    def assert_all_once(self) -> None:
+        expected = list(range(len(self.feed.files) * FILE))
+        assert (self.rows("numbers"), self.rows("twice")) == (expected, expected)
+
+    def assert_cuts(self) -> None:
+        assert_tables_at_every_cut(
+            self.spark,
+            self.root,
+            {"numbers": self.feed},
+            {
+                "numbers": "SELECT checkpoint, id FROM numbers",
+                "twice": "SELECT checkpoint, id, 2 * id AS twice FROM numbers",
+            },
+            self.tables,
+        )
+
+    def aborted(self) -> dict[int, AbortReason]:
+        return {int(a.id): a.reason for a in Control.open(Root(self.root)).state.aborted}
+
+
+@pytest.fixture
+def line(spark: SparkSession, tmp_path: Path) -> Line:
+    return Line(spark, tmp_path)
+
+
+def test_a_bounded_run_ends_by_itself_behind_a_last_checkpoint(line: Line, start: Start) -> None:
+    """Stages end with their input, producers first (P10); the next bounded run goes on behind it."""
+    for number in (1, 2):
+        line.write(2)
+        run = start(line.job(), available_now=True)
+        assert run.await_termination(120)
+        assert run.id == number
+        line.assert_all_once()
+        assert [files_read(m, "numbers") for m in manifests(line.root)] == [2, 4][:number]
+    line.assert_cuts()
+
+
+def test_a_stopped_job_goes_on_where_it_was(line: Line, start: Start) -> None:
+    """A checkpoint under way at the stop is aborted. The next run takes its own; another job may not."""
+    line.probe = hold_until("capture.twice.copy.before", lambda: 1 in line.aborted())
+    line.write(3)
+    run = start(line.job())
+    with ThreadPoolExecutor(1) as pool:
+        checkpoint = pool.submit(run.checkpoint)
+        eventually(run, lambda: Control.open(Root(line.root)).state.claims, "checkpoint 1 is under way")
+        eventually(run, line.has_all, "all rows through")
+        run.stop()
+        with pytest.raises(Refused, match=r"job-stopping|ended first"):
+            checkpoint.result()
+    assert line.aborted() == {1: AbortReason.JOB_STOPPING}
+
+    with pytest.raises(Refused, match="belongs to job 'line'"):
+        start(line.job("other"))
+
+    line.write(2)
+    again = start(line.job())
+    assert (again.id, again.attempt) == (2, 1)
+    eventually(again, line.has_all, "the new rows through")
+    assert again.checkpoint() == 2
+    again.stop()
+    line.assert_all_once()
+    line.assert_cuts()
+
+
+def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start: Start) -> None:
+    """Behind `stop(savepoint=...)` nothing has been processed, though there was much more to read (P21)."""
+    line.write(12)
+    run = start(line.job())
+    eventually(run, lambda: (line.tables / "twice/data").exists(), "a first batch through")
+    taken = run.stop(savepoint="exact")
+    (found,) = manifests(line.root)
+    assert (found.id, found.kind, found.name) == (taken, CheckpointKind.SYNC_SAVEPOINT, "exact")
+    assert 0 < files_read(found, "numbers") < 12
+    outputs = [o for stage in found.stages for o in stage.outputs]
+    versions = {o.output: o.version for o in outputs}
+    channel = Path(line.root, "channels/numbers.main")
+    assert versions == {
+        "main": newest_data(channel),
+        **{name: newest_data(line.tables / name) for name in ("numbers", "twice")},
+    }
+
+    again = start(line.job())
+    eventually(again, line.has_all, "the rest through")
+    with pytest.raises(UsageError, match="already"):
+        again.savepoint("exact")
+    again.stop()
+    line.assert_all_once()
+    line.assert_cuts()
+
+
+def test_a_failing_stage_stops_the_job_with_one_error(line: Line, start: Start) -> None:
+    """The error names stage, batch and cause; the other stage ends in order; mended, the job goes on."""
+    line.twice = "IF(id = 13, raise_error('unlucky number'), 2 * id)"
+    line.write(4)
+    run = start(line.job())
+    eventually(run, line.has_all, "the first rows through")
+    run.checkpoint()
+    line.write(2)
+    with pytest.raises(StageFailed, match=r"stage 'twice' failed in batch \d+: .*unlucky number") as failure:
+        run.await_termination(120)
+    assert "numbers" not in str(failure.value).splitlines()[0]
+    assert not any(run.query(stage).isActive for stage in ("numbers", "twice"))
+    assert run.query("numbers").exception() is None
+    with pytest.raises(StageFailed):
+        run.stop()
+
+    line.twice = "2 * id"
+    again = start(line.job())
+    eventually(again, line.has_all, "the rest through")
+    again.checkpoint()
+    again.stop()
+    line.assert_all_once()
+    line.assert_cuts()
+
+
+def test_a_second_start_is_refused_or_fences_the_first(line: Line, start: Start) -> None:
+    """What the first run had under way is aborted by the run that replaces it."""
+    line.probe = hold_until("capture.twice.copy.before", lambda: Control.open(Root(line.root)).state.runs[1:])
+    line.write(3)
+    first = start(line.job())
+    with ThreadPoolExecutor(1) as pool:
+        checkpoint = pool.submit(first.checkpoint)
+        eventually(first, lambda: Control.open(Root(line.root)).state.claims, "checkpoint 1 is under way")
+        with pytest.raises(RunAlive, match=r"run 1, process \d+ on .*takeover"):
+            start(line.job())
+        assert len(Control.open(Root(line.root)).state.runs) == 1
+
+        second = start(line.job(), takeover=True)
+        with pytest.raises(Fenced, match="replaced by run 2"):
+            first.await_termination(60)
+        with pytest.raises((Fenced, Refused)):
+            checkpoint.result()
+    assert line.aborted() == {1: AbortReason.RUN_ENDED}
+    line.write(1)
+    eventually(second, line.has_all, "all rows through")
+    assert second.checkpoint() == 2
+    second.stop()
+    line.assert_all_once()
+    line.assert_cuts()
+
+
+def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: Line, start: Start) -> None:
+    """The job does not begin again in silence; restart='checkpoint' takes the newest one, sinks included."""
+    line.write(2)
+    run = start(line.job())
+    eventually(run, line.has_all, "the first rows through")
+    run.checkpoint()
+    line.write(2)
+    eventually(run, line.has_all, "rows behind the checkpoint through")
+    run.stop()
+    shutil.rmtree(Path(line.root, "native/1/twice"))
+    said = r"(?s)stage 'twice': native/1/twice is missing.*restart='checkpoint'"
+    with pytest.raises(DamageError, match=said):
+        start(line.job())
+
+    again = start(line.job(), restart="checkpoint")
+    assert again.attempt == 2
+    eventually(again, line.has_all, "all rows through")
+    again.checkpoint()
+    again.stop()
+    line.assert_all_once()
+    line.assert_cuts()
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_the_next_batch_waits_for_the_copy_only_in_the_synchronous_arm(
+    line: Line, start: Start, synchronous: bool
+) -> None:
+    """Asynchronously, a batch begins while the copy of a cut is held back (P11)."""
+    seen: list[str] = []
+
+    def next_batch_began() -> bool:
+        return synchronous or "batch.twice.read.before" in seen[seen.index("capture.twice.copy.before") :]
+
+    hold = hold_until("capture.twice.copy.before", next_batch_began)
+
+    def probe(point: str) -> None:
+        seen.append(point)
+        hold(point)
+
+    line.probe = probe
+    line.write(12)
+    run = start(line.job(synchronous=synchronous, max_entries=1))
+    eventually(run, lambda: "batch.twice.handover.before" in seen, "a first batch")
+    run.checkpoint()
+    eventually(run, line.has_all, "all rows through")
+    run.stop()
+    copying = seen[seen.index("capture.twice.copy.before") : seen.index("ack.twice.before")]
+    assert ("batch.twice.read.before" in copying) is not synchronous
+    (found,) = manifests(line.root)
+    timings = [stage.timings for stage in found.stages if stage.stage == "twice"]
+    assert [(t.async_ms == 0) for t in timings] == [synchronous]
+    line.assert_all_once()
+    line.assert_cuts()
