@@ -6,6 +6,7 @@ again on a newer state and must then decide anew.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -14,9 +15,18 @@ from spark_abs.errors import (
     AttemptNotReady,
     CheckpointNotFound,
     Fenced,
-    Refused,
 )
-from spark_abs.model import NO_EPOCH, AttemptId, Barrier, Branch, CheckpointId, CheckpointKind, RunId, Version
+from spark_abs.model import (
+    NO_EPOCH,
+    AttemptId,
+    Barrier,
+    Branch,
+    CheckpointId,
+    CheckpointKind,
+    RunId,
+    StageId,
+    Version,
+)
 
 KEPT = 100
 """Settled aborts and answered commands that stay in `control/`; `history/` keeps all."""
@@ -91,6 +101,21 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachedSink:
+    """A Delta sink that the job has come to: known before its first row, and before any manifest names it."""
+
+    stage: StageId
+    sink: str
+    table: str
+    table_id: str
+
+    @property
+    def id(self) -> str:
+        """What tells it from others."""
+        return f"{self.stage}/{self.sink}/{self.table_id}"
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
     """All that `control/` holds."""
 
@@ -101,6 +126,7 @@ class ControlState:
     claims: tuple[Claim, ...] = ()
     aborted: tuple[Aborted, ...] = ()
     commands: tuple[Command, ...] = ()
+    sinks: tuple[AttachedSink, ...] = ()
 
     @property
     def attempt(self) -> Attempt:
@@ -206,6 +232,11 @@ def settle(
     )
 
 
+def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:
+    """Record Delta sinks; one that is known already is not recorded twice."""
+    return replace(state, sinks=(*state.sinks, *(s for s in sinks if s not in state.sinks)))
+
+
 def ask(state: ControlState, command: Command) -> ControlState:
     """Add a command for the running job."""
     done = tuple(c for c in state.commands if c.answered)[-KEPT:]
@@ -238,25 +269,33 @@ def begin_attempt(
 ) -> ControlState:
     """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
 
-    Asked again for the checkpoint that is already being restored, only the run is new.
+    Asked again for the checkpoint that is already being restored, only the run is new. Asked for another
+    one, the unfinished attempt is given up: no run ever began on it, and none will.
 
     Raises:
-        Refused: a restore to another checkpoint is under way.
         CheckpointNotFound: the parent attempt does not exist.
     """
+    if all(a.id != parent for a in state.attempts):
+        raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
+    number, attempts = attempt_for(state, parent, checkpoint), state.attempts
+    if number != state.attempt.id:
+        attempts = (*attempts, Attempt(number, parent, checkpoint, plan, False, now_ms))
+    return replace(state, attempts=attempts, runs=_with_run(state, number, host, pid, now_ms))
+
+
+def attempt_for(state: ControlState, parent: AttemptId, checkpoint: CheckpointId) -> AttemptId:
+    """Return a restore's attempt: the unfinished one if it goes to the same checkpoint, else the next."""
     newest = state.attempt
-    attempts = state.attempts
-    if newest.ready:
-        if all(a.id != parent for a in attempts):
-            raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
-        newest = Attempt(AttemptId(newest.id + 1), parent, checkpoint, plan, False, now_ms)
-        attempts = (*attempts, newest)
-    elif newest.checkpoint != checkpoint or newest.parent != parent:
-        raise Refused(
-            f"a restore to checkpoint {newest.checkpoint} is under way as attempt {newest.id}: "
-            f"finish it with `spark-abs restore ROOT --to {newest.checkpoint}`"
-        )
-    return replace(state, attempts=attempts, runs=_with_run(state, newest.id, host, pid, now_ms))
+    if not newest.ready and (newest.parent, newest.checkpoint) == (parent, checkpoint):
+        return newest.id
+    return AttemptId(newest.id + 1)
+
+
+def replaced_by(state: ControlState, attempt: AttemptId) -> tuple[AttemptId, ...]:
+    """Return what a restore must burn: the attempt that last ran, and those that were given up since."""
+    before = [a for a in state.attempts if a.id < attempt]
+    ran = max(a.id for a in before if a.ready)
+    return tuple(a.id for a in before if a.id >= ran)
 
 
 def _with_run(state: ControlState, attempt: AttemptId, host: str, pid: int, now_ms: int) -> tuple[Run, ...]:

@@ -174,7 +174,7 @@ class _Restorer:
             case Materialise():
                 self._materialise(step, counted)
             case RestoreSink():
-                self._sink(step).restore_to(step.version, self._forced)
+                self._sink(step).restore_to(step.version, self._forced or step.by_function)
             case StartAfresh() | KeepSink():
                 pass
             case Finish():

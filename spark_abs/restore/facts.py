@@ -11,6 +11,7 @@ from pyarrow import fs
 
 from spark_abs.manifest import Manifest, OutputVersion
 from spark_abs.model import AttemptId, ChannelId, StageId, Version, app_id
+from spark_abs.protocol.control import AttachedSink
 from spark_abs.restore.plan import Facts, SinkFacts
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.store.checkpoints import Summary
@@ -27,6 +28,7 @@ def gather(
     known: Iterable[Manifest],
     completed: tuple[Summary, ...],
     attempt: AttemptId,
+    attached: Iterable[AttachedSink],
 ) -> Facts:
     """Read the facts for a restore to `manifest`, but for who is alive and what is damaged.
 
@@ -36,22 +38,35 @@ def gather(
         known: every manifest that can be read: sinks that only they name are fenced too.
         completed: all completed checkpoints.
         attempt: the attempt that the restore will make, or has begun to make.
+        attached: every sink that the job has come to, also those that no manifest names yet.
     """
-    recorded = {(s.stage, o.output): o for s in manifest.stages for o in _delta(s.outputs)}
-    sinks = {(s.stage, o.output): o for m in known for s in m.stages for o in _delta(s.outputs)} | recorded
+    recorded = dict(_tables(manifest))
+    sinks = {
+        (a.stage, a.sink, a.table): OutputVersion(a.sink, "delta", a.table, a.table_id, None)
+        for a in attached
+    }
+    for other in known:
+        sinks |= _tables(other)
+    sinks |= recorded
     return Facts(
         completed,
         tuple(_channels(root)),
         _is_table(root, "state"),
         tuple(
-            _sink(manifest.job, stage, output, recorded.get((stage, output.output)), attempt)
-            for (stage, _), output in sorted(sinks.items())
+            _sink(manifest.job, key[0], output, recorded.get(key), attempt)
+            for key, output in sorted(sinks.items(), key=lambda item: item[0])
         ),
     )
 
 
-def _delta(outputs: Iterable[OutputVersion]) -> Iterator[OutputVersion]:
-    return (o for o in outputs if o.kind == "delta")
+def _tables(manifest: Manifest) -> dict[tuple[StageId, str, str], OutputVersion]:
+    """Return the Delta tables outside the root that a manifest names, by stage, sink and place."""
+    return {
+        (s.stage, o.output, location_of(o.table)): o
+        for s in manifest.stages
+        for o in s.outputs
+        if o.kind in ("delta", "table")
+    }
 
 
 def _channels(root: Root) -> Iterator[ChannelId]:
@@ -69,10 +84,11 @@ def _sink(
     job: str, stage: StageId, output: OutputVersion, recorded: OutputVersion | None, attempt: AttemptId
 ) -> SinkFacts:
     uri, name = location_of(output.table), f"{job}/{stage}/{output.output}"
+    by_function = output.kind == "table"
     try:
         table = Table.open(uri)
     except FileNotFoundError:
-        return SinkFacts(stage, output.output, uri, None, later=recorded is None)
+        return SinkFacts(stage, output.output, uri, None, by_function=by_function, later=recorded is None)
     target = recorded.version if recorded is not None else _attached_at(table, name)
     done = table.transaction(f"{app_id(job, stage, output.output, attempt)}/restore") is not None
     there = target is not None and target <= table.version and table.id == output.table_id
@@ -84,8 +100,13 @@ def _sink(
         recorded_id=output.table_id,
         table_id=table.id,
         target=target,
-        foreign=tuple(_foreign(table, name, target)) if there and target is not None and not done else (),
+        foreign=(
+            tuple(_foreign(table, name, target))
+            if there and target is not None and not done and not by_function
+            else ()
+        ),
         gone=_gone(table, target) if there and target is not None and not done else "",
+        by_function=by_function,
         later=recorded is None,
         needs_spark=why_not_plain(table.delta) is not None,
     )

@@ -24,7 +24,7 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.observe.alive import LiveRun
-from spark_abs.protocol.control import ControlState, begin_attempt
+from spark_abs.protocol.control import ControlState, begin_attempt, replaced_by
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -62,6 +62,8 @@ class SinkFacts:
     """Commits after `target` with which others changed rows, and which a restore takes back."""
     gone: str = ""
     """What keeps `target` from coming back; empty if nothing does."""
+    by_function: bool = False
+    """A sink function writes it by itself: whoever changed it since, a restore takes that back."""
     later: bool = False
     """The job got it after the checkpoint."""
     needs_spark: bool = False
@@ -150,15 +152,16 @@ def plan_restore(
     Raises:
         RunAlive: a run of the job is alive.
         DamageError: the recorded version of a sink cannot come back; `forced` does not help.
-        Refused: another restore is under way, a sink was replaced, or others have changed its rows.
+        Refused: a sink was replaced, or others have changed its rows.
     """
     _refuse_alive(state, facts.alive, forced)
-    # The transition itself refuses a second target while a restore is unfinished; so every attempt
-    # before the replaced one was burnt when that one was restored.
+    # Every attempt before the one that last ran was burnt when that one was restored.
     attempt = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0).attempt.id
-    replaced = AttemptId(attempt - 1)
+    replaced = replaced_by(state, attempt)
     begun = from_json(StoredQueries, state.attempt.plan).queries if state.attempt.id == attempt else {}
     said = list(notes)
+    if not state.attempt.ready and state.attempt.id != attempt:
+        said.append(f"the unfinished restore to checkpoint {state.attempt.checkpoint} is given up")
     if facts.alive is not None:
         where = f"process {facts.alive.pid} on {facts.alive.host}"
         said.append(f"run {facts.alive.run} is alive ({where}) and will be fenced")
@@ -167,10 +170,11 @@ def plan_restore(
     replaces = state.run.id if state.run else None
     fences: list[Step] = [FenceRoot("checkpoints"), *([FenceRoot("state")] if facts.has_state else [])]
     fences += [SetAside(path) for path in facts.damaged_rows]
-    fences += [FenceChannel(channel, replaced) for channel in sorted(facts.channels)]
+    fences += [FenceChannel(channel, old) for channel in sorted(facts.channels) for old in replaced]
     fences += [
-        FenceSink(s.stage, s.sink, s.table, replaced, s.needs_spark)
+        FenceSink(s.stage, s.sink, s.table, old, s.needs_spark)
         for s in facts.sinks
+        for old in replaced
         if s.current is not None
     ]
     return RestorePlan(
@@ -248,6 +252,9 @@ def _stage(snapshot: StageSnapshot, attempt: AttemptId) -> Step:
 def _sink(found: SinkFacts, forced: bool) -> Step:
     where = f"sink {found.sink!r} ({found.table})"
     same = found.current is not None and found.table_id == found.recorded_id
+    if found.by_function and (found.current is None or found.target is None or not same):
+        why = f"{found.table} was not there at the checkpoint, or is another table now: its rows stay"
+        return KeepSink(found.stage, found.sink, why)
     if found.later and (not same or found.target is None):
         why = "the job got it after the checkpoint, and its log does not say when: its rows stay"
         return KeepSink(found.stage, found.sink, why)
@@ -276,6 +283,7 @@ def _sink(found: SinkFacts, forced: bool) -> Step:
         version=found.target,
         current=found.current,
         foreign=found.foreign,
+        by_function=found.by_function,
         needs_spark=found.needs_spark,
     )
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from spark_abs.config import Settings
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
-from spark_abs.model import AttemptId
 from spark_abs.observe.alive import live_run
 from spark_abs.observe.progress import SILENT, Progress
-from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.control import ControlState, attempt_for
 from spark_abs.restore.check import damaged_rows, require_intact
 from spark_abs.restore.facts import gather
 from spark_abs.restore.lookup import choose, load, readable
@@ -92,10 +91,10 @@ class _Planner:
         """Plan first: what refuses is told before all bytes are read."""
         root, state = self.root, self.state
         manifest = load(root, summary)
-        attempt = state.attempt.id if not state.attempt.ready else AttemptId(state.attempt.id + 1)
+        attempt = attempt_for(state, manifest.attempt, manifest.id)
         timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
         facts = replace(
-            gather(root, manifest, self.known, self.found.completed, attempt),
+            gather(root, manifest, self.known, self.found.completed, attempt, state.sinks),
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
             alive=live_run(root, int(time.time() * 1000), timeout_ms),
         )

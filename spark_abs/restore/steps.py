@@ -87,6 +87,7 @@ class RestoreSink:
     version: Version
     current: Version
     foreign: tuple[Version, ...]
+    by_function: bool
     needs_spark: bool
 
 

@@ -21,6 +21,7 @@ from spark_abs.model import (
     Version,
     channel_id,
 )
+from spark_abs.protocol.control import AttachedSink, attach
 from spark_abs.protocol.path import channel_path
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
@@ -73,6 +74,12 @@ def launch(given: Launch) -> Run:
     }
     ctx.probe("start.channels.after")
     tables = {s.name: _attach(given, s, s.table) for s in job.sinks if s.table is not None}
+    attached = [
+        AttachedSink(s.source.stage, s.name, tables[s.name].uri, tables[s.name].table_id)
+        for s in job.sinks
+        if s.name in tables
+    ]
+    given.control.update(lambda state: attach(state, attached))
     ctx.probe("start.sinks.after")
     late = LateRows()
     queries: dict[StageId, StreamingQuery] = {}

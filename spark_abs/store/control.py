@@ -18,7 +18,16 @@ import pyarrow.parquet as pq
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.model import FORMAT, CheckpointId, Version
-from spark_abs.protocol.control import Aborted, Attempt, Claim, Command, ControlState, Run, begin_job
+from spark_abs.protocol.control import (
+    Aborted,
+    AttachedSink,
+    Attempt,
+    Claim,
+    Command,
+    ControlState,
+    Run,
+    begin_job,
+)
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -30,6 +39,7 @@ _KINDS: dict[str, type] = {
     "claim": Claim,
     "aborted": Aborted,
     "command": Command,
+    "sink": AttachedSink,
 }
 
 
@@ -126,21 +136,6 @@ class Control:
         return AddFile(name, buffer.tell(), json.dumps({"numRecords": rows.num_rows}))
 
 
-def aborted_by(metadata: str | None) -> tuple[CheckpointId, ...]:
-    """Return the ids that a commit of `control/` aborted, from its user metadata.
-
-    Raises:
-        DamageError: the metadata is not what this module writes.
-    """
-    if metadata is None:
-        return ()
-    try:
-        plain = json.loads(metadata)
-        return tuple(CheckpointId(int(i)) for i in plain["aborted"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamageError(f"metadata of a control commit is unreadable: {error}") from error
-
-
 def _encode(state: ControlState) -> Iterator[dict[str, object]]:
     head = json.dumps({"job": state.job, "last_claimed": state.last_claimed})
     yield {"kind": "job", "id": state.job, "v": FORMAT, "body": head}
@@ -150,6 +145,7 @@ def _encode(state: ControlState) -> Iterator[dict[str, object]]:
         ("claim", state.claims),
         ("aborted", state.aborted),
         ("command", state.commands),
+        ("sink", state.sinks),
     ):
         for item in items:
             key = item.barrier.id if isinstance(item, Claim) else item.id
@@ -181,4 +177,5 @@ def _decode(rows: list[dict[str, Any]]) -> ControlState | None:
         tuple(found["claim"]),
         tuple(found["aborted"]),
         tuple(found["command"]),
+        tuple(found["sink"]),
     )

@@ -143,8 +143,6 @@ def test_killed_at_every_point_the_same_command_goes_on(job: SmallJob) -> None:
         if begun and not done:
             with pytest.raises(AttemptNotReady, match="--to 1"):
                 job.start()
-            with pytest.raises(Refused, match="--to 1"):
-                restore(job.root.uri, 2)
         if not done:
             assert restore(job.root.uri, 1).plan.continues is begun
         assert job.rows() == [1], point
@@ -154,6 +152,23 @@ def test_killed_at_every_point_the_same_command_goes_on(job: SmallJob) -> None:
         job.start()
         job.step(100 + number)
         assert job.rows() == [1, 100 + number], point
+
+
+def test_another_target_gives_the_unfinished_restore_up(job: SmallJob) -> None:
+    """Killed when the sink was back at checkpoint 1, a restore to 2 takes it forward again."""
+    job.checkpoint(1)
+    job.checkpoint(2)
+    job.step(3)
+    (point,) = [p for p in points_of(job, "1") if p.endswith("RestoreSink.after")]
+    with pytest.raises(Killed):
+        restore(job.root.uri, 1, probe=kill_at(point))
+    assert job.rows() == [1]
+    plan = restore(job.root.uri, 2).plan
+    assert (plan.attempt, plan.continues) == (3, False)
+    assert job.rows() == [1, 2]
+    job.start()
+    job.step(4)
+    assert job.rows() == [1, 2, 4]
 
 
 def test_a_repeat_by_latest_finds_the_unfinished_one(job: SmallJob) -> None:

@@ -106,7 +106,7 @@ def test_a_plan_fences_everything_before_it_changes_anything() -> None:
         AbortOpen((CheckpointId(1),)),
         Materialise(StageId("clicks"), "native/2/clicks", BatchId(3), 0, 0),
         StartAfresh(StageId("sum")),
-        RestoreSink(StageId("sum"), "totals", "/lake/totals", Version(4), Version(9), (), False),
+        RestoreSink(StageId("sum"), "totals", "/lake/totals", Version(4), Version(9), (), False, False),
         KeepSink(StageId("sum"), "mail", "a function sink has no versions: what it has done stays"),
         Finish(AttemptId(2)),
     )
@@ -223,15 +223,17 @@ def test_a_sink_added_later_of_which_nothing_is_known_stays(unknown: dict[str, A
     assert any(isinstance(s, KeepSink) and s.sink == "later" for s in plan.steps)
 
 
-def test_an_unfinished_restore_is_continued_and_another_target_refused() -> None:
+def test_an_unfinished_restore_is_continued_or_given_up_for_another_target() -> None:
     plan = planned(started(), manifest(5), facts())
     begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
     again = plan_restore(begun, manifest(5), facts(), fresh_id=lambda: "another")
     assert (again.attempt, again.continues) == (2, True)
     assert again.steps[1:] == plan.steps[1:]
     assert again.queries == plan.queries == {"clicks": "q-1", "sum": "q-2"}
-    with pytest.raises(Refused, match="--to 5"):
-        planned(begun, manifest(6), facts())
+    other = planned(begun, manifest(6), facts())
+    assert (other.attempt, other.continues, other.parent) == (3, False, 1)
+    assert "the unfinished restore to checkpoint 5 is given up" in other.notes
+    assert {s.attempt for s in other.steps if isinstance(s, FenceChannel)} == {1, 2}
 
 
 def test_targets() -> None:
