@@ -74,6 +74,8 @@ class Demo:
             *("--master", "local[2]", "--driver-memory", "2g"),
             # A short life: the optimising compiler would cost more than it gives.
             *("--driver-java-options", "-XX:TieredStopAtLevel=1"),
+            # What SIGKILL leaves behind goes with the rest.
+            *("--conf", f"spark.local.dir={self.base / 'scratch'}"),
             *("--packages", f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"),
             str(HERE / "attribution.py"),
             *("--config", str(CONFIG), "--base", str(self.base)),
@@ -223,7 +225,7 @@ def say(text: str) -> None:
 @contextmanager
 def step(title: str) -> Iterator[None]:
     """Print a title, and how long the step took."""
-    console.print(f"\n[bold cyan]▸ {title}[/bold cyan]")
+    console.print(f"\n[bold cyan]▸ {title}[/bold cyan]", soft_wrap=True)
     began = time.monotonic()
     yield
     console.print(f"  [dim]{time.monotonic() - began:.0f} s[/dim]")
@@ -256,7 +258,7 @@ def show(demo: Demo) -> int:
     with step(f"Back to savepoint {SAVEPOINT}: state, positions and both tables"):
         demo.abs("restore", "--to", SAVEPOINT, "--yes")
         say(f"{demo.wrong_rows()} rows of table attributed are wrong")
-    with step("The wrong files make way for right ones; everything since the savepoint is replayed"):
+    with step("The wrong files make way for right ones; what followed the savepoint is replayed"):
         for number in range(RIGHT_FILES, RIGHT_FILES + WRONG_FILES):
             (demo.base / "input" / "orders" / f"orders-{number:06d}.json").unlink()
         # Their positions were rolled back with everything else: for the job these files were never there.
