@@ -228,7 +228,7 @@ class Story:
             whole.query.processAllAvailable()
         finally:
             whole.query.stop()
-        # Moved away first: Spark may still upload a snapshot to the old place, which must not stop the removal.
+        # Moved away first: a snapshot that Spark still uploads to the old place must not stop the removal.
         shutil.rmtree(self.native.rename(self.tmp / "lost"))
         restored = self.tmp / "restored"
         materialise(self.root, copy.files, str(restored), fresh_query_id())
