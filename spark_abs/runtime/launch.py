@@ -28,6 +28,7 @@ from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.frames import Frames, build_frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts
 from spark_abs.runtime.job import PROVIDERS, Job, SinkSpec, StageSpec
+from spark_abs.runtime.native import clear_unplanned
 from spark_abs.runtime.outputs import Outputs, open_writers
 from spark_abs.runtime.progress import LateRows
 from spark_abs.runtime.run import Run
@@ -141,6 +142,8 @@ def _dropped_late(late: LateRows, queries: Mapping[StageId, StreamingQuery], sta
 
 def _start_query(given: Launch, spec: StageSpec, frames: Frames, runner: StageRunner) -> StreamingQuery:
     ctx, spark = given.ctx, given.job.spark
+    native = ctx.root.native(ctx.attempt, spec.name)
+    clear_unplanned(ctx.root, native)
     conf = {}
     if spec.shuffle_partitions is not None:
         conf["spark.sql.shuffle.partitions"] = str(spec.shuffle_partitions)
@@ -150,7 +153,7 @@ def _start_query(given: Launch, spec: StageSpec, frames: Frames, runner: StageRu
         frames.stages[spec.name]
         .writeStream.outputMode(spec.output_mode)
         .queryName(f"{ctx.job}/{spec.name}")
-        .option("checkpointLocation", ctx.root.at(ctx.root.native(ctx.attempt, spec.name)))
+        .option("checkpointLocation", ctx.root.at(native))
         .foreachBatch(runner.run_batch)
     )
     if ctx.bounded and not spec.channels:

@@ -97,6 +97,15 @@ class NativeLog:
         return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
 
 
+def clear_unplanned(root: Root, directory: str) -> None:
+    """Remove what a kill has left of the plan of batch 0: Spark refuses to begin beside it.
+
+    Only for who owns the root, and before the query starts. Costs a listing.
+    """
+    if NativeLog(root, directory).newest_planned() == NO_BATCH:
+        root.fs.delete_dir_contents(root.path(f"{directory}/offsets"), missing_dir_ok=True)
+
+
 def check_native(root: Root, directory: str, least: BatchId) -> str | None:
     """Say what is wrong with a native checkpoint, None if a query can start from it.
 

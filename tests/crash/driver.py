@@ -1,0 +1,199 @@
+"""A driver process that is made to be killed: runs small jobs, and stops where it is told to.
+
+Commands come on stdin, a JSON object a line; what happens is told on the pipe whose number is the argument.
+Several jobs run side by side, each on a root and with points of its own: when all have arrived, the process
+kills itself and all that it started. A point is the name of a fault point, and after `@` what must hold:
+
+    cut       the stage stands at an open barrier with all inputs
+    barrier   the newest batch in the channel of `events` carries a barrier
+    later     there is a checkpoint to go back to
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_abs.model import positions_of
+from spark_abs.runtime.run import Run
+from spark_abs.session import spark_session
+from spark_abs.store.checkpoints import Checkpoints, Summary
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from tests.crash.small_job import declare
+
+
+class Events:
+    """The way out; any thread may tell."""
+
+    def __init__(self, pipe: int) -> None:
+        self._out = os.fdopen(pipe, "w", buffering=1)
+        self._lock = threading.Lock()
+
+    def tell(self, **event: object) -> None:
+        with self._lock:
+            self._out.write(json.dumps(event) + "\n")
+
+
+class Gathering:
+    """Waits for so many jobs to be where they shall be, then does what was said."""
+
+    def __init__(self, jobs: int, then: Callable[[], None]) -> None:
+        self._left, self._then = jobs, then
+        self._lock = threading.Lock()
+        self.go = threading.Event()
+
+    def arrive(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                self._then()
+
+
+@dataclass(slots=True)
+class Walk:
+    """The probe of one job: parks a thread at each point, one point after the other."""
+
+    base: Path
+    points: Sequence[str]
+    events: Events
+    gathering: Gathering
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    reached: int = 0
+    under_way: threading.Event = field(default_factory=threading.Event)
+    """Set when the job has started, or will not come so far."""
+
+    def __call__(self, name: str) -> None:
+        with self.lock:
+            if self.reached == len(self.points):
+                return
+            point, _, condition = self.points[self.reached].partition("@")
+            if name != point or not self._holds(name, condition):
+                return
+            self.events.tell(base=str(self.base), at=self.points[self.reached])
+            self.reached += 1
+            self.under_way.set()
+            if self.reached == len(self.points):
+                self.gathering.arrive()
+        self.gathering.go.wait()
+
+    def _holds(self, name: str, condition: str) -> bool:
+        match condition:
+            case "":
+                return True
+            case "cut":
+                return self._at_cut(name.split(".")[1])
+            case "barrier":
+                return self._carries_barrier()
+            case "later":
+                return bool(self._completed())
+        raise ValueError(f"unknown condition {condition!r}")
+
+    def _completed(self) -> tuple[Summary, ...]:
+        return Checkpoints.open(Root(str(self.base / "root")), "small").summaries()
+
+    def _at_cut(self, stage: str) -> bool:
+        state = Control.open(Root(str(self.base / "root"))).state
+        offsets = self.base / "root" / "native" / str(state.attempt.id) / stage / "offsets"
+        newest = max((int(p.name) for p in offsets.iterdir() if p.name.isdigit()), default=None)
+        if newest is None:
+            return False
+        positions = positions_of((offsets / str(newest)).read_text().splitlines())
+        open_ids = {claim.barrier.id for claim in state.claims}
+        return all(p.at_barrier and p.epoch in open_ids for p in positions)
+
+    def _carries_barrier(self) -> bool:
+        log = self.base / "root" / "channels" / "events.main" / "_delta_log"
+        for file in sorted(log.glob("*.json"), reverse=True):
+            for line in file.read_text().splitlines():
+                note = json.loads(json.loads(line).get("commitInfo", {}).get("userMetadata") or "{}")
+                if "batch" in note and note["batch"] >= 0:
+                    return "barrier" in note
+        return False
+
+
+class Driver:
+    def __init__(self, spark: SparkSession, events: Events) -> None:
+        self._spark, self._events = spark, events
+        self._gathering: Gathering | None = None
+        self._runs: dict[Path, Run] = {}
+
+    def obey(self, command: dict[str, Any]) -> None:
+        match command:
+            case {"start": jobs, "then": then}:
+                gathering = Gathering(len(jobs), self._kill if then == "kill" else lambda: None)
+                self._gathering = gathering
+                walks = [
+                    Walk(Path(j.pop("base")), j.pop("points", ()), self._events, gathering) for j in jobs
+                ]
+                threading.Thread(target=self._start, args=(walks, jobs), daemon=True).start()
+            case {"go": _}:
+                assert self._gathering is not None
+                self._gathering.go.set()
+            case {"stop": base}:
+                self._runs[Path(base)].request_stop()
+
+    def _start(self, walks: list[Walk], options: list[dict[str, Any]]) -> None:
+        """Start one job after the other: Spark gives the process behind a gate ten seconds to come up."""
+        for walk, given in zip(walks, options, strict=True):
+            threading.Thread(target=self._run, args=(walk, given), daemon=True).start()
+            walk.under_way.wait()
+
+    def _run(self, walk: Walk, options: dict[str, Any]) -> None:
+        checkpoint = {"interval": "500ms", **options.pop("checkpoint", {})}
+        session = self._spark.newSession()
+        try:
+            run = declare(session, walk.base, checkpoint, walk).start(**options)
+            self._runs[walk.base] = run
+            self._events.tell(base=str(walk.base), started=run.id)
+            walk.under_way.set()
+            run.await_termination()
+        except Exception as error:  # noqa: BLE001 - the thread's edge: the test is told
+            self._events.tell(base=str(walk.base), ended=type(error).__name__, message=str(error))
+        else:
+            self._events.tell(base=str(walk.base), ended="")
+        finally:
+            walk.under_way.set()
+
+    def _kill(self) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    events = Events(int(sys.argv[1]))
+    scratch = sys.argv[2]
+    spark = spark_session(
+        "crash",
+        "local[2]",
+        **{
+            "spark.driver.memory": "2g",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            # The process lives for seconds: the best compiler would not have begun to pay.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.local.dir": f"{scratch}/local",
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+            "spark.sql.shuffle.partitions": "1",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        },
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    events.tell(ready=os.getpid())
+    driver = Driver(spark, events)
+    for line in sys.stdin:
+        driver.obey(json.loads(line))
+
+
+if __name__ == "__main__":
+    main()

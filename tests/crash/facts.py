@@ -1,0 +1,257 @@
+"""What a root and its tables say when nobody is at work on them, held against the invariants and the input.
+
+Logs are read here line by line, not through the writers that made them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from spark_abs.errors import DamageError
+from spark_abs.manifest import Manifest
+from spark_abs.model import (
+    FENCED,
+    NO_BATCH,
+    AttemptId,
+    ChannelId,
+    CheckpointId,
+    Position,
+    RunId,
+    Version,
+    counts,
+    positions_of,
+)
+from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.path import channel_path
+from spark_abs.snapshots.kept import active_packs
+from spark_abs.snapshots.packs import PackReader, resolve
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+from spark_abs.testing.invariants import (
+    Edge,
+    Logged,
+    NamedBytes,
+    Need,
+    Outcome,
+    consistent_cut,
+    intact,
+    no_dead_work,
+    nothing_lost,
+    one_outcome,
+    only_completed,
+    require,
+    same_order,
+    same_rows,
+)
+from tests.crash.expected import Event, Pair, Total, events_of, file_of, pairs_of, totals_of
+
+_SHAPES: Mapping[str, type[Event | Pair | Total]] = {"arrivals": Event, "pairs": Pair, "totals": Total}
+SINKS = tuple(_SHAPES)
+JOB = "small"
+_BURNT = re.compile(r".*@(\d+)")
+
+
+def check(base: Path) -> tuple[Manifest, ...]:
+    """Check everything that must hold whenever the job is down; returns the completed checkpoints."""
+    root = Root(str(base / "root"))
+    if not (base / "root" / "checkpoints" / "_delta_log").is_dir():
+        return ()
+    state = Control.open(root).state
+    manifests = Checkpoints.open(root, JOB).load_all()
+    outcomes = list(_outcomes(base))
+    claimed = [CheckpointId(n) for n in range(1, state.last_claimed + 1)]
+    require(one_outcome(claimed, outcomes))
+    require(only_completed([m.id for m in manifests], outcomes))
+    require(intact(_named(root, manifests)))
+    require(no_dead_work(_logged(base)))
+    require(nothing_lost(*_reachable(base, root, state, manifests)))
+    for manifest in manifests:
+        require(consistent_cut(_edges(manifest)))
+        require(_rows_at(base, manifest))
+    require(_order(base, root, state))
+    if all((base / sink / "_delta_log").is_dir() for sink in SINKS):
+        require(_nothing_twice(base))
+    return manifests
+
+
+def check_complete(base: Path, files: int) -> None:
+    """Check that all input has come through, once."""
+    check(base)
+    events = [event for file in range(files) for event in events_of(file)]
+    require(same_rows(4, "arrivals", table(base, "arrivals"), events))
+    require(same_rows(4, "pairs", table(base, "pairs"), pairs_of(events).elements()))
+    require(same_rows(4, "totals", last_totals(base), totals_of(pairs_of(events).elements())))
+
+
+def table(base: Path, sink: str, version: int | None = None) -> list[Any]:
+    """Read the rows of a sink."""
+    shape = _SHAPES[sink]
+    files = DeltaTable(str(base / sink), version=version).file_uris()
+    return [shape(*row.values()) for file in files for row in _rows(Path(file), shape._fields)]
+
+
+def last_totals(base: Path, version: int | None = None) -> list[Total]:
+    newest: dict[str, Total] = {}
+    for row in table(base, "totals", version):
+        newest[row.key] = max(row, newest.get(row.key, row), key=lambda t: t.n)
+    return list(newest.values())
+
+
+def _rows(file: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.ParquetFile(file).read(list(columns)).to_pylist()
+    return rows
+
+
+def _commits(table: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    for file in sorted((table / "_delta_log").glob("*.json")):
+        if file.stem.isdigit():
+            yield int(file.stem), [json.loads(line) for line in file.read_text().splitlines() if line]
+
+
+def _outcomes(base: Path) -> Iterator[Outcome]:
+    for _, actions in _commits(base / "root" / "checkpoints"):
+        ids = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == JOB]
+        yield from (Outcome(CheckpointId(n), any("add" in a for a in actions)) for n in ids)
+
+
+def _named(root: Root, manifests: Iterable[Manifest]) -> Iterator[NamedBytes]:
+    files = [(m.id, f) for m in manifests for s in m.stages for f in s.files]
+    if not files:
+        return
+    with PackReader(root) as reader:
+        where = resolve(reader, active_packs(Table.open(root.at("state"))), (f for _, f in files))
+        for checkpoint, file in files:
+            digest, size = hashlib.sha256(), 0
+            try:
+                for chunk in reader.chunks(where[file.sha256, file.at.pack], file.sha256, file.size):
+                    digest.update(chunk)
+                    size += len(chunk)
+                found: tuple[int | None, str | None] = size, digest.hexdigest()
+            except (DamageError, KeyError):
+                found = None, None
+            yield NamedBytes(checkpoint, file.path, file.size, file.sha256, *found)
+
+
+def _logged(base: Path) -> Iterator[Logged]:
+    tables = [*(base / sink for sink in SINKS), *(base / "root" / "channels").glob("*")]
+    for place in tables:
+        for version, actions in _commits(place):
+            note = _note(actions)
+            ids = {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
+            burnt = {_BURNT.fullmatch(app) for app, number in ids.items() if number == FENCED}
+            yield Logged(
+                place.name,
+                Version(version),
+                AttemptId(note["attempt"] if _is_work(note) else 0),
+                RunId(note.get("run", 0)),
+                RunId(ids.get(f"{JOB}/run", 0)),
+                frozenset(AttemptId(int(match[1])) for match in burnt if match),
+            )
+
+
+def _is_work(note: dict[str, Any]) -> bool:
+    marks = any(note.get(key) for key in ("barrier", "cancel", "end"))
+    return marks or note.get("batch", NO_BATCH) != NO_BATCH
+
+
+def _note(actions: list[dict[str, Any]]) -> dict[str, Any]:
+    texts = [a["commitInfo"].get("userMetadata") for a in actions if "commitInfo" in a]
+    note: dict[str, Any] = json.loads(texts[0]) if texts and texts[0] else {}
+    return note
+
+
+def _edges(manifest: Manifest) -> Iterator[Edge]:
+    produced = {
+        Path(o.table).name: o.version for s in manifest.stages for o in s.outputs if o.kind == "channel"
+    }
+    for stage in manifest.stages:
+        for position in stage.positions:
+            version = produced[position.channel]
+            assert version is not None
+            closed = position.is_closed(manifest.run)
+            yield Edge(manifest.id, position.channel, stage.stage, version, position, closed)
+
+
+def _rows_at(base: Path, manifest: Manifest) -> Iterator[str]:
+    """Invariant 1 by rows: the tables at a checkpoint are a batch query over the files read by then."""
+    at = {o.output: o.version for s in manifest.stages for o in s.outputs if o.kind == "delta"}
+    where = f"checkpoint {manifest.id}"
+    arrivals = table(base, "arrivals", at["arrivals"])
+    files = 1 + max((file_of(event) for event in arrivals), default=-1)
+    events = [event for file in range(files) for event in events_of(file)]
+    yield from same_rows(1, f"{where}, arrivals", arrivals, events)
+    pairs = pairs_of(events)
+    yield from same_rows(1, f"{where}, pairs", table(base, "pairs", at["pairs"]), pairs.elements())
+    totals = last_totals(base, at["totals"])
+    yield from same_rows(1, f"{where}, totals", totals, totals_of(pairs.elements()))
+
+
+def _order(base: Path, root: Root, state: ControlState) -> Iterator[str]:
+    """Invariant 4: the entries of a channel that count hold the files in the order in which they came."""
+    for name in ("events.main", "events.orders"):
+        place = base / "root" / "channels" / name
+        if not place.is_dir():
+            continue
+        path = channel_path(state, ChannelId(name))
+        seen: list[int] = []
+        for version, actions in _commits(place):
+            if counts(path, AttemptId(_note(actions).get("attempt", 0)), Version(version)):
+                rows = [r for f in _added(place, actions) if f.exists() for r in _rows(f, Event._fields)]
+                seen += [file for file, _ in groupby(sorted(file_of(Event(**row)) for row in rows))]
+        expected = list(range(seen[0], seen[0] + len(seen))) if seen else []
+        yield from same_order(name, seen, expected)
+
+
+def _added(place: Path, actions: list[dict[str, Any]]) -> list[Path]:
+    return [place / unquote(a["add"]["path"]) for a in actions if "add" in a]
+
+
+def _nothing_twice(base: Path) -> Iterator[str]:
+    """Invariant 4 while input is under way: a row of a sink stands there once."""
+    for sink in SINKS:
+        rows = Counter(table(base, sink))
+        yield from same_rows(4, sink, rows.elements(), rows.keys())
+
+
+def _reachable(
+    base: Path, root: Root, state: ControlState, manifests: Iterable[Manifest]
+) -> tuple[list[Need], set[object]]:
+    """Invariant 6: entries behind every retained and every durable position, with their files."""
+    needs: list[Need] = []
+    present: set[object] = set()
+    readers: list[tuple[str, Position]] = [
+        (f"{s.stage} of checkpoint {m.id}", p) for m in manifests for s in m.stages for p in s.positions
+    ]
+    for stage in (base / "root" / "native" / str(state.attempt.id)).glob("*"):
+        done = max((int(p.name) for p in (stage / "commits").glob("*") if p.name.isdigit()), default=None)
+        if done is not None:
+            lines = (stage / "offsets" / str(done)).read_text().splitlines()
+            readers += [(stage.name, p) for p in positions_of(lines)]
+    for place in (base / "root" / "channels").glob("*"):
+        files = _files_by_version(place)
+        newest = max(files, default=-1)
+        present |= {(place.name, version) for version in files}
+        present |= {(place.name, f.name) for added in files.values() for f in added if f.exists()}
+        for by, position in readers:
+            if position.channel == place.name:
+                for version in range(position.version + 1, newest + 1):
+                    needs.append(Need(by, (place.name, version)))
+                    needs += [Need(by, (place.name, f.name)) for f in files.get(version, ())]
+    return needs, present
+
+
+def _files_by_version(place: Path) -> Mapping[int, list[Path]]:
+    return {version: _added(place, actions) for version, actions in _commits(place)}

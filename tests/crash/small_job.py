@@ -1,0 +1,49 @@
+"""The job that crash tests kill: one source with two channels, a join behind both, totals behind that.
+
+    events ──┬── main ────┐
+             ├── orders ──┴── pair ──┬── main ── tail ── table totals
+             └── table arrivals      └── table pairs
+
+Every stage commits to more than one output or reads more than one input, so that there is something between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import spark_abs
+from spark_abs.runtime.job import Probe, no_probe
+
+SCHEMA = "id long, key string, kind string, amount long"
+STAGES = ("events", "pair", "tail")
+
+
+def pair(events: DataFrame, orders: DataFrame) -> DataFrame:
+    clicks = events.where("kind = 'click'").select("id", "key")
+    return clicks.join(orders.select("id", "amount"), "id")
+
+
+def totals(pairs: DataFrame) -> DataFrame:
+    return pairs.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
+
+
+def declare(
+    spark: SparkSession, base: Path, checkpoint: Mapping[str, str], probe: Probe = no_probe
+) -> spark_abs.Job:
+    """Declare the job below `base`: `input/` is read, `root/` and one directory a table are written."""
+    config = {"checkpoint": checkpoint}
+    job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config, probe=probe)
+    files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(base / "input"))
+    events = job.source("events", files, outputs={"orders": lambda batch: batch.where("kind = 'order'")})
+    paired = job.stage("pair", [events, events["orders"]], pair, shuffle_partitions=1)
+    summed = job.stage(
+        "tail", [paired], totals, shuffle_partitions=1, output_mode="update", state_provider="hdfs"
+    )
+    job.sink("arrivals", events, table=str(base / "arrivals"))
+    job.sink("pairs", paired, table=str(base / "pairs"))
+    job.sink("totals", summed, table=str(base / "totals"))
+    return job
