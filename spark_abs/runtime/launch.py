@@ -85,7 +85,7 @@ def launch(given: Launch) -> Run:
     late = LateRows()
     queries: dict[StageId, StreamingQuery] = {}
     checkpoints = Checkpoints.open(ctx.root, ctx.job)
-    kept = KeptState.open(ctx.root, ctx.job, ctx.run, checkpoints.load_all())
+    kept = KeptState.open(ctx.root, ctx.job, ctx.run, checkpoints.load_all(), ctx.probe)
     ctx.probe("start.state.after")
     facts = {
         s.name: StageFacts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,6 +17,12 @@ from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.packs import CHUNK, PATH, SCHEMA, Packed, PackReader, PackWriter, pack_name, resolve
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
+
+Probe = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Do nothing: fault points are for tests."""
 
 
 class StaleCapture(AbsError):
@@ -38,11 +44,12 @@ class KeptState:
     sweeping cannot take it away before the manifest names it.
     """
 
-    def __init__(self, root: Root, job: str, run: RunId, table: Table) -> None:
+    def __init__(self, root: Root, job: str, run: RunId, table: Table, probe: Probe = silent) -> None:
         self.root = root
         self.run = run
         self._job = job
         self._table = table
+        self._probe = probe
         self.lock = threading.RLock()
         """Held while sweeping: nothing is pinned, released or committed meanwhile."""
         self._known: dict[str, Location] = {}
@@ -52,7 +59,14 @@ class KeptState:
         self._indexes: dict[str, Mapping[str, Packed]] = {}
 
     @classmethod
-    def open(cls, root: Root, job: str, run: RunId, manifests: Sequence[Manifest] = ()) -> KeptState:
+    def open(
+        cls,
+        root: Root,
+        job: str,
+        run: RunId,
+        manifests: Sequence[Manifest] = (),
+        probe: Probe = silent,
+    ) -> KeptState:
         """Open `state/` for a run, creating it if there is none, and refuse older runs from now on.
 
         Args:
@@ -60,11 +74,12 @@ class KeptState:
             job: its name.
             run: this run.
             manifests: what is retained now: bytes that they name are not written again.
+            probe: called at named points; for tests of failures.
 
         Raises:
             Fenced: a newer run has done so already.
         """
-        kept = cls(root, job, run, Table.ensure(root.at(PATH), SCHEMA))
+        kept = cls(root, job, run, Table.ensure(root.at(PATH), SCHEMA), probe)
         with kept.lock:
             kept._table.commit(kept._fence)
             with PackReader(root) as reader:
@@ -111,6 +126,7 @@ class KeptState:
                 stored.append(StoredFile(file.path, file.size, sha256, at))
             add = writer.close() if writer else None
             if add is not None:
+                self._probe("capture.pack.commit.before")
                 self._commit(checkpoint, add, fresh)
         finally:
             # A pack that did not get its commit stays behind; sweeping tells it from one that did.

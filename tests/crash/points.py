@@ -58,7 +58,7 @@ ROUNDS: Sequence[Round] = (
     Round(("agent.events.commit.after", "batch.tail.commit-totals.after@cut")),
     # Capture and acknowledgement, of the source as soon as it has the barrier and of those behind it.
     Round(("capture.pair.copy.before", "capture.tail.copy.before", "batch.tail.wait.before")),
-    Round(("capture.pair.pack.written", "batch.pair.files.after", "batch.events.files.after")),
+    Round(("capture.pack.commit.before", "batch.pair.files.after", "batch.events.files.after")),
     Round(("capture.pair.copy.after", "capture.tail.copy.after", "batch.tail.read.before")),
     Round(("ack.pair.before", "ack.tail.before", "batch.tail.find.before")),
     Round(("ack.events.after", "batch.tail.files.before")),
