@@ -200,6 +200,8 @@ class Demo:
     def dropped_late(self) -> int:
         """Add up the rows dropped behind a watermark; a stage counts on until its run ends."""
         history = DeltaTable(str(self.root / "history")).to_pandas(columns=["run", "stage", "dropped_late"])
+        if set(history.dropna()["stage"]) != set(STAGES):
+            raise DemoFailed("history/ does not say of every stage how many rows it dropped")
         return int(history.groupby(["run", "stage"])["dropped_late"].max().sum())
 
     def end(self) -> None:
