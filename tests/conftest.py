@@ -7,12 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
 from spark_abs.session import spark_session
 
 ROOMS = ("unit", "sim", "spark", "cli", "crash")
 """The directories of tests, from cheap to dear: what is quick to fail fails first."""
+
+# The same examples every time, and no failure because the machine is busy.
+settings.register_profile(
+    "project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("project")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
