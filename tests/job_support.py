@@ -19,6 +19,9 @@ from pyspark.sql import functions as F
 
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId, StageId, channel_id
+from spark_abs.runtime.frames import build_frames, check_frames, draft_gate
+from spark_abs.runtime.graph import PlanFacts
+from spark_abs.runtime.job import Job
 from spark_abs.runtime.run import Run
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.checkpoints import Checkpoints
@@ -78,6 +81,12 @@ def _stamped(row: JsonRow) -> JsonRow:
 
 def _with_time(frame: DataFrame) -> DataFrame:
     return frame.selectExpr(*("timestamp_seconds(ts) AS ts" if c == "ts" else c for c in frame.columns))
+
+
+def checked(job: Job) -> tuple[Mapping[StageId, PlanFacts], tuple[str, ...]]:
+    """Check a job's graph as its start does; returns what the plans say, and doubts about watermarks."""
+    graph = job.graph()
+    return check_frames(graph, build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given)))
 
 
 def eventually(run: Run, condition: Callable[[], object], what: str, seconds: float = 120) -> None:

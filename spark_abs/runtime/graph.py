@@ -61,6 +61,8 @@ class PlanFacts:
     streaming: bool
     static_tables: Mapping[str, int]
     """Delta tables read as static frames, and their versions."""
+    moving_tables: tuple[str, ...] = ()
+    """Those of them that Spark would read anew in every batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def producer(channel: ChannelId) -> StageId:
 
 
 def check_plans(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> None:
-    """Check what only the analysed plans tell: replayable sources, channels really used.
+    """Check what only the analysed plans tell: replayable sources, channels really used, tables that stay.
 
     Raises:
         GraphError: with the stage and the cause.
@@ -162,6 +164,12 @@ def check_plans(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> None:
                     f"stage {stage.name!r} reads from {source!r}, which cannot be replayed: exactly once "
                     "needs a source that gives the same rows again (files, Delta, Kafka, rate)"
                 )
+        for table in facts.moving_tables:
+            raise GraphError(
+                f"stage {stage.name!r} reads the Delta table {table}, which could change between a batch and "
+                "its repeat: give the table itself as an input, and filter it in the stage's function, or "
+                "read it with the option versionAsOf"
+            )
         for channel in stage.inputs:
             if channel not in facts.channels:
                 raise GraphError(f"stage {stage.name!r} was given {channel!r} and its plan does not read it")

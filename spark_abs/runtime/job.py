@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
 from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.runtime.jvm import held
 from spark_abs.store.root import Root, location_of
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ class Job:
 
         Args:
             name: its uid; keep it, or its state is lost.
-            inputs: outputs of other stages, native streaming frames, static frames.
+            inputs: outputs of other stages, native streaming frames, static frames. A static Delta table
+                stays at the version that it has now.
             function: takes one frame for each input, in order, and returns the stage's frame.
             outputs: further outputs, each a function of the stage's batch frame.
             output_mode: `append` or `update`.
@@ -211,8 +213,9 @@ class Job:
                     )
             elif not hasattr(given, "isStreaming"):
                 raise GraphError(f"stage {name!r}: input {given!r} is neither a stage nor a DataFrame")
+        given_now = tuple(i if isinstance(i, Output) or i.isStreaming else held(i) for i in inputs)
         self.stages[stage_id] = StageSpec(
-            stage_id, tuple(inputs), function, extra, output_mode, trigger, shuffle_partitions, state_provider
+            stage_id, given_now, function, extra, output_mode, trigger, shuffle_partitions, state_provider
         )
         return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DRAFT = "sparkAbsChannel"
 """The option by which the draft of a gate says which channel it stands for."""
+_FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 _HOLDING = frozenset(
     ("Aggregate", "FlatMapGroupsWithState", "TransformWithState", "FlatMapGroupsInPandasWithState")
 )
@@ -29,6 +30,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
     sources: list[str] = []
     channels: list[ChannelId] = []
     static: dict[str, int] = {}
+    moving: list[str] = []
     watermarks: list[Watermark] = []
     holds = False
     for node in _nodes(plan):
@@ -41,14 +43,34 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
                 channels.append(channel)
         elif name == "EventTimeWatermark":
             watermarks.append(_watermark(frame.sparkSession, node))
-        elif name == "LogicalRelation" and not node.isStreaming():
-            static.update(_delta_version(node))
+        elif (index := _delta_index(frame.sparkSession, node)) is not None:
+            static[str(index.path().toString())] = int(index.getSnapshot().version())
+            if not index.isTimeTravelQuery():
+                moving.append(str(index.path().toString()))
         elif node.isStreaming() and (
             name in _HOLDING
             or (name == "Join" and node.joinType().toString() in _OUTER and _stream_stream(node))
         ):
             holds = True
-    return PlanFacts(tuple(sources), tuple(channels), tuple(watermarks), holds, frame.isStreaming, static)
+    return PlanFacts(
+        tuple(sources), tuple(channels), tuple(watermarks), holds, frame.isStreaming, static, tuple(moving)
+    )
+
+
+def held(frame: DataFrame) -> DataFrame:
+    """Return a frame that is nothing but a Delta table at the version it has now; any other as it is.
+
+    Spark looks for a newer version of such a static table in every batch, also in one that is repeated.
+    """
+    plan, alias = frame._jdf.queryExecution().analyzed(), None
+    while plan.getClass().getSimpleName() == "SubqueryAlias":
+        plan, alias = plan.child(), alias or str(plan.alias())
+    index = _delta_index(frame.sparkSession, plan)
+    if index is None or index.isTimeTravelQuery():
+        return frame
+    read = frame.sparkSession.read.format("delta").option("versionAsOf", index.getSnapshot().version())
+    table = read.load(str(index.path().toString()))
+    return table if alias is None else table.alias(alias)
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
@@ -77,14 +99,15 @@ def _watermark(spark: SparkSession, node: Any) -> Watermark:
     return Watermark(column, int(delay), tuple(c for c in below if c is not None))
 
 
-def _delta_version(node: Any) -> dict[str, int]:
-    relation = node.relation()
-    if relation.getClass().getSimpleName() != "HadoopFsRelation":
-        return {}
-    location = relation.location()
-    if location.getClass().getSimpleName() != "TahoeLogFileIndex":
-        return {}
-    return {str(location.path().toString()): int(location.getSnapshot().version())}
+def _delta_index(spark: SparkSession, node: Any) -> Any | None:
+    """Return Delta's file index if a node is a Delta table read as a static frame."""
+    if node.getClass().getSimpleName() != "LogicalRelation" or node.isStreaming():
+        return None
+    jvm: Any = spark._jvm
+    if not jvm.py4j.reflection.TypeUtil.isInstanceOf(_FILES, node.relation()):
+        return None
+    index = node.relation().location()
+    return index if index.getClass().getSimpleName() == "TahoeLogFileIndex" else None
 
 
 def refuse_unsupported_session(spark: SparkSession) -> None:

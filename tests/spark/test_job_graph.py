@@ -14,6 +14,7 @@ from spark_abs.errors import ConfigError, GraphError, UsageError
 from spark_abs.model import ChannelId, StageId
 from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.runtime.job import Job, Stage
+from tests.job_support import checked
 
 
 def rate(job: Job) -> DataFrame:
@@ -138,6 +139,15 @@ def test_what_cannot_run_is_refused_and_nothing_exists(
 def refused(job: Job, declare: Callable[[Job], object]) -> None:
     declare(job)
     job.start()
+
+
+def test_a_delay_that_covers_the_bound_of_the_join_before_it_will_do(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    job = Job("a", root=str(tmp_path / "root"), spark=spark)
+    in_a_row("10 seconds", "16 seconds")(job)
+    _, doubts = checked(job)
+    assert doubts == ()
 
 
 def test_a_job_without_stages_and_settings_that_are_none(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""Stages with inputs of several kinds and speeds, and sinks that are functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import spark_abs
+from spark_abs.errors import GraphError, UsageError
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.model import StageId
+from spark_abs.runtime.job import Job
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from tests.job_support import (
+    Feed,
+    assert_tables_at_every_cut,
+    caught_up,
+    checked,
+    eventually,
+    files_read,
+    read_table,
+    version_of,
+)
+from tests.spark.conftest import Start
+
+NUMBERS = "id long"
+
+
+def numbers(*values: int) -> list[dict[str, object]]:
+    return [{"id": value} for value in values]
+
+
+def test_a_mixed_stage_with_a_static_table_and_a_sink_that_is_a_function(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """A channel, a native stream and a Delta table, which stays as it was, are joined in one stage."""
+    root, tables = str(tmp_path / "root"), tmp_path / "tables"
+    near, far = Feed(spark, tmp_path / "near", NUMBERS), Feed(spark, tmp_path / "far", NUMBERS)
+    names = tmp_path / "names"
+    for rest, name in enumerate(("even", "odd")):
+        frame = spark.createDataFrame([(name, rest)], "name string, rest int")
+        frame.write.format("delta").mode("append").save(str(names))
+    handed: dict[int, tuple[spark_abs.Current, list[int]]] = {}
+
+    def hand(batch: DataFrame, number: int) -> None:
+        handed[number] = (spark_abs.current(), [row.id for row in batch.collect()])
+
+    def mix(one: DataFrame, two: DataFrame, three: DataFrame) -> DataFrame:
+        return one.union(two).join(F.broadcast(three), F.expr("id % 2 = rest")).select("id", "name")
+
+    job = Job("mixed", root=root, spark=spark, interval="1s", num_retained=1000)
+    source = job.source("near", near.stream())
+    static = spark.read.format("delta").load(str(names))
+    mixed = job.stage(
+        "far",
+        [source, far.stream(), static],
+        mix,
+        outputs={"odd": lambda batch: batch.where("name = 'odd'").select("id")},
+    )
+    job.sink("mixed", mixed, table=str(tables / "mixed"))
+    job.sink("handed", mixed["odd"], foreach_batch=hand)
+
+    near.write(*numbers(1, 2, 3))
+    far.write(*numbers(101, 102))
+    run = start(job)
+    feeds = {"near": near, "far": far}
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind the first files")
+    spark.sql(f"DELETE FROM delta.`{names}` WHERE rest = 0")
+    for number in (4, 7):
+        near.write(*numbers(number, number + 1, number + 2))
+        far.write(*numbers(100 + number))
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind all files")
+    run.stop()
+
+    found = assert_tables_at_every_cut(
+        spark,
+        root,
+        feeds,
+        {
+            "mixed": """
+                SELECT checkpoint, id, IF(id % 2 = 0, 'even', 'odd') AS name
+                FROM (SELECT checkpoint, id FROM near UNION ALL SELECT checkpoint, id FROM far)"""
+        },
+        tables,
+    )
+    for manifest in found:
+        stage = stage_of(manifest, "far")
+        assert dict(stage.static_tables) == {f"file:{names}": 1}
+        rows = [row for batch, (_, rows) in handed.items() if batch <= stage.cut_batch for row in rows]
+        there = read_table(tables / "mixed", version_of(manifest, "mixed"))
+        assert sorted(rows) == sorted(n for n in there["id"].to_pylist() if n % 2)
+        assert [o.version for o in stage.outputs if o.output == "handed"] == [None]
+    batch, (current, _) = max(handed.items())
+    assert (current.job, current.stage, current.attempt, current.run) == ("mixed", "far", 1, 1)
+    assert (current.batch, current.app_id) == (batch, "mixed/far/handed@1")
+    epochs = [handed[number][0].epoch for number in sorted(handed)]
+    assert epochs == sorted(epochs)
+    assert 0 < current.epoch <= found[-1].id
+    with pytest.raises(UsageError, match="only inside a sink function"):
+        spark_abs.current()
+
+
+def test_a_static_table_that_could_change_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Out of reach of `Job.stage`, in a closure or below a filter, a table must be read at a version."""
+    table = str(tmp_path / "names")
+    spark.createDataFrame([("odd", 1)], "name string, rest long").write.format("delta").save(table)
+
+    def job_with(names: DataFrame) -> Job:
+        job = Job("closure", root=str(tmp_path / "root"), spark=spark)
+        ticks = job.source("ticks", rate(spark))
+        job.stage("named", [ticks], lambda frame: frame.join(names, F.expr("value = rest")))
+        return job
+
+    moving = spark.read.format("delta").load(table)
+    with pytest.raises(GraphError, match=r"stage 'named' reads the Delta table .*names.* versionAsOf"):
+        job_with(moving.where("rest = 1")).start()
+    fixed = spark.read.format("delta").option("versionAsOf", 0).load(table)
+    job = job_with(fixed.where("rest = 1"))
+    job.stage("again", [moving.alias("n"), job.source("tocks", rate(spark))], by_name)
+    plans, _ = checked(job)
+    assert [dict(plans[StageId(name)].static_tables) for name in ("named", "again")] == [
+        {f"file:{table}": 0}
+    ] * 2
+
+
+def rate(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate").load()
+
+
+def by_name(names: DataFrame, ticks: DataFrame) -> DataFrame:
+    return ticks.join(names, F.expr("value = n.rest"))
+
+
+def stage_of(manifest: Manifest, name: str) -> StageSnapshot:
+    found = manifest.stage(StageId(name))
+    assert found is not None
+    return found
+
+
+def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """One input has 50 entries where the other has one; then one is silent, and no barrier follows (P4)."""
+    root, tables = str(tmp_path / "root"), tmp_path / "tables"
+    fast, slow = Feed(spark, tmp_path / "fast", NUMBERS), Feed(spark, tmp_path / "slow", NUMBERS)
+    slow.write(*numbers(0))
+    fast.write_all(numbers(n) for n in range(1, 51))
+
+    job = Job("speeds", root=root, spark=spark, interval="1h", num_retained=1000)
+    inputs = [job.source("fast", fast.stream()), job.source("slow", slow.stream())]
+    both = job.stage("both", inputs, lambda one, two: one.union(two))
+    job.sink("both", both, table=str(tables / "both"))
+    run = start(job)
+    feeds = {"fast": fast, "slow": slow}
+    while not caught_up(root, feeds):
+        run.checkpoint(timeout=120)
+    claimed = Control.open(Root(root)).state.last_claimed
+
+    fast.write(*numbers(51))
+    fast.write(*numbers(52))
+    eventually(
+        run, lambda: read_table(tables / "both").num_rows == 53, "rows behind the last barrier through"
+    )
+    assert Control.open(Root(root)).state.last_claimed == claimed
+    run.stop()
+
+    both_sides = "SELECT checkpoint, id FROM fast UNION ALL SELECT checkpoint, id FROM slow"
+    found = assert_tables_at_every_cut(spark, root, feeds, {"both": both_sides}, tables)
+    assert 0 < files_read(found[0], "fast") < 50
