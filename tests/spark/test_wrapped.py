@@ -1,0 +1,149 @@
+"""One existing query with two changed lines: checkpoints, a savepoint, the way back, adoption."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import spark_abs
+from spark_abs.protocol import control as ledger
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.lease import read_lease
+from spark_abs.store.root import Root
+from tests.job_support import Feed
+
+SCHEMA = "id long"
+
+
+def wait(condition: Callable[[], object], what: str, query: StreamingQuery | None = None) -> None:
+    """Wait until a condition holds; fail at once if the query has."""
+    deadline, pause = time.monotonic() + 120, threading.Event()
+    while not condition():
+        assert query is None or query.isActive or condition(), f"{what}: {query.exception()}"
+        assert time.monotonic() < deadline, what
+        pause.wait(0.05)
+
+
+def append_to(table: str) -> Callable[[DataFrame, int], None]:
+    """Return a batch function that writes a Delta table as Spark's documentation has it."""
+
+    def write(batch: DataFrame, number: int) -> None:
+        app = spark_abs.current().app_id
+        writer = batch.write.format("delta").mode("append").option("txnAppId", app)
+        writer.option("txnVersion", number).save(table)
+
+    return write
+
+
+@contextmanager
+def running(frame: DataFrame, root: str, stage: str, table: str, **adopt: str) -> Iterator[StreamingQuery]:
+    """Run the query; stop it while it is idle, and see its run end."""
+    function = spark_abs.foreach_batch(
+        append_to(table), root=root, stage=stage, interval="300ms", tables=[table]
+    )
+    location = spark_abs.checkpoint_location(root, stage, **adopt)
+    query = frame.writeStream.foreachBatch(function).option("checkpointLocation", location).start()
+    try:
+        yield query
+    finally:
+        if query.isActive:
+            query.processAllAvailable()
+        query.stop()
+        wait(lambda: (lease := read_lease(Root(root))) is None or lease.ended, "the run has ended")
+
+
+def ids(table: str) -> list[int]:
+    if not DeltaTable.is_deltatable(table):
+        return []
+    return sorted(DeltaTable(table).to_pyarrow_table()["id"].to_pylist())
+
+
+def holds(table: str, expected: list[int]) -> bool:
+    return ids(table) == expected
+
+
+def command(root: str, name: str, query: StreamingQuery) -> ledger.Command:
+    """Ask for a savepoint as the command line does, and wait for the answer."""
+    control = Control.open(Root(root))
+    control.update(lambda s: ledger.ask(s, ledger.Command(name, ledger.CommandKind.SAVEPOINT, name, 0)))
+
+    def answered() -> list[ledger.Command]:
+        return [c for c in control.state.commands if c.id == name and c.answered]
+
+    wait(answered, "the savepoint is answered", query)
+    return answered()[0]
+
+
+def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None:
+    """Wrong rows are let in, the table and the query go back together, the right ones follow."""
+    feed, root, table = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root"), str(tmp_path / "out")
+    feed.write_all([[{"id": 1}], [{"id": 2}]])
+    with running(feed.stream(), root, "copy", table) as query:
+        wait(lambda: ids(table) == [1, 2], "both rows", query)
+        assert command(root, "good", query).ok
+        feed.write({"id": -1})
+        wait(lambda: -1 in ids(table), "the wrong row", query)
+    plan = spark_abs.restore(root, "good").plan
+    assert ids(table) == [1, 2]
+    assert plan.attempt == 2
+    (wrong,) = [p for p in (tmp_path / "in").iterdir() if "-1" in p.read_text()]
+    wrong.unlink()
+    feed.write({"id": 3})
+    with running(feed.stream(), root, "copy", table) as query:
+        wait(lambda: ids(table) == [1, 2, 3], "the right row", query)
+
+
+def test_an_existing_checkpoint_is_adopted(spark: SparkSession, tmp_path: Path) -> None:
+    """What the query has read so far is not read again; its old checkpoint stays as it was."""
+    feed, root, table = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root"), str(tmp_path / "out")
+    feed.write_all([[{"id": 1}], [{"id": 2}]])
+    old = tmp_path / "old"
+    plain = feed.stream().writeStream.format("delta").option("checkpointLocation", str(old))
+    plain.trigger(availableNow=True).start(table).awaitTermination()
+    before = sorted(p.relative_to(old) for p in old.rglob("*"))
+    feed.write({"id": 3})
+    for number in (4, 5):  # the second start finds what was adopted and goes on from there
+        expected = list(range(1, number))
+        with running(feed.stream(), root, "copy", table, adopt=str(old)) as query:
+            wait(partial(holds, table, expected), "only what is new", query)
+            wait(lambda: Checkpoints.open(Root(root), "queries").summaries(), "a checkpoint", query)
+        feed.write({"id": number})
+    assert sorted(p.relative_to(old) for p in old.rglob("*")) == before
+
+
+def test_two_queries_joined_by_a_table_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Without barriers between them no checkpoint of both is consistent; the reason is said."""
+    feed, root = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root")
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    feed.write({"id": 1})
+    with running(feed.stream(), root, "writes", first) as writer:
+        wait(lambda: ids(first) == [1], "a table", writer)
+        reading = spark.readStream.format("delta").load(first)
+        function = spark_abs.foreach_batch(append_to(second), root=root, stage="reads")
+        location = spark_abs.checkpoint_location(root, "reads")
+        reader = reading.writeStream.foreachBatch(function).option("checkpointLocation", location).start()
+        wait(lambda: not reader.isActive, "the reader is refused")
+        assert "declare both as stages of a Job" in str(reader.exception())
+        assert writer.isActive
+
+
+def test_another_checkpoint_location_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A query whose offsets are elsewhere cannot be captured; it is told which location to use."""
+    feed, root = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root")
+    feed.write({"id": 1})
+    function = spark_abs.foreach_batch(append_to(str(tmp_path / "out")), root=root, stage="copy")
+    writer: Any = feed.stream().writeStream.foreachBatch(function)
+    query = writer.option("checkpointLocation", str(tmp_path / "elsewhere")).start()
+    wait(lambda: not query.isActive, "the query is refused")
+    assert "does not run on spark_abs.checkpoint_location" in str(query.exception())
+    assert not (tmp_path / "out").exists()
