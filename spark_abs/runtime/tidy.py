@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from spark_abs.channels.trim import trim
 from spark_abs.model import ChannelId, StageId, Version
@@ -12,12 +11,18 @@ from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.retention import channel_floors, retired
 from spark_abs.snapshots.sweep import sweep
+from spark_abs.store import checkpoints as manifests
+from spark_abs.store import control, history
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.table import Table
+
+_VACUUM_EVERY_MS = 600_000
+_KEPT_HOURS = 1
+"""How long a data file that left a table stays for those who still read an older version."""
 
 
-@dataclass(frozen=True, slots=True)
 class Tidy:
     """Called in a background thread, once at a time; opens its own handles.
 
@@ -26,14 +31,18 @@ class Tidy:
     retained manifest or an unread position can reach).
     """
 
-    ctx: RunContext
-    inputs: Mapping[StageId, Sequence[ChannelId]]
-    """The channels that each stage reads."""
-    kept: KeptState
+    def __init__(
+        self, ctx: RunContext, inputs: Mapping[StageId, Sequence[ChannelId]], kept: KeptState
+    ) -> None:
+        """Take the run, the channels that each stage reads, and the handle on `state/`."""
+        self._ctx = ctx
+        self._inputs = inputs
+        self._kept = kept
+        self._vacuumed_ms = now_ms()
 
     def __call__(self) -> None:
-        """Retire, sweep, trim."""
-        ctx = self.ctx
+        """Retire, sweep, trim; from time to time delete what the small tables have left behind."""
+        ctx = self._ctx
         checkpoints = Checkpoints.open(ctx.root, ctx.job)
         state = Control.open(ctx.root).state
         gone = retired(
@@ -43,25 +52,29 @@ class Tidy:
             rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, ctx.attempt, ctx.run, i) for i in gone]
             History(ctx.root).append(rows)
         ctx.probe("tidy.retire.after")
-        sweep(self.kept, checkpoints.load_all)
+        sweep(self._kept, checkpoints.load_all)
         ctx.probe("tidy.sweep.after")
         for channel, floor in channel_floors(checkpoints.load_all(), self._readers()).items():
             trim(ctx.root, channel, floor)
             ctx.probe(f"tidy.{channel}.trim.after")
+        if now_ms() - self._vacuumed_ms >= _VACUUM_EVERY_MS:
+            self._vacuumed_ms = now_ms()
+            for table in (control.PATH, manifests.PATH, history.PATH):
+                Table.open(ctx.root.at(table)).vacuum(_KEPT_HOURS)
 
     def _readers(self) -> Mapping[ChannelId, Sequence[Version | None]]:
         """Return how far each consumer of each channel has durably read; None for one that has not begun."""
         readers: dict[ChannelId, list[Version | None]] = {}
         consumed: dict[StageId, dict[ChannelId, Version]] = {}
-        for stage in self.inputs:
-            native = NativeLog(self.ctx.root, self.ctx.root.native(self.ctx.attempt, stage))
+        for stage in self._inputs:
+            native = NativeLog(self._ctx.root, self._ctx.root.native(self._ctx.attempt, stage))
             slowest: dict[ChannelId, Version] = {}
             for position in native.consumed():
                 slowest[position.channel] = min(
                     position.version, slowest.get(position.channel, position.version)
                 )
             consumed[stage] = slowest
-        for stage, channels in self.inputs.items():
+        for stage, channels in self._inputs.items():
             for channel in channels:
                 readers.setdefault(channel, []).append(consumed[stage].get(channel))
         return readers

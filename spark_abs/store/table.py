@@ -192,6 +192,15 @@ class Table:
             except CommitConflict:
                 continue
 
+    def vacuum(self, hours: int) -> None:
+        """Delete data files that left the table more than `hours` ago; files without a commit stay."""
+        self._table.vacuum(
+            retention_hours=hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+        )
+
     def _read_back(self, target: Version, token: str, error: Exception) -> None:
         """Return if the commit under way is ours after all; raise what is known otherwise."""
         try:

@@ -1,0 +1,70 @@
+"""A Delta table under exact commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_abs.errors import CommitConflict, DamageError
+from spark_abs.store.table import AddFile, Commit, Table
+
+SCHEMA = pa.schema([("a", pa.int64())])
+
+
+def file_of(table: Table, value: int) -> AddFile:
+    path = Path(table.uri, f"{value}.parquet")
+    pq.write_table(pa.table({"a": [value]}), path)
+    return AddFile(path.name, path.stat().st_size, '{"numRecords": 1}')
+
+
+def rows(table: Table) -> list[int]:
+    table.refresh()
+    return sorted(table.read()["a"].to_pylist())
+
+
+def test_a_commit_takes_the_version_after_the_one_read_or_none(tmp_path: Path) -> None:
+    """By itself deltalake would rebase the second commit behind the first."""
+    first = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    second = Table.open(first.uri)
+    assert first.commit_next(Commit([file_of(first, 1)], {"app": 1})) == 1
+    with pytest.raises(CommitConflict):
+        second.commit_next(Commit([file_of(second, 2)], {"other": 1}))
+    assert rows(first) == [1]
+
+
+def test_a_decision_is_made_again_on_what_came_in_between(tmp_path: Path) -> None:
+    one = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    two = Table.open(one.uri)
+    seen: list[int] = []
+
+    def decide(table: Table) -> Commit | None:
+        seen.append(table.version)
+        if len(seen) == 1:
+            one.commit_next(Commit([file_of(one, 1)], {"app": 7}))
+        return None if table.transaction("app") == 7 else Commit([file_of(table, 2)], {"app": 7})
+
+    assert two.commit(decide) is None
+    assert seen == [0, 1]
+    assert rows(two) == [1]
+
+
+def test_a_replacing_commit_leaves_only_its_own_files_and_vacuum_the_newest(tmp_path: Path) -> None:
+    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    for value in (1, 2, 3):
+        table.commit_next(Commit([file_of(table, value)], {}, None, replace=True))
+    assert rows(table) == [3]
+    table.vacuum(0)
+    assert rows(table) == [3]
+    assert sorted(p.name for p in (tmp_path / "t").glob("*.parquet")) == ["3.parquet"]
+
+
+def test_a_missing_table_and_a_torn_log_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Table.open(str(tmp_path / "none"))
+    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    Path(table.uri, "_delta_log", f"{0:020d}.json").write_text("{torn")
+    with pytest.raises(DamageError, match="cannot be read"):
+        Table.open(table.uri)
