@@ -168,6 +168,8 @@ class StageRunner:
         self._taken = barrier.id
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
             self.turns.hold(barrier.id)
+            if barrier.id in self._aborted:  # its abort may have come before there was anything to release
+                self.turns.release(barrier.id)
         first = self._aligning_since.pop(barrier.id, began_ms)
         self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
         self._snapshots.submit(

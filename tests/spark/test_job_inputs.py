@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
-from spark_abs.errors import GraphError, UsageError
+from spark_abs.errors import AbortReason, GraphError, Refused, UsageError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import StageId
 from spark_abs.runtime.job import Job
@@ -22,6 +24,7 @@ from tests.job_support import (
     checked,
     eventually,
     files_read,
+    hold_until,
     read_table,
     version_of,
 )
@@ -37,7 +40,7 @@ def numbers(*values: int) -> list[dict[str, object]]:
 def test_a_mixed_stage_with_a_static_table_and_a_sink_that_is_a_function(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """A channel, a native stream and a Delta table, which stays as it was, are joined in one stage."""
+    """A channel, a native stream and a Delta table, which stays as it was; at last the inputs are bounded."""
     root, tables = str(tmp_path / "root"), tmp_path / "tables"
     near, far = Feed(spark, tmp_path / "near", NUMBERS), Feed(spark, tmp_path / "far", NUMBERS)
     names = tmp_path / "names"
@@ -75,6 +78,9 @@ def test_a_mixed_stage_with_a_static_table_and_a_sink_that_is_a_function(
         far.write(*numbers(100 + number))
     eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind all files")
     run.stop()
+    near.write(*numbers(10, 11))
+    far.write(*numbers(110))
+    assert start(job, available_now=True).await_termination(120)
 
     found = assert_tables_at_every_cut(
         spark,
@@ -95,11 +101,12 @@ def test_a_mixed_stage_with_a_static_table_and_a_sink_that_is_a_function(
         assert sorted(rows) == sorted(n for n in there["id"].to_pylist() if n % 2)
         assert [o.version for o in stage.outputs if o.output == "handed"] == [None]
     batch, (current, _) = max(handed.items())
-    assert (current.job, current.stage, current.attempt, current.run) == ("mixed", "far", 1, 1)
+    assert (current.job, current.stage, current.attempt, current.run) == ("mixed", "far", 1, 2)
     assert (current.batch, current.app_id) == (batch, "mixed/far/handed@1")
     epochs = [handed[number][0].epoch for number in sorted(handed)]
     assert epochs == sorted(epochs)
     assert 0 < current.epoch <= found[-1].id
+    assert [files_read(found[-1], name) for name in feeds] == [4, 4]
     with pytest.raises(UsageError, match="only inside a sink function"):
         spark_abs.current()
 
@@ -144,18 +151,29 @@ def stage_of(manifest: Manifest, name: str) -> StageSnapshot:
 def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """One input has 50 entries where the other has one; then one is silent, and no barrier follows (P4)."""
+    """One input has 50 entries where the other has one; then one is silent, and no barrier follows (P4).
+
+    The first savepoint is older than the first file of the slow one: behind it that stage begins again.
+    """
     root, tables = str(tmp_path / "root"), tmp_path / "tables"
     fast, slow = Feed(spark, tmp_path / "fast", NUMBERS), Feed(spark, tmp_path / "slow", NUMBERS)
-    slow.write(*numbers(0))
-    fast.write_all(numbers(n) for n in range(1, 51))
-
-    job = Job("speeds", root=root, spark=spark, interval="1h", num_retained=1000)
-    inputs = [job.source("fast", fast.stream()), job.source("slow", slow.stream())]
-    both = job.stage("both", inputs, lambda one, two: one.union(two))
-    job.sink("both", both, table=str(tables / "both"))
-    run = start(job)
     feeds = {"fast": fast, "slow": slow}
+
+    def declare() -> Job:
+        job = Job("speeds", root=root, spark=spark, interval="1h", num_retained=1000)
+        inputs = [job.source("fast", fast.stream()), job.source("slow", slow.stream())]
+        both = job.stage("both", inputs, lambda one, two: one.union(two))
+        job.sink("both", both, table=str(tables / "both"))
+        return job
+
+    def assert_cuts() -> tuple[Manifest, ...]:
+        both = "SELECT checkpoint, id FROM fast UNION ALL SELECT checkpoint, id FROM slow"
+        return assert_tables_at_every_cut(spark, root, feeds, {"both": both}, tables)
+
+    fast.write_all(numbers(n) for n in range(1, 51))
+    run = start(declare())
+    run.savepoint("early")
+    slow.write(*numbers(0))
     while not caught_up(root, feeds):
         run.checkpoint(timeout=120)
     claimed = Control.open(Root(root)).state.last_claimed
@@ -167,7 +185,41 @@ def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
     )
     assert Control.open(Root(root)).state.last_claimed == claimed
     run.stop()
+    early, *later = assert_cuts()
+    assert (files_read(early, "slow"), stage_of(early, "slow").cut_batch) == (0, -1)
+    assert 0 < files_read(later[0], "fast") < 50
 
-    both_sides = "SELECT checkpoint, id FROM fast UNION ALL SELECT checkpoint, id FROM slow"
-    found = assert_tables_at_every_cut(spark, root, feeds, {"both": both_sides}, tables)
-    assert 0 < files_read(found[0], "fast") < 50
+    spark_abs.restore(root, "early", spark=spark)
+    run = start(declare(), available_now=True)
+    assert run.await_termination(120)
+    assert sorted(read_table(tables / "both")["id"].to_pylist()) == list(range(53))
+    assert assert_cuts()[-1].attempt == 2
+
+
+def test_a_checkpoint_that_expires_lets_a_blocked_input_go(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """One input is at the barrier and the other cannot reach it: its abort unblocks the first (P3, P8)."""
+    root, table = str(tmp_path / "root"), tmp_path / "table"
+    fast, slow = Feed(spark, tmp_path / "fast", NUMBERS), Feed(spark, tmp_path / "slow", NUMBERS)
+    rows = partial(rows_if_any, table)
+    hold = hold_until("batch.slow.files.before", lambda: rows() == [1, 2])
+    job = Job("expiry", root=root, spark=spark, probe=hold, interval="1h", timeout="1s", poll_interval="0ms")
+    inputs = [job.source("fast", fast.stream()), job.source("slow", slow.stream())]
+    job.sink("both", job.stage("both", inputs, lambda one, two: one.union(two)), table=str(table))
+    slow.write(*numbers(0))
+    fast.write(*numbers(1))
+    run = start(job)
+    with ThreadPoolExecutor(1) as pool:
+        checkpoint = pool.submit(run.checkpoint)
+        eventually(run, lambda: Control.open(Root(root)).state.claims, "checkpoint 1 is under way")
+        fast.write(*numbers(2))
+        with pytest.raises(Refused, match=r"expired, after 1000 ms without .*slow"):
+            checkpoint.result()
+    eventually(run, lambda: rows() == [0, 1, 2], "all rows through")
+    run.stop()
+    assert {a.id: a.reason for a in Control.open(Root(root)).state.aborted} == {1: AbortReason.EXPIRED}
+
+
+def rows_if_any(table: Path) -> list[int]:
+    return sorted(read_table(table)["id"].to_pylist()) if (table / "_delta_log").exists() else []

@@ -52,13 +52,16 @@ class Line:
             first = len(self.feed.files) * FILE
             self.feed.write(*({"id": first + n} for n in range(FILE)))
 
-    def job(self, name: str = "line", synchronous: bool = False, max_entries: int = 100) -> Job:
+    def job(
+        self, name: str = "line", synchronous: bool = False, max_entries: int = 100, timeout: str = "1h"
+    ) -> Job:
         job = Job(
             name,
             root=self.root,
             spark=self.spark,
             probe=self.probe,
             interval="1h",
+            timeout=timeout,
             synchronous=synchronous,
             max_entries_per_batch=max_entries,
         )
@@ -89,6 +92,9 @@ class Line:
             },
             self.tables,
         )
+
+    def claimed(self) -> bool:
+        return bool(Control.open(Root(self.root)).state.claims)
 
     def aborted(self) -> dict[int, AbortReason]:
         return {int(a.id): a.reason for a in Control.open(Root(self.root)).state.aborted}
@@ -164,6 +170,20 @@ def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start:
     line.assert_cuts()
 
 
+def test_an_exact_savepoint_that_expires_lets_the_job_go_on(line: Line, start: Start) -> None:
+    """It is aborted while a stage writes the batch of the cut: the stage must not stand still behind it."""
+    line.probe = hold_until("batch.twice.handover.before", lambda: 1 in line.aborted() or not line.claimed())
+    line.write(2)
+    run = start(line.job(timeout="1s"))
+    eventually(run, line.has_all, "the first rows through")
+    with pytest.raises(Refused, match="sync_savepoint late was not taken: aborted: expired"):
+        run.stop(savepoint="late")
+    line.write(2)
+    eventually(run, line.has_all, "rows behind the savepoint through")
+    run.stop()
+    line.assert_all_once()
+
+
 def test_a_failing_stage_stops_the_job_with_one_error(line: Line, start: Start) -> None:
     """The error names stage, batch and cause; the other stage ends in order; mended, the job goes on."""
     line.twice = "IF(id = 13, raise_error('unlucky number'), 2 * id)"
@@ -218,13 +238,23 @@ def test_a_second_start_is_refused_or_fences_the_first(line: Line, start: Start)
 def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: Line, start: Start) -> None:
     """The job does not begin again in silence; restart='checkpoint' takes the newest one, sinks included."""
     line.write(2)
+    lost = Path(line.root, "native/1/twice")
     run = start(line.job())
     eventually(run, line.has_all, "the first rows through")
+    run.stop()
+    lost.rename(line.tmp / "kept")
+    with pytest.raises(
+        DamageError, match=r"(?s)stage 'twice': native/1/twice is missing.*start over on a new"
+    ):
+        start(line.job())
+    (line.tmp / "kept").rename(lost)
+
+    run = start(line.job())
     run.checkpoint()
     line.write(2)
     eventually(run, line.has_all, "rows behind the checkpoint through")
     run.stop()
-    shutil.rmtree(Path(line.root, "native/1/twice"))
+    shutil.rmtree(lost)
     said = r"(?s)stage 'twice': native/1/twice is missing.*restart='checkpoint'"
     with pytest.raises(DamageError, match=said):
         start(line.job())
