@@ -20,12 +20,10 @@ from spark_abs.model import (
     NO_EPOCH,
     AttemptId,
     Barrier,
-    Branch,
     CheckpointId,
     CheckpointKind,
     RunId,
     StageId,
-    Version,
 )
 
 KEPT = 100
@@ -155,21 +153,6 @@ class ControlState:
             if step.id == attempt:
                 return after is None or after.checkpoint is None or checkpoint <= after.checkpoint
         return False
-
-
-def branches(path: tuple[Attempt, ...], barrier_version: dict[CheckpointId, Version]) -> tuple[Branch, ...]:
-    """Turn a path into what counts in one channel.
-
-    Args:
-        path: attempts, oldest first.
-        barrier_version: for each checkpoint that the path branched at, the channel's version at its cut.
-    """
-    return tuple(
-        Branch(
-            step.id, None if after is None or after.checkpoint is None else barrier_version[after.checkpoint]
-        )
-        for step, after in zip(path, (*path[1:], None), strict=True)
-    )
 
 
 def require_current(state: ControlState, run: RunId) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from spark_abs.errors import AbsError, CommitConflict, DamageError, Fenced
@@ -36,6 +36,7 @@ from spark_abs.model import (
     run_app_id,
 )
 from spark_abs.protocol import control
+from spark_abs.protocol.path import channel_path
 from spark_abs.testing.invariants import Logged
 
 JOB = "sim"
@@ -358,13 +359,12 @@ class Storage:
 
     def path(self, channel: ChannelId, attempt: AttemptId) -> tuple[Branch, ...]:
         """Return what counts in a channel for an attempt."""
-        lineage = self.state.lineage(attempt)
-        versions = {step.checkpoint: self.cut_version(step.checkpoint, channel) for step in lineage[1:]}
-        return control.branches(lineage, {c: v for c, v in versions.items() if c is not None})
+        until_then = tuple(a for a in self.state.attempts if a.id <= attempt)
+        return channel_path(replace(self.state, attempts=until_then), channel)
 
-    def cut_version(self, checkpoint: CheckpointId | None, channel: str) -> Version:
+    def cut_version(self, checkpoint: CheckpointId, channel: str) -> Version:
         """Return the version of an output that a checkpoint recorded."""
-        manifest = dict(self.checkpoints)[checkpoint]  # type: ignore[index]
+        manifest = dict(self.checkpoints)[checkpoint]
         assert manifest is not None
         for snapshot in manifest.snapshots:
             for output in snapshot.outputs:

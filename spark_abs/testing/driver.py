@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
+from spark_abs.codec import to_json
 from spark_abs.errors import AbortReason, Fenced
 from spark_abs.manifest import Location, OutputVersion, StageSnapshot, StoredFile
 from spark_abs.model import (
@@ -45,6 +46,7 @@ from spark_abs.protocol.messages import (
     StatusChanged,
     Tick,
 )
+from spark_abs.protocol.path import BranchPoint
 from spark_abs.protocol.trigger import (
     JobStatus,
     Request,
@@ -348,8 +350,10 @@ def fence(storage: Storage, run: RunId, before: AttemptId) -> Iterator[None]:
 
 def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[None]:
     """Bring everything back to a checkpoint under a new attempt; each step may be repeated."""
+    channels = (channel for stage in storage.graph for channel in stage.channels)
+    plan = to_json(BranchPoint({c: storage.cut_version(checkpoint.id, c) for c in channels}))
     storage.control.append(
-        control.begin_attempt(storage.state, checkpoint.attempt, checkpoint.id, "", "sim", 1, clock())
+        control.begin_attempt(storage.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock())
     )
     yield
     run, attempt = storage.state.run, storage.state.attempt
