@@ -68,3 +68,23 @@ def test_a_missing_table_and_a_torn_log_are_told_apart(tmp_path: Path) -> None:
     Path(table.uri, "_delta_log", f"{0:020d}.json").write_text("{torn")
     with pytest.raises(DamageError, match="cannot be read"):
         Table.open(table.uri)
+
+
+@pytest.mark.parametrize("read_before", [True, False])
+def test_a_kept_handle_survives_a_clean_up_of_the_log(tmp_path: Path, read_before: bool) -> None:
+    """The handle is ahead of the checkpoint behind which the log files go that it was opened with."""
+    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    table.commit_next(Commit(transactions={"fence": 3}))
+    if read_before:
+        assert table.transaction("fence") == 3
+    cleaner = Table.open(table.uri)
+    table.commit_next(Commit(transactions={"app": 1}))
+    cleaner.delta.create_checkpoint()
+    for version in (0, 1):
+        Path(table.uri, f"_delta_log/{version:020d}.json").unlink()
+    table.refresh()
+    assert (table.transaction("fence"), table.transaction("app"), table.version) == (3, 1, 2)
+    Table.open(table.uri).commit_next(Commit(transactions={"fence": 4}))
+    assert table.transaction("fence") == 3
+    table.refresh()
+    assert table.transaction("fence") == 4
