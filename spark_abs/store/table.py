@@ -58,6 +58,7 @@ class Table:
         self._table = table
         self._fs, self._path = fs.FileSystem.from_uri(uri)
         self._transactions: dict[str, int | None] = {}
+        self._followed = table.version()
 
     @classmethod
     def open(cls, uri: str) -> Table:
@@ -131,15 +132,8 @@ class Table:
 
     def refresh(self) -> None:
         """Read the commits that came since; costs what is new."""
-        before = self.version
         self._table.update_incremental()
-        for version in range(before + 1, self.version + 1):
-            commit = self.read_commit(version)
-            if commit is None:  # cleaned up behind a checkpoint
-                self._transactions.clear()
-                return
-            known = commit.transactions.keys() & self._transactions.keys()
-            self._transactions |= {app: commit.transactions[app] for app in known}
+        self._follow()
 
     def transaction(self, app: str) -> int | None:
         """Return the version last committed under an application id, as of the version read.
@@ -147,12 +141,24 @@ class Table:
         Looked up once, then followed from commit to commit: deltalake looks in all the log files that the
         handle was opened with, and a clean-up may have deleted them behind a checkpoint since.
         """
+        self._follow()
         if app not in self._transactions:
             try:
                 self._transactions[app] = self._look_up(app)
             except DeltaError as error:
                 raise DamageError(f"the Delta log at {self.uri} cannot be read: {error}") from error
         return self._transactions[app]
+
+    def _follow(self) -> None:
+        """Take the application ids of the commits since; the handle moves on with its own commits, too."""
+        for version in range(self._followed + 1, self.version + 1):
+            commit = self.read_commit(version)
+            if commit is None:  # cleaned up behind a checkpoint
+                self._transactions.clear()
+                break
+            known = commit.transactions.keys() & self._transactions.keys()
+            self._transactions |= {app: commit.transactions[app] for app in known}
+        self._followed = self.version
 
     def _look_up(self, app: str) -> int | None:
         try:

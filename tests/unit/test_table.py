@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import CommitProperties
+from deltalake.transaction import Transaction
 
 from spark_abs.errors import CommitConflict, DamageError
 from spark_abs.store.table import AddFile, Commit, Table
@@ -88,3 +90,12 @@ def test_a_kept_handle_survives_a_clean_up_of_the_log(tmp_path: Path, read_befor
     assert table.transaction("fence") == 3
     table.refresh()
     assert table.transaction("fence") == 4
+
+
+def test_transactions_are_followed_when_the_handle_moves_by_itself(tmp_path: Path) -> None:
+    """RESTORE and the like move a handle on without a refresh."""
+    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    table.commit_next(Commit([file_of(table, 1)], {"app": 1}))
+    assert table.transaction("restored") is None
+    table.delta.restore(0, commit_properties=CommitProperties(app_transactions=[Transaction("restored", 5)]))
+    assert (table.version, table.transaction("restored")) == (2, 5)
