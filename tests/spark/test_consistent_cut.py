@@ -15,6 +15,8 @@ from tests.job_support import (
     assert_tables_at_every_cut,
     caught_up,
     eventually,
+    files_read,
+    manifests,
     newest_data,
     version_of,
 )
@@ -90,3 +92,32 @@ def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
         newest_data(tables / name) for name in queries
     ]
     assert sum(stage.dropped_late for manifest in found for stage in manifest.stages) == 0
+
+
+def test_bounded_runs_of_a_graph_end_by_themselves(spark: SparkSession, tmp_path: Path, start: Start) -> None:
+    """One source ends long before the other and checkpoints go on (P10); a restore to a last one, too."""
+    root, tables = str(tmp_path / "root"), tmp_path / "tables"
+    clicks, orders = Feed(spark, tmp_path / "clicks", SCHEMA), Feed(spark, tmp_path / "orders", SCHEMA)
+    feeds = {"clicks": clicks, "orders": orders}
+    shapes = (DIAMOND, INNER)
+    queries = {name: query for shape in shapes for name, query in shape.queries.items()}
+
+    def run_to_the_end() -> None:
+        job = Job("bounded", root=root, spark=spark, interval="300ms", num_retained=1000)
+        sources = [job.source(name, given.stream()) for name, given in feeds.items()]
+        for shape in shapes:
+            shape.add(job, sources[0], sources[1], tables)
+        assert start(job, available_now=True).await_termination(240)
+        newest = assert_tables_at_every_cut(spark, root, feeds, queries, tables)[-1]
+        assert [files_read(newest, name) for name in feeds] == [len(feed.files) for feed in feeds.values()]
+
+    clicks.write_all(clicks_of(file) for file in range(4))
+    orders.write(*orders_of(0))
+    run_to_the_end()
+    ended = manifests(root)[-1].id
+    clicks.write(*clicks_of(4))
+    orders.write_all(orders_of(file) for file in range(1, 5))
+    run_to_the_end()
+    restore(root, ended, spark=spark)
+    run_to_the_end()
+    assert manifests(root)[-1].attempt == 2

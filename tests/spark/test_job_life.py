@@ -7,12 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_abs.errors import AbortReason, DamageError, Fenced, Refused, RunAlive, StageFailed, UsageError
 from spark_abs.model import CheckpointKind
+from spark_abs.restore.apply import restore
 from spark_abs.runtime.job import Job
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -52,19 +54,8 @@ class Line:
             first = len(self.feed.files) * FILE
             self.feed.write(*({"id": first + n} for n in range(FILE)))
 
-    def job(
-        self, name: str = "line", synchronous: bool = False, max_entries: int = 100, timeout: str = "1h"
-    ) -> Job:
-        job = Job(
-            name,
-            root=self.root,
-            spark=self.spark,
-            probe=self.probe,
-            interval="1h",
-            timeout=timeout,
-            synchronous=synchronous,
-            max_entries_per_batch=max_entries,
-        )
+    def job(self, name: str = "line", **settings: Any) -> Job:
+        job = Job(name, root=self.root, spark=self.spark, probe=self.probe, **{"interval": "1h", **settings})
         numbers = job.source("numbers", self.feed.stream())
         twice = job.stage("twice", [numbers], lambda frame: frame.selectExpr("id", f"{self.twice} AS twice"))
         job.sink("numbers", numbers, table=str(self.tables / "numbers"))
@@ -268,6 +259,32 @@ def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: 
     line.assert_cuts()
 
 
+def test_old_checkpoints_and_entries_go_while_the_job_runs(line: Line, start: Start) -> None:
+    """What is left is the newest checkpoint, the savepoint, and all that is needed to go back to either."""
+    channel = Path(line.root, "channels/numbers.main")
+    first_entries = channel / "_delta_log/00000000000000000001.json"
+    run = start(line.job(interval="100ms", num_retained=1))
+    while first_entries.exists() or not manifests(line.root):
+        line.write(1)
+        eventually(run, line.has_all, "one more file through")
+    kept = run.savepoint("kept")
+    line.write(2)
+    eventually(run, line.has_all, "rows behind the savepoint through")
+    eventually(run, lambda: manifests(line.root)[-1].id > kept + 2, "checkpoints behind the savepoint")
+    run.stop()
+    found = manifests(line.root)
+    assert found[0].id == kept
+    assert len(found) <= 3
+    assert not list(channel.glob("data/1-1-0-*"))
+    line.assert_cuts()
+
+    for target in ("latest", "kept"):
+        restore(line.root, target, spark=line.spark)
+        assert start(line.job(), available_now=True).await_termination(120)
+        line.assert_all_once()
+    line.assert_cuts()
+
+
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_the_next_batch_waits_for_the_copy_only_in_the_synchronous_arm(
     line: Line, start: Start, synchronous: bool
@@ -286,7 +303,7 @@ def test_the_next_batch_waits_for_the_copy_only_in_the_synchronous_arm(
 
     line.probe = probe
     line.write(12)
-    run = start(line.job(synchronous=synchronous, max_entries=1))
+    run = start(line.job(synchronous=synchronous, max_entries_per_batch=1))
     eventually(run, lambda: "batch.twice.handover.before" in seen, "a first batch")
     run.checkpoint()
     eventually(run, line.has_all, "all rows through")
