@@ -79,6 +79,7 @@ class Coordinator:
         self._pending: dict[CheckpointId, Pending] = {}
         self._outcomes: dict[CheckpointId, bool] = {}
         self._answers: dict[str, Answer] = {}
+        self._named: set[str] = set()
         self._ended = False
 
     @property
@@ -153,8 +154,17 @@ class Coordinator:
         if self._ended or self._forbidden(request.kind):
             why = "the job ends with the savepoint taken" if self._ended else f"the job is {self._status}"
             return (self._answer(request.id, None, False, why),)
+        if request.name is not None and request.name in self._names():
+            why = f"there is a savepoint {request.name!r} already, or under way: choose another name"
+            return (self._answer(request.id, None, False, why),)
         self._waiting.append(request)
         return ()
+
+    def _names(self) -> frozenset[str | None]:
+        """Return the names that requests of this run have taken: of two at once the second is refused."""
+        claiming = self._claiming.name if self._claiming else None
+        waiting = [r.name for r in self._waiting]
+        return frozenset((*self._named, claiming, *waiting, *(p.barrier.name for p in self.pending)))
 
     def _on_claimed(self, event: Claimed) -> tuple[Effect, ...]:
         barrier = event.barrier
@@ -212,6 +222,8 @@ class Coordinator:
             return ()
         self._past = replace(self._past, decided_ms=event.now_ms)
         _remember(self._outcomes, event.id, event.completed)
+        if event.completed and pending.barrier.name is not None:
+            self._named.add(pending.barrier.name)
         self._ended |= event.completed and pending.barrier.kind is CheckpointKind.SYNC_SAVEPOINT
         effects: list[Effect] = [Notify(event.id, event.completed)]
         if pending.request_id and pending.request_id not in self._answers:

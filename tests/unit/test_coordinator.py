@@ -283,3 +283,25 @@ def test_settings_are_read_at_every_decision() -> None:
     before = coordinator.handle(Tick(100))
     settings.append(SETTINGS)  # the interval is 100 ms now
     assert (before, coordinator.handle(Tick(101))) == ((), (Claim(PLAIN, None, None),))
+
+
+def test_of_two_savepoints_of_one_name_the_second_is_refused() -> None:
+    """While the first waits, is claimed, is open and is complete; an aborted one leaves its name free."""
+    refused = "there is a savepoint 'mine' already, or under way: choose another name"
+
+    def again(coordinator: Coordinator, number: int) -> bool:
+        request = Request(f"again {number}", CheckpointKind.SAVEPOINT, "mine")
+        effects = coordinator.handle(Requested(100, request))
+        return Answer(request.id, None, False, refused) in effects
+
+    for completed in (True, False):
+        coordinator = running("a")
+        coordinator.handle(claimed(1))
+        coordinator.handle(Requested(50, SAVEPOINT))  # waits for checkpoint 1
+        told = [again(coordinator, 1)]
+        coordinator.handle(Decided(51, ONE, False, AbortReason.DECLINED))  # claims
+        told.append(again(coordinator, 2))
+        coordinator.handle(Claimed(52, Barrier(TWO, CheckpointKind.SAVEPOINT, 52, "mine"), "r1"))
+        told.append(again(coordinator, 3))
+        coordinator.handle(Decided(53, TWO, completed, None))
+        assert [*told, again(coordinator, 4)] == [True, True, True, completed]
