@@ -224,7 +224,7 @@ class Simulation:
     def _ask(self, kind: CheckpointKind) -> bool:
         if not self._booted():
             return False
-        self.driver.ask(Request(f"request-{self.now_ms}", kind, "asked"))
+        self.driver.ask(Request(f"request-{self.now_ms}", kind, f"asked-{self.now_ms}"))
         return True
 
     def _retain(self) -> bool:
