@@ -71,7 +71,7 @@ class Small:
         driver.wait_for(lambda: driver.ended(self.base) is not None, f"the end of {self.base.name}")
         return driver.ended(self.base) or ""
 
-    def finish(self, driver: DriverProcess) -> None:
+    def finish(self, driver: DriverProcess, **options: object) -> None:
         """Run until all input is through."""
-        self.start(driver, available_now=True)
+        self.start(driver, available_now=True, **options)
         assert self.end(driver) == "", driver.told

@@ -29,7 +29,7 @@ class Round:
 
 
 BOUNDED: dict[str, object] = {"available_now": True}
-IMPATIENT: dict[str, object] = {"checkpoint": {"timeout": "3s"}}
+IMPATIENT: dict[str, object] = {"checkpoint": {"timeout": "2s"}}
 
 ROUNDS: Sequence[Round] = (
     # A start, on a root that is new.
@@ -69,9 +69,9 @@ ROUNDS: Sequence[Round] = (
     Round(("manifest.before", "batch.tail.files.after", "batch.events.commit-main.after")),
     Round(("manifest.after", "batch.tail.commit-totals.after")),
     Round(("manifest.settle.after", "batch.pair.files.after")),
-    Round(("capture.tail.copy.before", "abort.before"), IMPATIENT),
-    Round(("capture.tail.copy.before", "abort.after"), IMPATIENT),
-    Round(("capture.tail.copy.before", "abort.settle.after"), IMPATIENT),
+    Round(("capture.events.copy.before", "abort.before"), IMPATIENT),
+    Round(("capture.events.copy.before", "abort.after"), IMPATIENT),
+    Round(("capture.events.copy.before", "abort.settle.after"), IMPATIENT),
     Round(("tidy.retire.after", "claim.after")),
     Round(("tidy.sweep.after", "batch.pair.commit-pairs.after")),
     Round(("tidy.events.main.trim.after", "batch.events.commit-orders.after")),

@@ -1,16 +1,9 @@
-"""Going back and forth between checkpoints of one job, and round damaged ones."""
+"""Going back and forth between the checkpoints of one job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
-from click.testing import CliRunner, Result
 
-from spark_abs.cli.main import main
-from spark_abs.manifest import Manifest
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.apply import restore
 from spark_abs.store.control import Control
@@ -56,127 +49,6 @@ def test_back_to_the_fifth_on_from_there_and_back_to_the_abandoned_ninth(
 
     job.finish(first)
     check_complete(job.base, job.files)
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
-    "torn": lambda data: data[: len(data) // 2],
-    "truncated": lambda data: data[:-1],
-    "altered": lambda data: (
-        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
-    ),
-    "missing": lambda data: None,
-}
-
-
-@contextmanager
-def damaged(file: Path, how: str) -> Iterator[None]:
-    """Damage a file, and bring it back."""
-    data = file.read_bytes()
-    spoiled = DAMAGE[how](data)
-    file.unlink()
-    if spoiled is not None:
-        file.write_bytes(spoiled)
-    try:
-        yield
-    finally:
-        file.write_bytes(data)
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-def test_damage_in_state_is_named_and_refused(job: Small, how: str) -> None:
-    newest = job.completed()[-1]
-    pack = own_pack(job)
-    with damaged(pack, how):
-        assert pack.name in verified(job, "latest")
-        assert pack.name in verified(job)
-        refused = call("restore", job, "--to", "latest", "--yes")
-        assert (refused.exit_code, pack.name in refused.output) == (3, True)
-        planned = call("restore", job, "--to", "latest", "--fallback", "--dry-run")
-        assert planned.exit_code == 0, planned.output
-        assert f"goes back to {job.completed()[-2].id}, the newest intact" in planned.output
-    assert call("verify", job, str(newest.id)).exit_code == 0
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-def test_damage_in_checkpoints_is_named_and_refused(job: Small, how: str) -> None:
-    newest = job.completed()[-1]
-    (row,) = (job.base / "root" / "checkpoints").glob(f"{newest.id:08d}-*.parquet")
-    before = job.completed()[-2]
-    with damaged(row, how):
-        assert row.name in verified(job)
-        refused = call("restore", job, "--to", "latest", "--yes")
-        assert (refused.exit_code, row.name in refused.output) == (3, True)
-        planned = call("restore", job, "--to", "latest", "--fallback", "--dry-run")
-        assert planned.exit_code == 0, planned.output
-        assert f"goes back to {before.id}, the newest intact" in planned.output
-    assert call("verify", job).exit_code == 0
-
-
-@pytest.mark.parametrize("log", ["offsets", "commits"])
-@pytest.mark.parametrize("how", DAMAGE)
-def test_damage_in_a_native_log_is_named(job: Small, log: str, how: str) -> None:
-    directory = native(job) / log
-    newest = max((p for p in directory.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
-    with damaged(newest, how):
-        assert str(newest.relative_to(job.base / "root").parent.parent) in verified(job)
-    assert call("verify", job).exit_code == 0
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-def test_damage_in_native_state_is_named(job: Small, how: str) -> None:
-    states = [p for p in (native(job) / "state").rglob("*") if p.is_file() and not p.name.startswith(".")]
-    newest = max(states, key=lambda p: p.stat().st_mtime_ns)
-    with damaged(newest, how):
-        assert newest.name in verified(job)
-    assert call("verify", job).exit_code == 0
-
-
-def test_a_lost_native_checkpoint_refuses_a_start_and_the_newest_intact_one_is_taken(
-    job: Small, first: DriverProcess
-) -> None:
-    """Behind damage in the newest checkpoint the one before it is taken, and everything comes again."""
-    pack, before = own_pack(job), job.completed()[-2]
-    pack.write_bytes(pack.read_bytes()[:-1])
-    newest = max(
-        (p for p in (native(job) / "commits").iterdir() if p.name.isdigit()), key=lambda p: int(p.name)
-    )
-    (native(job) / "offsets" / newest.name).unlink()
-
-    job.start(first)
-    assert job.end(first) == "DamageError"
-
-    done = call("restore", job, "--to", "latest", "--fallback", "--yes")
-    assert done.exit_code == 0, done.output
-    assert _state(job).attempt.checkpoint == before.id
-    assert job.rows() == job.rows(before)
-    job.finish(first)
-    check_complete(job.base, job.files)
-
-
-def verified(job: Small, *checkpoint: str) -> str:
-    """Run verify, which must find something, and return what it says."""
-    done = call("verify", job, *checkpoint)
-    assert done.exit_code == 3, done.output
-    return done.output
-
-
-def call(verb: str, job: Small, *arguments: str) -> Result:
-    return CliRunner().invoke(main, [verb, job.root.uri, *arguments])
-
-
-def native(job: Small) -> Path:
-    return job.base / "root" / "native" / str(_state(job).attempt.id) / "pair"
-
-
-def own_pack(job: Small) -> Path:
-    """Return a pack that the newest checkpoint needs and the one before does not."""
-    *_, before, newest = job.completed()
-    (name, *_) = sorted(_packs(newest) - _packs(before))
-    return job.base / "root" / "state" / name
-
-
-def _packs(manifest: Manifest) -> set[str]:
-    return {file.at.pack for stage in manifest.stages for file in stage.files}
 
 
 def _state(job: Small) -> ControlState:
