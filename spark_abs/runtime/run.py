@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from pyspark.errors import StreamingQueryException
+
 from spark_abs.errors import Fenced, Refused, StageFailed, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.messages import (
@@ -224,7 +226,10 @@ class Run:
         batch = runner.native.idle_at()
         if batch is None or not runner.inputs_closed(batch):
             return False
-        query.processAllAvailable()
+        try:
+            query.processAllAvailable()
+        except StreamingQueryException:  # the next look for failures says it
+            return False
         runner.turns.hold(_FINISHING)
         if runner.native.idle_at() is None:
             runner.turns.release(_FINISHING)

@@ -26,7 +26,7 @@ from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.job import BatchFunction, Job, Output, SinkSpec, StageSpec
 from spark_abs.runtime.jvm import active_query, refuse_unsupported_session
 from spark_abs.runtime.lifetime import begin, end, refuse_second
-from spark_abs.runtime.native import NativeLog
+from spark_abs.runtime.native import NativeLog, clear_unplanned
 from spark_abs.runtime.outputs import Outputs
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
 from spark_abs.runtime.stage import StageRunner
@@ -36,6 +36,7 @@ from spark_abs.snapshots.adopt import adopt_native
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
+from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root, location_of
 from spark_abs.store.table import Table
 
@@ -75,7 +76,14 @@ def checkpoint_location(root: str, stage: str, *, adopt: str | None = None) -> s
     directory = at.native(attempt.id, name)
     if adopt is not None:
         adopt_native(location_of(adopt), at.at(directory))
+    lease = read_lease(at)
+    if lease is None or not lease.alive(now_ms(), _silence_ms()):
+        clear_unplanned(at, directory)
     return at.at(directory)
+
+
+def _silence_ms() -> int:
+    return Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
 
 
 def foreach_batch(
