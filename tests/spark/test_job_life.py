@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pyspark.sql import SparkSession
 from spark_abs.errors import AbortReason, DamageError, Fenced, Refused, RunAlive, StageFailed, UsageError
 from spark_abs.model import CheckpointKind
 from spark_abs.restore.apply import restore
-from spark_abs.runtime.job import Job
+from spark_abs.runtime.job import Job, no_probe
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.job_support import (
@@ -138,6 +139,8 @@ def test_a_stopped_job_goes_on_where_it_was(line: Line, start: Start) -> None:
 def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start: Start) -> None:
     """Behind `stop(savepoint=...)` nothing has been processed, though there was much more to read (P21)."""
     line.write(12)
+    batches, hold = count(1), hold_until("batch.numbers.read.before", line.claimed)
+    line.probe = lambda at: hold(at) if at == "batch.numbers.read.before" and next(batches) > 3 else None
     run = start(line.job())
     eventually(run, lambda: (line.tables / "twice/data").exists(), "a first batch through")
     taken = run.stop(savepoint="exact")
@@ -152,6 +155,7 @@ def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start:
         **{name: newest_data(line.tables / name) for name in ("numbers", "twice")},
     }
 
+    line.probe = no_probe
     again = start(line.job())
     eventually(again, line.has_all, "the rest through")
     with pytest.raises(UsageError, match="already"):
