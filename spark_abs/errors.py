@@ -10,6 +10,9 @@ AbsError                      exit code 1
 │   ├── RunAlive              another run of the job is alive
 │   ├── AttemptNotReady       a restore was begun and not finished
 │   └── CheckpointNotFound    no such checkpoint or savepoint on this root
+├── StageStopped              a batch that must not begin: its stage is being stopped in order
+├── CaptureIncomplete         files of a cut are missing: the stage declines the checkpoint
+├── StaleCapture              a captured file was replaced before it was copied; capture again
 ├── Fenced                    this run or attempt was replaced; stop, write nothing
 ├── CommitConflict            somebody committed first; read again and decide again
 └── CommitStateUnknown        the store did not say whether a commit took place; do not guess
