@@ -13,6 +13,7 @@ import click
 
 from spark_abs.cli.output import Output
 from spark_abs.config import Settings
+from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
 
 P = ParamSpec("P")
@@ -24,7 +25,7 @@ class Context:
     """What surrounds a verb; tests hand in another clock and pause."""
 
     out: Output = field(default_factory=Output)
-    now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    now_ms: Callable[[], int] = now_ms
     pause: Callable[[float], None] = time.sleep
     """Called with seconds between two looks at a running job."""
 

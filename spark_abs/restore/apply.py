@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
@@ -41,6 +40,7 @@ from spark_abs.restore.steps import (
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.materialise import materialise
 from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, renew, write_lease
@@ -148,7 +148,7 @@ class _Restorer:
         self._forced = prepared.forced
         self._spark = spark
         self._control = Control.open(root)
-        self._began_ms = self._beat_ms = _now_ms()
+        self._began_ms = self._beat_ms = now_ms()
 
     def carry_out(self, step: Step, counted: Callable[[int], None]) -> None:
         """Do one step, telling its bytes. All but the first require that nobody has taken over."""
@@ -185,7 +185,7 @@ class _Restorer:
     def breathe_out(self) -> None:
         """Give the lease back, however the restore ended."""
         if self.run:
-            now = _now_ms()
+            now = now_ms()
             renew(self._root, own_lease(self.run, now), now, ended=True)
 
     def _begin(self) -> None:
@@ -199,11 +199,11 @@ class _Restorer:
                     f"{state.attempt.id}): plan it again"
                 )
             return ledger.begin_attempt(
-                state, plan.parent, plan.checkpoint, stored, socket.gethostname(), os.getpid(), _now_ms()
+                state, plan.parent, plan.checkpoint, stored, socket.gethostname(), os.getpid(), now_ms()
             )
 
         self.run = self._control.update(begin).runs[-1].id
-        write_lease(self._root, own_lease(self.run, _now_ms()))
+        write_lease(self._root, own_lease(self.run, now_ms()))
 
     def _set_aside(self, path: str) -> None:
         """Move the file to where tables do not look; the log then forgets what is not there."""
@@ -244,7 +244,7 @@ class _Restorer:
 
     def _breathe(self) -> None:
         """Renew the lease during long work, and give up if somebody has taken over."""
-        now = _now_ms()
+        now = now_ms()
         if now - self._beat_ms >= _BEAT_EVERY_MS:
             self._beat_ms = now
             ledger.require_current(self._control.state, self.run)
@@ -272,7 +272,7 @@ class _Restorer:
         history.append(
             [
                 HistoryRow(
-                    at_ms=_now_ms(),
+                    at_ms=now_ms(),
                     event=HistoryEvent.RESTORED,
                     attempt=plan.attempt,
                     run=self.run,
@@ -280,7 +280,7 @@ class _Restorer:
                     kind=self._manifest.kind.value,
                     name=plan.name,
                     detail=f"from attempt {plan.parent}; leaves behind {left}",
-                    duration_ms=_now_ms() - self._began_ms,
+                    duration_ms=now_ms() - self._began_ms,
                 )
             ]
         )
@@ -288,7 +288,3 @@ class _Restorer:
 
 def _size(step: Step) -> int:
     return step.size if isinstance(step, Materialise) else 0
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, replace
 
 from spark_abs.config import Settings
@@ -20,6 +19,7 @@ from spark_abs.restore.target import newest_first
 from spark_abs.snapshots.materialise import fresh_query_id
 from spark_abs.snapshots.verify import Finding
 from spark_abs.store.checkpoints import PATH, Summary
+from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.salvage import Survey, survey
@@ -96,7 +96,7 @@ class _Planner:
         facts = replace(
             gather(root, manifest, self.known, self.found.completed, attempt, state.sinks),
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
-            alive=live_run(root, int(time.time() * 1000), timeout_ms),
+            alive=live_run(root, now_ms(), timeout_ms),
         )
         plan = plan_restore(state, manifest, facts, fresh_id=fresh_query_id, forced=self.force, notes=notes)
         with self.progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:

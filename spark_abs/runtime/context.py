@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -11,11 +10,6 @@ from spark_abs.config import Settings
 from spark_abs.errors import UsageError
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId, Version
 from spark_abs.store.root import Root
-
-
-def now_ms() -> int:
-    """Return the wall clock in milliseconds since 1970."""
-    return int(time.time() * 1000)
 
 
 @dataclass(frozen=True, slots=True)

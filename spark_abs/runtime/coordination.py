@@ -18,10 +18,11 @@ from spark_abs.protocol import messages as protocol
 from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.trigger import JobStatus, Request, TriggerSettings
-from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, renew

@@ -10,10 +10,11 @@ import threading
 from spark_abs.config import Settings
 from spark_abs.errors import AbsError, RunAlive
 from spark_abs.protocol import control as ledger
-from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import batches_retained
 from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, read_lease, renew, write_lease

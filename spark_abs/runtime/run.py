@@ -19,11 +19,12 @@ from spark_abs.protocol.messages import (
     StatusChanged,
 )
 from spark_abs.protocol.trigger import JobStatus, Request
-from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.lifetime import end, first_lines
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
+from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

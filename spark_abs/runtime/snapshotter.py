@@ -17,10 +17,11 @@ from spark_abs.protocol.messages import (
     Acked,
     Declined,
 )
-from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.take import snapshot_stage
+from spark_abs.store.clock import now_ms
 
 log = logging.getLogger(__name__)
 

@@ -26,12 +26,13 @@ from spark_abs.model import (
     positions_of,
 )
 from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing, emission
-from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.outputs import NO_MARKER, BatchFacts, Marker, Outputs
 from spark_abs.runtime.snapshotter import Snapshotter, Taken
 from spark_abs.runtime.turns import Turns
 from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.store.clock import now_ms
 from spark_abs.store.log import read_commit
 
 if TYPE_CHECKING:

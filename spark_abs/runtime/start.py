@@ -9,7 +9,7 @@ import os
 from spark_abs.config import Settings, WatermarkCheck
 from spark_abs.errors import DamageError, GraphError, UsageError
 from spark_abs.model import NO_BATCH, BatchId, StageId, app_id, channel_id
-from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.frames import build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.job import Job
@@ -20,6 +20,7 @@ from spark_abs.runtime.native import check_native
 from spark_abs.runtime.run import Run
 from spark_abs.session import check_session
 from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.table import Table
 

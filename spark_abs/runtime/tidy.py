@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from spark_abs.channels.trim import trim
 from spark_abs.model import ChannelId, StageId, Version
-from spark_abs.runtime.context import RunContext, now_ms
+from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.retention import channel_floors, retired
@@ -14,6 +14,7 @@ from spark_abs.snapshots.sweep import sweep
 from spark_abs.store import checkpoints as manifests
 from spark_abs.store import control, history
 from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.table import Table

@@ -21,7 +21,6 @@ from spark_abs.protocol.messages import (
     StatusChanged,
 )
 from spark_abs.protocol.trigger import JobStatus
-from spark_abs.runtime.context import now_ms
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.job import BatchFunction, Job, Output, SinkSpec, StageSpec
 from spark_abs.runtime.jvm import active_query, refuse_unsupported_session
@@ -35,6 +34,7 @@ from spark_abs.session import check_session
 from spark_abs.snapshots.adopt import adopt_native
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root, location_of

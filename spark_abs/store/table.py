@@ -6,7 +6,6 @@ are off: a commit takes version read + 1 or raises `CommitConflict`.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pyarrow import fs
 
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fenced
 from spark_abs.model import FENCED, Version
+from spark_abs.store.clock import now_ms
 from spark_abs.store.log import LogCommit, read_commit
 
 LOG_PROPERTIES: Mapping[str, str] = {
@@ -185,7 +185,7 @@ class Table:
             CommitStateUnknown: the store failed and the outcome cannot be read back.
         """
         token, target = uuid.uuid4().hex, Version(self.version + 1)
-        now = int(time.time() * 1000)
+        now = now_ms()
         custom = {"absToken": token}
         if commit.metadata is not None:
             custom["userMetadata"] = commit.metadata
