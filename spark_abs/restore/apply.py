@@ -45,18 +45,14 @@ from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, renew, write_lease
 from spark_abs.store.outcomes import abort_open
+from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Probe = Callable[[str], None]
 _BEAT_EVERY_MS = 2000
-
-
-def no_probe(_: str) -> None:
-    """Do nothing: fault points are for tests."""
 
 
 @dataclass(frozen=True, slots=True)

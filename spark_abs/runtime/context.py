@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from spark_abs.config import Settings
 from spark_abs.errors import UsageError
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId, Version
+from spark_abs.store.probe import Probe
 from spark_abs.store.root import Root
 
 
@@ -26,7 +27,7 @@ class RunContext:
     batches_retained: int
     bounded: bool
     """Whether the job ends with its input; only then do channel inputs close."""
-    probe: Callable[[str], None]
+    probe: Probe
 
 
 @dataclass(frozen=True, slots=True)

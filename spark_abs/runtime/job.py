@@ -10,6 +10,7 @@ from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
 from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.runtime.jvm import held
+from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root, location_of
 
 if TYPE_CHECKING:
@@ -20,16 +21,11 @@ if TYPE_CHECKING:
 StageFunction = Callable[..., "DataFrame"]
 OutputFunction = Callable[["DataFrame"], "DataFrame"]
 BatchFunction = Callable[["DataFrame", int], None]
-Probe = Callable[[str], None]
 
 PROVIDERS: Mapping[str, str] = {
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
 }
-
-
-def no_probe(point: str) -> None:
-    """Do nothing: fault points are for tests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,14 +15,9 @@ from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import CheckpointId, RunId, run_app_id
 from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.packs import CHUNK, PATH, SCHEMA, Packed, PackReader, PackWriter, pack_name, resolve
+from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
-
-Probe = Callable[[str], None]
-
-
-def silent(_: str) -> None:
-    """Do nothing: fault points are for tests."""
 
 
 class StaleCapture(AbsError):
@@ -44,7 +39,7 @@ class KeptState:
     sweeping cannot take it away before the manifest names it.
     """
 
-    def __init__(self, root: Root, job: str, run: RunId, table: Table, probe: Probe = silent) -> None:
+    def __init__(self, root: Root, job: str, run: RunId, table: Table, probe: Probe = no_probe) -> None:
         self.root = root
         self.run = run
         self._job = job
@@ -65,7 +60,7 @@ class KeptState:
         job: str,
         run: RunId,
         manifests: Sequence[Manifest] = (),
-        probe: Probe = silent,
+        probe: Probe = no_probe,
     ) -> KeptState:
         """Open `state/` for a run, creating it if there is none, and refuse older runs from now on.
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
-from spark_abs.runtime.job import Probe, no_probe
+from spark_abs.store.probe import Probe, no_probe
 
 SCHEMA = "id long, key string, kind string, amount long"
 STAGES = ("events", "pair", "tail")

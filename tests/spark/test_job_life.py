@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from spark_abs.errors import AbortReason, DamageError, Fenced, Refused, RunAlive, StageFailed, UsageError
 from spark_abs.model import CheckpointKind
 from spark_abs.restore.apply import restore
-from spark_abs.runtime.job import Job, no_probe
+from spark_abs.runtime.job import Job
 from spark_abs.store.control import Control
+from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
 from tests.job_support import (
     Feed,
