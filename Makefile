@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: demo test venv
+.PHONY: bench demo test venv
 
 demo: venv
 	@$(BIN)/python jobs/demo.py
@@ -14,6 +14,10 @@ test: venv
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
 	@echo "pytest" && $(BIN)/python -m pytest
+
+# Needs a machine that does nothing else; about an hour and a half on two cores; BENCH="hop state" for some.
+bench: venv
+	@PYTHONPATH=jobs $(BIN)/python -m bench $(BENCH)
 
 venv: $(VENV)/.installed $(VENV)/.jars
 

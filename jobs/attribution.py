@@ -86,9 +86,13 @@ def match(config: Config, clicks: DataFrame, orders: DataFrame) -> DataFrame:
 
 def totals(config: Config, matched: DataFrame) -> DataFrame:
     """Count orders and add up amounts per campaign and window; a window is final once it is out."""
+    return summed(config, matched.withWatermark("order_time", f"{config.totals_late_by_ms} milliseconds"))
+
+
+def summed(config: Config, matched: DataFrame) -> DataFrame:
+    """Do so under a watermark that the frame already has."""
     return (
-        matched.withWatermark("order_time", f"{config.totals_late_by_ms} milliseconds")
-        .groupBy(
+        matched.groupBy(
             F.window("order_time", f"{config.window_ms} milliseconds"),
             F.coalesce("campaign", F.lit(NO_CAMPAIGN)).alias("campaign"),
         )

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from spark_abs.errors import DamageError
@@ -49,47 +49,111 @@ def from_json(cls: type[T], text: str | bytes) -> T:
 
 def from_plain(cls: type[T], plain: Any) -> T:
     """Decode parsed JSON into `cls`. Fields it does not know are ignored, types are checked."""
-    return typing.cast(T, _decode(cls, plain, cls.__name__))
+    try:
+        return typing.cast(T, _decoder(typing.cast(Any, cls))(plain))
+    except _Misfit as misfit:
+        raise DamageError(f"{cls.__name__}{misfit.where}: {misfit}") from None
+
+
+Decoder = Callable[[Any], Any]
+
+
+class _Misfit(Exception):
+    """A value is not what its type says; `where` grows on the way out."""
+
+    where = ""
+
+    def inside(self, step: str) -> _Misfit:
+        self.where = f"{step}{self.where}"
+        return self
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _decode(kind: Any, plain: Any, where: str) -> Any:
+def _decoder(kind: Any) -> Decoder:
+    """Return what decodes values of a type: made once, since a gate decodes an entry per commit."""
     kind = getattr(kind, "__supertype__", kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _decode_dataclass(kind, plain, where)
+        return _dataclass_decoder(kind)
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if plain is None and type(None) in args:
-            return None
         (inner,) = [arg for arg in args if arg is not type(None)]
-        return _decode(inner, plain, where)
-    if origin is tuple and isinstance(plain, list):
-        return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(plain))
-    if origin in (dict, Mapping) and isinstance(plain, dict):
-        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in plain.items()}
+        some = _decoder(inner)
+        return some if len(args) == 1 else lambda plain: None if plain is None else some(plain)
+    if origin is tuple:
+        return partial(_decode_tuple, _decoder(args[0]), kind)
+    if origin in (dict, Mapping):
+        return partial(_decode_mapping, _decoder(args[1]), kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
+        return partial(_decode_enum, kind)
+    return partial(_decode_scalar, kind)
+
+
+def _decode_tuple(item: Decoder, kind: Any, plain: Any) -> Any:
+    if not isinstance(plain, list):
+        raise _mistyped(kind, plain)
+    found: list[Any] = []
+    for one in plain:
         try:
-            return kind(plain)
-        except ValueError:
-            raise DamageError(f"{where}: {plain!r} is not one of {[m.value for m in kind]}") from None
+            found.append(item(one))
+        except _Misfit as misfit:
+            raise misfit.inside(f"[{len(found)}]") from None
+    return tuple(found)
+
+
+def _decode_mapping(item: Decoder, kind: Any, plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        raise _mistyped(kind, plain)
+    found = {}
+    for key, one in plain.items():
+        try:
+            found[key] = item(one)
+        except _Misfit as misfit:
+            raise misfit.inside(f".{key}") from None
+    return found
+
+
+def _decode_enum(kind: type[Enum], plain: Any) -> Any:
+    try:
+        return kind(plain)
+    except ValueError:
+        raise _Misfit(f"{plain!r} is not one of {[m.value for m in kind]}") from None
+
+
+def _decode_scalar(kind: Any, plain: Any) -> Any:
     if kind is Any or type(plain) is kind:
         return plain
     if kind is float and type(plain) is int:
         return float(plain)
-    raise DamageError(f"{where}: expected {kind}, found {type(plain).__name__}")
+    raise _mistyped(kind, plain)
 
 
-def _decode_dataclass(cls: type, plain: Any, where: str) -> Any:
-    if not isinstance(plain, dict):
-        raise DamageError(f"{where}: expected an object, found {type(plain).__name__}")
-    hints, values = _hints(cls), {}
-    for field in dataclasses.fields(cls):
-        if field.name in plain:
-            values[field.name] = _decode(hints[field.name], plain[field.name], f"{where}.{field.name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise DamageError(f"{where}: field {field.name!r} is missing")
-    return cls(**values)
+def _mistyped(kind: Any, plain: Any) -> _Misfit:
+    return _Misfit(f"expected {kind}, found {type(plain).__name__}")
+
+
+def _dataclass_decoder(cls: type) -> Decoder:
+    hints = typing.get_type_hints(cls)
+    fields = [
+        (
+            field.name,
+            _decoder(hints[field.name]),
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(cls)
+    ]
+
+    def decode(plain: Any) -> Any:
+        if not isinstance(plain, dict):
+            raise _Misfit(f"expected an object, found {type(plain).__name__}")
+        values = {}
+        for name, of_field, required in fields:
+            if name in plain:
+                try:
+                    values[name] = of_field(plain[name])
+                except _Misfit as misfit:
+                    raise misfit.inside(f".{name}") from None
+            elif required:
+                raise _Misfit(f"field {name!r} is missing")
+        return cls(**values)
+
+    return decode

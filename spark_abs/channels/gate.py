@@ -38,6 +38,7 @@ from spark_abs.model import (
     positions_of,
 )
 from spark_abs.protocol.gate import Blocked, Limits, Settled, decide
+from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
 
 if TYPE_CHECKING:
@@ -315,9 +316,13 @@ class _ControlNote:
 
 
 class Aborts:
-    """The ids that `control/` has declared aborted since the run began; looked for only while blocked."""
+    """The ids that `control/` has declared aborted since the run began; looked for only while blocked.
+
+    Its log is trimmed far behind its newest commit: who has not looked for so long reads the table once.
+    """
 
     def __init__(self, root: Root, after: Version, poll_ms: int, clock: Clock) -> None:
+        self._root, self._poll_ms, self._clock = root, poll_ms, clock
         self._tail = LogTail(root.fs, root.path("control"), after, poll_ms, clock)
         self.ids: frozenset[CheckpointId] = frozenset()
         """Those known so far."""
@@ -326,10 +331,10 @@ class Aborts:
         """Read what is new; say whether that was an abort.
 
         Raises:
-            DamageError: a commit is missing below a newer one, or cannot be understood.
+            DamageError: `control/` cannot be read.
         """
         before = self.ids
-        while (commit := self._tail.next()) is not None:
+        while (commit := self._next()) is not None:
             if commit.token is None or commit.metadata is None:
                 continue
             note = from_json(_ControlNote, commit.metadata)
@@ -339,3 +344,16 @@ class Aborts:
                 )
             self.ids |= frozenset(note.aborted or ())
         return self.ids != before
+
+    def _next(self) -> LogCommit | None:
+        try:
+            return self._tail.next()
+        except DamageError:
+            # Here, since a gate that never needs it need not load deltalake.
+            from spark_abs.store.control import Control
+
+            control = Control.open(self._root)
+            at = control.version
+            self.ids |= {aborted.id for aborted in control.state.aborted}
+            self._tail = LogTail(self._root.fs, self._root.path("control"), at, self._poll_ms, self._clock)
+            return self._tail.next()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import PurePosixPath
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from spark_abs.channels.entries import note_of
 from spark_abs.channels.files import Evaluation, evaluation_of
 from spark_abs.errors import CommitConflict
 from spark_abs.model import NO_BATCH, ChannelId, Version, checked_relative
+from spark_abs.store.log import log_files_before
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -43,8 +44,10 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
     table = Table.open(root.at(root.channel(channel)))
     place = root.path(root.channel(channel))
     before = Version(min(before, table.version))
-    doomed = sorted(_log_files(root.fs, place, before))
-    behind = sorted({version for version, path in doomed if path.endswith(f"{version:020d}.json")})
+    doomed = log_files_before(root.fs, place, before)
+    behind = [
+        int(stem) for stem in (PurePosixPath(p).name.removesuffix(".json") for p in doomed) if stem.isdigit()
+    ]
     if behind:
         for version in behind:
             commit = table.read_commit(version)
@@ -52,17 +55,9 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
                 _delete(root.fs, place, file.path)
         _forget_missing(table)
         table.delta.create_checkpoint()
-        for _, path in doomed:
+        for path in doomed:
             _delete_file(root.fs, path)
     _sweep(root.fs, place, table, before)
-
-
-def _log_files(filesystem: fs.FileSystem, place: str, before: Version) -> Iterator[tuple[Version, str]]:
-    """Iterate the log's files of versions before `before`: commits, checkpoints, checksums."""
-    for info in filesystem.get_file_info(fs.FileSelector(f"{place}/_delta_log")):
-        digits = info.base_name.partition(".")[0]
-        if digits.isdigit() and int(digits) < before:
-            yield Version(int(digits)), info.path
 
 
 def _forget_missing(table: Table) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 from spark_abs.channels.trim import trim
 from spark_abs.model import ChannelId, StageId, Version
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
+from spark_abs.snapshots import packs
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.retention import channel_floors, retired
 from spark_abs.snapshots.sweep import sweep
@@ -22,6 +24,8 @@ from spark_abs.store.table import Table
 _VACUUM_EVERY_MS = 600_000
 _KEPT_HOURS = 1
 """How long a data file that left a table stays for those who still read an older version."""
+TRIM_EVERY, KEPT_COMMITS = 50, 200
+"""How many checkpoints go by between two looks at the logs, and how far behind a reader of one may be."""
 
 
 class Tidy:
@@ -40,9 +44,10 @@ class Tidy:
         self._inputs = inputs
         self._kept = kept
         self._vacuumed_ms = now_ms()
+        self._calls = count()
 
     def __call__(self) -> None:
-        """Retire, sweep, trim; from time to time delete what the small tables have left behind."""
+        """Retire, sweep, trim; from time to time trim the tables' logs and delete what left the tables."""
         ctx = self._ctx
         checkpoints = Checkpoints.open(ctx.root, ctx.job)
         state = Control.open(ctx.root).state
@@ -58,6 +63,9 @@ class Tidy:
         for channel, floor in channel_floors(checkpoints.load_all(), self._readers()).items():
             trim(ctx.root, channel, floor)
             ctx.probe(f"tidy.{channel}.trim.after")
+        if next(self._calls) % TRIM_EVERY == 0:
+            for table in (control.PATH, manifests.PATH, history.PATH, packs.PATH):
+                Table.open(ctx.root.at(table)).trim_log(KEPT_COMMITS)
         if now_ms() - self._vacuumed_ms >= _VACUUM_EVERY_MS:
             self._vacuumed_ms = now_ms()
             for table in (control.PATH, manifests.PATH, history.PATH):

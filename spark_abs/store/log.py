@@ -37,6 +37,16 @@ def log_file(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
+def log_files_before(filesystem: fs.FileSystem, table_path: str, version: int) -> list[str]:
+    """List the log's files of versions before `version`, oldest first: commits, checkpoints, checksums."""
+    found = []
+    for info in filesystem.get_file_info(fs.FileSelector(f"{table_path}/_delta_log")):
+        digits = info.base_name.partition(".")[0]
+        if digits.isdigit() and int(digits) < version:
+            found.append((int(digits), info.path))
+    return [path for _, path in sorted(found)]
+
+
 def read_commit(filesystem: fs.FileSystem, table_path: str, version: int) -> LogCommit | None:
     """Read one commit of the table at `table_path`; None if there is no such version.
 
@@ -60,10 +70,7 @@ def _parse(version: Version, text: bytes) -> LogCommit:
     transactions: dict[str, int] = {}
     removes, data_change, operation = 0, False, ""
     metadata = token = None
-    for line in text.splitlines():
-        if not line:
-            continue
-        action = json.loads(line)
+    for action in json.loads(b"[%b]" % b",".join(line for line in text.splitlines() if line)):
         if add := action.get("add"):
             stats = json.loads(add.get("stats") or "{}")
             adds.append(DataFile(unquote(add["path"]), int(add["size"]), int(stats.get("numRecords", 0))))

@@ -6,8 +6,10 @@ are off: a commit takes version read + 1 or raises `CommitConflict`.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ from pyarrow import fs
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fenced
 from spark_abs.model import FENCED, Version
 from spark_abs.store.clock import now_ms
-from spark_abs.store.log import LogCommit, read_commit
+from spark_abs.store.log import LogCommit, log_files_before, read_commit
 
 LOG_PROPERTIES: Mapping[str, str] = {
     "delta.enableExpiredLogCleanup": "false",
@@ -228,6 +230,21 @@ class Table:
             enforce_retention_duration=False,
             post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
         )
+
+    def trim_log(self, kept: int) -> None:
+        """Delete log files more than `kept` versions behind the newest checkpoint of the log, oldest first.
+
+        Costs a listing. What is left always begins in front of a checkpoint, so the table can be read,
+        killed anywhere; a handle that lies further behind must be opened again.
+        """
+        try:
+            with self._fs.open_input_stream(f"{self._path}/_delta_log/_last_checkpoint") as stream:
+                newest = int(json.loads(stream.read())["version"])
+        except FileNotFoundError:
+            return
+        for path in log_files_before(self._fs, self._path, newest - kept):
+            with suppress(FileNotFoundError):
+                self._fs.delete_file(path)
 
     def _read_back(self, target: Version, token: str, error: Exception) -> None:
         """Return if the commit under way is ours after all; raise what is known otherwise."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from spark_abs.model import (
 from spark_abs.protocol.control import Aborted, settle
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
 from tests.channel_support import JOB, NUMBERS, Log, position, write_table
 
 
@@ -141,6 +143,22 @@ def test_blocked_until_the_neighbour_has_it_or_it_is_aborted(root: Root) -> None
     assert after(reader, mine) == (two, 2, True)  # it looks at control/ ten times a second, not at each poll
     stage.clock.now = 0.1
     assert after(reader, mine) == (three, 2, False)
+
+
+def test_an_abort_is_heard_of_though_its_commit_was_trimmed(root: Root) -> None:
+    """A gate looks into `control/` only while it is blocked: its place in that log may be gone by then."""
+    log, stage = Log(root), Stage(root)
+    one, two = log.batch(1, barrier_id=7), log.batch(2)
+    mine = position("a.main", one, 7, True)
+    stage.planned(mine, position("b.main", 4))
+    reader = stage.reader()
+    for number in range(7, 27):
+        expired = Aborted(CheckpointId(number), AbortReason.EXPIRED)
+        stage.control.update(partial(settle, aborted=(expired,)))
+    control = Table.open(root.at("control"))
+    control.trim_log(0)
+    assert not Path(root.path(f"control/_delta_log/{2:020d}.json")).exists()
+    assert after(reader, mine) == (two, 7, False)
 
 
 def test_ids_before_the_run_need_no_waiting_for(root: Root) -> None:

@@ -1,0 +1,72 @@
+"""Run benchmarks: `make bench`, or `python -m bench GROUP ...` with `jobs` on PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+import spark_abs
+from bench import big_state, commits, gate, hop, whole_job
+from bench.figures import Figure, save
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESULTS = Path(__file__).with_name("results.jsonl")
+CONF = {
+    "spark.driver.memory": "4g",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Snapshots of state are written soon after they are due, not up to a minute later.
+    "spark.sql.streaming.stateStore.maintenanceInterval": "5s",
+}
+console = Console(highlight=False)
+
+
+def _session() -> SparkSession:
+    return spark_abs.spark_session("bench", "local[2]", **CONF)
+
+
+def _groups(
+    base: Path, runs: int, files: int, megabytes: int
+) -> Mapping[str, Callable[[], Iterator[Figure]]]:
+    return {
+        "commits": lambda: commits.figures(base, console),
+        "deciding": lambda: gate.deciding(base, runs, console),
+        "reading": lambda: gate.reading(_session(), base, runs, console),
+        "hop": lambda: hop.figures(_session(), base, runs, console),
+        "state": lambda: big_state.figures(_session(), base, runs, megabytes, console),
+        "job": lambda: whole_job.figures(_session(), base, runs, files, console),
+    }
+
+
+@click.command()
+@click.argument("groups", nargs=-1)
+@click.option("--runs", default=5, show_default=True, help="Runs that count; variants take turns.")
+@click.option("--files", default=whole_job.FILES, show_default=True, help="Input files of the whole job.")
+@click.option("--megabytes", default=1024, show_default=True, help="The large state.")
+@click.option("--results", default=RESULTS, type=click.Path(path_type=Path), help="Where figures go.")
+def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, results: Path) -> None:
+    """Measure GROUPS: commits, deciding, reading, hop, state, job; all of them if none is named."""
+    os.chdir(Path(__file__).parents[2])
+    with tempfile.TemporaryDirectory(prefix="spark-abs-bench-") as base:
+        known = _groups(Path(base), runs, files, megabytes)
+        if unknown := sorted(set(groups) - known.keys()):
+            raise click.UsageError(f"no group {unknown[0]!r}: there are {', '.join(known)}")
+        for name in groups or known:
+            for found in known[name]():
+                console.print(f"{found.bench}: {found.value} {found.unit} ({found.min} to {found.max})")
+                save(results, [found])
+
+
+if __name__ == "__main__":
+    main()
