@@ -72,8 +72,9 @@ class Demo:
         command = [
             str(Path(sys.executable).with_name("spark-submit")),
             *("--master", "local[2]", "--driver-memory", "2g"),
-            # A short life: the optimising compiler would cost more than it gives.
-            *("--driver-java-options", "-XX:TieredStopAtLevel=1"),
+            # A short life: the optimising compiler would cost more than it gives. It brings most of the
+            # room for compiled code along, which some minutes of queries need.
+            *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"),
             # What SIGKILL leaves behind goes with the rest.
             *("--conf", f"spark.local.dir={self.base / 'scratch'}"),
             *("--packages", f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"),

@@ -32,6 +32,11 @@ from spark_abs.store.root import Root
 from tests.crash.small_job import declare
 
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""The best compiler would not have begun to pay; without it the JVM's room for code is 48 MB, which a few
+minutes of queries fill: then it compiles nothing any more."""
+
+
 class Events:
     """The way out; any thread may tell."""
 
@@ -178,8 +183,7 @@ def main() -> None:
             "spark.driver.memory": "2g",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            # The process lives for seconds: the best compiler would not have begun to pay.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": f"{SHORT_LIVED} -XX:+UseSerialGC",
             "spark.local.dir": f"{scratch}/local",
             "spark.sql.warehouse.dir": f"{scratch}/warehouse",
             "spark.sql.shuffle.partitions": "1",
