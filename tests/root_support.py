@@ -39,6 +39,7 @@ from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, write_lease
 from spark_abs.store.outcomes import abort_open
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 from tests.channel_support import JOB, make_writer, numbers
 
@@ -69,7 +70,7 @@ class SmallJob:
         self.root = Root(str(path / "root"))
         self.table = str(path / "lake" / "totals")
         Control.create(self.root, JOB, 1_000)
-        Table.ensure(self.table, SCHEMA, table_properties or {})
+        Table.ensure(Place(self.table), SCHEMA, table_properties or {})
         self.clock_ms = 10_000
         self.start()
 
@@ -167,7 +168,7 @@ class SmallJob:
         positions: tuple[Position, ...],
         outputs: tuple[OutputVersion, ...],
     ) -> StageSnapshot:
-        native = Path(self.root.path(self.root.native(self.attempt, StageId(stage))))
+        native = Path(self.root.native(self.attempt, StageId(stage)).path)
         content = {
             "metadata": json.dumps({"id": f"query of {stage}"}),
             f"offsets/{cut}": offsets_of(stage, cut),

@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from spark_abs.errors import DamageError
 from spark_abs.model import AttemptId, BatchId, DataFile, RunId
+from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def evaluation_of(name: str) -> Evaluation | None:
     return Evaluation(AttemptId(int(found[1])), RunId(int(found[2])), BatchId(int(found[3])))
 
 
-def write_parquet(frame: DataFrame, uri: str, relative: str) -> Written:
-    """Evaluate `frame` once and write it to the directory `relative` of the table at `uri`.
+def write_parquet(frame: DataFrame, table: Place, relative: str) -> Written:
+    """Evaluate `frame` once and write it to the directory `relative` of a table.
 
     Sets the writer's settings on the frame's own session, which in a batch function is the query's copy.
     Files without rows are deleted. A failed or killed call leaves files that no table names.
@@ -85,9 +86,8 @@ def write_parquet(frame: DataFrame, uri: str, relative: str) -> Written:
     for key, value in _WRITER_CONF.items():
         frame.sparkSession.conf.set(key, value)
     writer = frame.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    writer.parquet(f"{uri}/{relative}")
-    filesystem, path = fs.FileSystem.from_uri(uri)
-    return read_written(filesystem, path, relative)
+    writer.parquet(f"{table}/{relative}")
+    return read_written(table.fs, table.path, relative)
 
 
 def read_written(filesystem: fs.FileSystem, table_path: str, relative: str) -> Written:

@@ -9,10 +9,11 @@ What it keeps in memory only saves it from reading the same thing twice.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +41,7 @@ from spark_abs.model import (
 from spark_abs.protocol.gate import Blocked, Limits, Settled, decide
 from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
+from spark_abs.store.storage import DEFAULTS, Place, Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,14 +79,25 @@ class GateSpec:
     """How often, at most, the store is asked for something new; 0 on a local disk."""
 
 
-def open_gate(spark: SparkSession, spec: GateSpec) -> DataFrame:
-    """Return the streaming frame of one input. Two calls with one channel are two inputs."""
-    spark.dataSource.register(Gate)
-    return spark.readStream.format(FORMAT_NAME).option(_SPEC, to_json(spec)).load()
+_registering = threading.Lock()
+
+
+def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) -> DataFrame:
+    """Return the streaming frame of one input. Two calls with one channel are two inputs.
+
+    Plans and the UI show the options of a source, so the storage, which may hold a secret, travels with the
+    class.
+    """
+    with _registering:  # a frame keeps the class that was registered when it was made
+        spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
+        return spark.readStream.format(FORMAT_NAME).option(_SPEC, to_json(spec)).load()
 
 
 class Gate(DataSource):
     """The data source under which Spark knows the gate; its one option is the spec."""
+
+    storage: ClassVar[Storage] = DEFAULTS
+    """How the root is reached; set by `open_gate`."""
 
     @classmethod
     def name(cls) -> str:
@@ -97,7 +110,8 @@ class Gate(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader; Spark makes one per process."""
-        return GateReader(self._spec(), schema)
+        spec = self._spec()
+        return GateReader(spec, schema, Root(spec.root, self.storage))
 
     def _spec(self) -> GateSpec:
         return from_json(GateSpec, self.options[_SPEC])
@@ -121,7 +135,7 @@ class GateReader(DataSourceStreamReader):
         self._root = Root(spec.root) if root is None else root
         self._table = self._root.path(self._root.channel(spec.start.channel))
         self._follower = Follower(self._root.fs, self._table, spec.path, spec.poll_ms, clock)
-        self._stage = StageOffsets(spec.native, spec.poll_ms, clock)
+        self._stage = StageOffsets(self._root.storage.place(spec.native), spec.poll_ms, clock)
         self._aborts = Aborts(self._root, spec.control_version, max(spec.poll_ms, _ABORTS_POLL_MS), clock)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -251,9 +265,8 @@ class StageOffsets:
     Spark writes them one by one.
     """
 
-    def __init__(self, native: str, poll_ms: int, clock: Clock) -> None:
-        filesystem, path = fs.FileSystem.from_uri(native)
-        self._fs, self._directory, self._clock = filesystem, f"{path}/offsets", clock
+    def __init__(self, native: Place, poll_ms: int, clock: Clock) -> None:
+        self._fs, self._directory, self._clock = native.fs, f"{native.path}/offsets", clock
         self._poll_s = poll_ms / 1000
         self._next_poll = float("-inf")
         self._batch: int | None = None

@@ -41,7 +41,7 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
         DamageError: a log file cannot be read.
         CommitConflict: somebody else cleaned up at the same moment; repeat the call.
     """
-    table = Table.open(root.at(root.channel(channel)))
+    table = Table.open(root.place(root.channel(channel)))
     place = root.path(root.channel(channel))
     before = Version(min(before, table.version))
     doomed = log_files_before(root.fs, place, before)

@@ -71,8 +71,8 @@ def create_channel(root: Root, channel: ChannelId, schema: StructType) -> str:
         UsageError: a column has a type that channels cannot carry, or the table is there with another
             schema; names every field that differs.
     """
-    uri = root.at(root.channel(channel))
-    table = Table.ensure(uri, delta_schema(schema), _PROPERTIES)
+    place = root.place(root.channel(channel))
+    table = Table.ensure(place, delta_schema(schema), _PROPERTIES)
     check_schema(f"channel {channel}", table.delta.schema().to_json(), schema)
     return table.id
 
@@ -98,7 +98,7 @@ class ChannelWriter:
         self._app = app_id(job, stage, output, attempt)
         self._barrier_app = barrier_app_id(job, stage, output, attempt)
         self._end_app = end_app_id(job, stage, output, attempt)
-        self._table = Table.open(root.at(root.channel(self.channel)))
+        self._table = Table.open(root.place(root.channel(self.channel)))
 
     @property
     def table_id(self) -> str:
@@ -121,7 +121,7 @@ class ChannelWriter:
     def write_files(self, frame: DataFrame, batch: BatchId) -> Written:
         """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`."""
         relative = f"data/{directory_name(self._attempt, self._run, batch)}"
-        return write_parquet(frame, self._table.uri, relative)
+        return write_parquet(frame, self._table.place, relative)
 
     def commit_batch(
         self,

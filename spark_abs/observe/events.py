@@ -19,7 +19,7 @@ def event_rows(root: Root, limit: int | None = None) -> tuple[HistoryRow, ...]:
     """
     Control.open(root)
     try:
-        Table.open(root.at(PATH))
+        Table.open(root.place(PATH))
     except FileNotFoundError:
         return ()
     events = History(root).read()

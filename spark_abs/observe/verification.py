@@ -93,11 +93,12 @@ def _natives(
     for stage in newest.stages if newest is not None else ():
         if stage.cut_batch == NO_BATCH:
             continue
-        path = root.native(attempt.id, stage.stage)
+        native = root.native(attempt.id, stage.stage)
+        path = native.uri.removeprefix(f"{root.uri}/")
         progress.say(path)
         stored = source.stage(stage.stage) if source is not None else None
         try:
-            for finding in verify_native(root.at(path), stored.files if stored is not None else ()):
+            for finding in verify_native(native, stored.files if stored is not None else ()):
                 yield replace(finding, path=finding.path.removeprefix(f"{root.uri}/"))
         except DamageError as error:
             yield Finding(path, str(error), stage=stage.stage)

@@ -155,12 +155,12 @@ class _Restorer:
             case BeginAttempt():
                 self._begin()
             case FenceRoot():
-                fence_run(Table.open(self._root.at(step.table)), job, self.run, run_app_id(job))
+                fence_run(Table.open(self._root.place(step.table)), job, self.run, run_app_id(job))
             case SetAside():
                 self._set_aside(step.path)
             case FenceChannel():
                 stage, _, output = step.channel.partition(".")
-                table = Table.open(self._root.at(self._root.channel(step.channel)))
+                table = Table.open(self._root.place(self._root.channel(step.channel)))
                 fence_attempt(table, job, StageId(stage), output, step.attempt)
                 fence_run(table, job, self.run, app_id(job, stage, output, self._plan.attempt))
             case FenceSink():
@@ -208,7 +208,7 @@ class _Restorer:
         if self._root.fs.get_file_info(source).type is FileType.File:
             self._root.fs.create_dir(target)
             self._root.fs.move(source, f"{target}/{name}")
-        Table.open(self._root.at(folder)).delta.repair(
+        Table.open(self._root.place(folder)).delta.repair(
             commit_properties=CommitProperties(max_commit_retries=0),
             post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
         )
@@ -236,7 +236,7 @@ class _Restorer:
             self._breathe()
 
         query = self._plan.queries[step.stage]
-        materialise(self._root, snapshot.files, self._root.at(step.directory), query, written)
+        materialise(self._root, snapshot.files, self._root.place(step.directory), query, written)
 
     def _breathe(self) -> None:
         """Renew the lease during long work, and give up if somebody has taken over."""

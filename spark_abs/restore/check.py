@@ -56,7 +56,7 @@ def require_intact(
 def damaged_rows(root: Root) -> tuple[Finding, ...]:
     """Find the manifests that are not what was committed: each file's name has the hash of its bytes."""
     found = {finding.path: finding for finding in verify_table(root, PATH)}
-    for name in active_packs(Table.open(root.at(PATH))) if PATH not in found else ():
+    for name in active_packs(Table.open(root.place(PATH))) if PATH not in found else ():
         path = f"{PATH}/{checked_relative(name)}"
         match = _ROW_FILE.fullmatch(path)
         if path in found or match is None:
@@ -83,7 +83,7 @@ def _channels(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
                 continue
             path = checked_relative(output.table)
             try:
-                table = Table.open(root.at(path))
+                table = Table.open(root.place(path))
             except FileNotFoundError:
                 problem = "missing"
             except DamageError as error:

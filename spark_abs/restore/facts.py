@@ -16,7 +16,8 @@ from spark_abs.restore.plan import Facts, SinkFacts
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.store.checkpoints import Summary
 from spark_abs.store.log import LogCommit
-from spark_abs.store.root import Root, location_of
+from spark_abs.store.root import Root
+from spark_abs.store.storage import location_of
 from spark_abs.store.table import Table
 
 CHANNELS = "channels"
@@ -53,7 +54,7 @@ def gather(
         tuple(_channels(root)),
         _is_table(root, "state"),
         tuple(
-            _sink(manifest.job, key[0], output, recorded.get(key), attempt)
+            _sink(root, manifest.job, key[0], output, recorded.get(key), attempt)
             for key, output in sorted(sinks.items(), key=lambda item: item[0])
         ),
     )
@@ -81,21 +82,27 @@ def _is_table(root: Root, relative: str) -> bool:
 
 
 def _sink(
-    job: str, stage: StageId, output: OutputVersion, recorded: OutputVersion | None, attempt: AttemptId
+    root: Root,
+    job: str,
+    stage: StageId,
+    output: OutputVersion,
+    recorded: OutputVersion | None,
+    attempt: AttemptId,
 ) -> SinkFacts:
-    uri, name = location_of(output.table), f"{job}/{stage}/{output.output}"
+    place, name = root.storage.place(output.table), f"{job}/{stage}/{output.output}"
     by_function = output.kind == "table"
     try:
-        table = Table.open(uri)
+        table = Table.open(place)
     except FileNotFoundError:
-        return SinkFacts(stage, output.output, uri, None, by_function=by_function, later=recorded is None)
+        later = recorded is None
+        return SinkFacts(stage, output.output, place.uri, None, by_function=by_function, later=later)
     target = recorded.version if recorded is not None else _attached_at(table, name)
     done = table.transaction(f"{app_id(job, stage, output.output, attempt)}/restore") is not None
     there = target is not None and target <= table.version and table.id == output.table_id
     return SinkFacts(
         stage=stage,
         sink=output.output,
-        table=uri,
+        table=place.uri,
         current=table.version,
         recorded_id=output.table_id,
         table_id=table.id,
@@ -140,12 +147,10 @@ def _note(commit: LogCommit, sink: str) -> dict[str, object] | None:
 def _gone(table: Table, version: Version) -> str:
     """Say what keeps a version of a table from coming back, empty if nothing does."""
     try:
-        then = DeltaTable(table.uri, version=int(version)).file_uris()
+        handle = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
+        then = handle.file_uris()
     except (DeltaError, OSError) as error:
         return f"version {version} cannot be opened any more: {error}"
-    missing = []
-    for uri in set(then) - set(table.delta.file_uris()):
-        filesystem, path = fs.FileSystem.from_uri(uri)
-        if filesystem.get_file_info(path).type is fs.FileType.NotFound:
-            missing.append(uri)
+    storage = table.place.storage
+    missing = [u for u in set(then) - set(table.delta.file_uris()) if not storage.place(u).exists()]
     return f"{len(missing)} files of version {version} are gone, as {missing[0]}" if missing else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest, OutputVersion
 from spark_abs.restore.lookup import lookup
-from spark_abs.store.root import Root, location_of
+from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -44,17 +44,17 @@ def recorded_version(root: Root, name: str, checkpoint: str | int = "latest") ->
     found = _sink(manifest, name)
     if found.version is None:
         raise UsageError(f"sink {name!r} is a function: it has no versions to read")
-    uri = location_of(found.table)
+    place = root.storage.place(found.table)
     try:
-        table = Table.open(uri)
+        table = Table.open(place)
     except FileNotFoundError:
-        raise Refused(f"sink {name!r} has no table at {uri} any more") from None
+        raise Refused(f"sink {name!r} has no table at {place} any more") from None
     if table.id != found.table_id:
         raise Refused(
-            f"{uri} is not the table of checkpoint {manifest.id} (its id is {table.id}, recorded was "
+            f"{place} is not the table of checkpoint {manifest.id} (its id is {table.id}, recorded was "
             f"{found.table_id}): versions of one mean nothing in the other"
         )
-    return uri, int(found.version)
+    return place.uri, int(found.version)
 
 
 def _sink(manifest: Manifest, name: str) -> OutputVersion:

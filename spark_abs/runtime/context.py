@@ -11,6 +11,7 @@ from spark_abs.errors import UsageError
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId, Version
 from spark_abs.store.probe import Probe
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class RunContext:
     bounded: bool
     """Whether the job ends with its input; only then do channel inputs close."""
     probe: Probe
+
+    def native(self, stage: StageId) -> Place:
+        """Return the place of a stage's Spark checkpoint."""
+        return self.root.native(self.attempt, stage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked
 from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.runtime.jvm import held
 from spark_abs.store.probe import Probe, no_probe
-from spark_abs.store.root import Root, location_of
+from spark_abs.store.root import Root
+from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

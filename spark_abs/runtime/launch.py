@@ -128,7 +128,7 @@ def launch(given: Launch) -> Run:
 
 def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     ctx, source = given.ctx, sink.source
-    ensure_sink(uri, given.drafts.schemas[source.channel])
+    ensure_sink(ctx.root.storage.place(uri), given.drafts.schemas[source.channel])
     table = DeltaSink(
         ctx.root, uri, ctx.job, source.stage, sink.name, ctx.attempt, ctx.run, lambda: given.job.spark
     )
@@ -142,8 +142,8 @@ def _dropped_late(late: LateRows, queries: Mapping[StageId, StreamingQuery], sta
 
 def _start_query(given: Launch, spec: StageSpec, frames: Frames, runner: StageRunner) -> StreamingQuery:
     ctx, spark = given.ctx, given.job.spark
-    native = ctx.root.native(ctx.attempt, spec.name)
-    clear_unplanned(ctx.root, native)
+    native = ctx.native(spec.name)
+    clear_unplanned(native)
     conf = {}
     if spec.shuffle_partitions is not None:
         conf["spark.sql.shuffle.partitions"] = str(spec.shuffle_partitions)
@@ -153,7 +153,7 @@ def _start_query(given: Launch, spec: StageSpec, frames: Frames, runner: StageRu
         frames.stages[spec.name]
         .writeStream.outputMode(spec.output_mode)
         .queryName(f"{ctx.job}/{spec.name}")
-        .option("checkpointLocation", ctx.root.at(native))
+        .option("checkpointLocation", native.uri)
         .foreachBatch(runner.run_batch)
     )
     if ctx.bounded and not spec.channels:
@@ -215,7 +215,7 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
             root=ctx.root.uri,
             start=first_position(channel),
             schema=schema.json(),
-            native=ctx.root.at(ctx.root.native(ctx.attempt, stage)),
+            native=ctx.native(stage).uri,
             path=channel_path(given.control.state, channel),
             run=ctx.run,
             attempt=ctx.attempt,
@@ -226,6 +226,7 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
             partition_bytes=ctx.settings.partition_bytes,
             poll_ms=ctx.settings.poll_interval_ms,
         ),
+        ctx.root.storage,
     )
 
 

@@ -13,7 +13,7 @@ from spark_abs.errors import AbsError, DamageError
 from spark_abs.model import NO_BATCH, BatchId, Position, positions_of
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
-from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,8 @@ class _Metadata:
 class NativeLog:
     """The offset and commit log of one query. Reading only; any thread may have its own."""
 
-    def __init__(self, root: Root, directory: str) -> None:
-        self._root = root
-        self._directory = directory
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
     def offsets_text(self, batch: BatchId) -> str:
         """Return the text of a planned batch.
@@ -36,9 +35,9 @@ class NativeLog:
         Raises:
             DamageError: there is no such batch.
         """
-        data = self._root.read_whole(f"{self._directory}/offsets/{int(batch)}")
+        data = self._place.read(f"offsets/{int(batch)}")
         if data is None:
-            raise DamageError(f"{self._directory}/offsets/{batch} is missing: see `spark-abs verify`")
+            raise DamageError(f"{self._place}/offsets/{batch} is missing: see `spark-abs verify`")
         return data.decode()
 
     def offsets(self, batch: BatchId) -> OffsetFile:
@@ -60,9 +59,9 @@ class NativeLog:
         Raises:
             DamageError: the checkpoint does not say it.
         """
-        data = self._root.read_whole(f"{self._directory}/metadata")
+        data = self._place.read("metadata")
         if data is None:
-            raise DamageError(f"{self._directory}/metadata is missing: see `spark-abs verify`")
+            raise DamageError(f"{self._place}/metadata is missing: see `spark-abs verify`")
         return from_json(_Metadata, data).id
 
     def tables_read(self, batch: BatchId) -> frozenset[str]:
@@ -75,8 +74,7 @@ class NativeLog:
 
     def has_committed(self, batch: BatchId) -> bool:
         """Say whether Spark has recorded the end of a batch."""
-        path = self._root.path(f"{self._directory}/commits/{int(batch)}")
-        return bool(self._root.fs.get_file_info(path).type == fs.FileType.File)
+        return self._place.below(f"commits/{int(batch)}").exists()
 
     def newest_planned(self) -> BatchId:
         """Return the newest batch in the offset log, `NO_BATCH` if none."""
@@ -92,47 +90,45 @@ class NativeLog:
         return committed if self.newest_planned() == committed else None
 
     def _newest(self, log: str) -> BatchId:
-        selector = fs.FileSelector(self._root.path(f"{self._directory}/{log}"), allow_not_found=True)
-        names = (info.base_name for info in self._root.fs.get_file_info(selector))
+        selector = fs.FileSelector(f"{self._place.path}/{log}", allow_not_found=True)
+        names = (info.base_name for info in self._place.fs.get_file_info(selector))
         return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
 
 
-def clear_unplanned(root: Root, directory: str) -> None:
+def clear_unplanned(native: Place) -> None:
     """Remove what a kill has left of the plan of batch 0: Spark refuses to begin beside it.
 
     Only for who owns the root, and before the query starts. Costs a listing.
     """
-    if NativeLog(root, directory).newest_planned() == NO_BATCH:
-        root.fs.delete_dir_contents(root.path(f"{directory}/offsets"), missing_dir_ok=True)
+    if NativeLog(native).newest_planned() == NO_BATCH:
+        native.fs.delete_dir_contents(f"{native.path}/offsets", missing_dir_ok=True)
 
 
-def check_native(root: Root, directory: str, least: BatchId) -> str | None:
+def check_native(native: Place, least: BatchId) -> str | None:
     """Say what is wrong with a native checkpoint, None if a query can start from it.
 
     Reads the logs and lists the state files from which the last finished batch is loaded; not their bytes.
 
     Args:
-        root: the job's root.
-        directory: the checkpoint, relative to the root.
+        native: the checkpoint.
         least: the newest batch that a manifest or an output knows of: a checkpoint that does not is lost or
             old, and a query that started from it would plan other batches under numbers that are taken.
     """
-    if root.read_whole(f"{directory}/metadata") is None:
+    if native.read("metadata") is None:
         if least == NO_BATCH:
             return None
-        there = root.fs.get_file_info(root.path(directory)).type != fs.FileType.NotFound
-        return f"{directory}/metadata is missing" if there else f"{directory} is missing"
-    log = NativeLog(root, directory)
+        return f"{native}/metadata is missing" if native.exists() else f"{native} is missing"
+    log = NativeLog(native)
     try:
         planned, committed = log.newest_planned(), log.newest_committed()
         if planned != NO_BATCH:
             log.offsets(planned)
         if committed > planned or planned > committed + 1:
-            return f"{directory}: batch {planned} is the last planned and {committed} the last finished"
+            return f"{native}: batch {planned} is the last planned and {committed} the last finished"
         if committed != NO_BATCH:
-            capture(root.fs, root.path(directory), committed)
+            capture(native.fs, native.path, committed)
     except AbsError as error:
         return str(error)
     if planned < least:
-        return f"{directory} ends with batch {planned}, but batch {least} was written: it is an old copy"
+        return f"{native} ends with batch {planned}, but batch {least} was written: it is an old copy"
     return None

@@ -25,6 +25,7 @@ from spark_abs.model import (
 from spark_abs.runtime.context import Current, RunContext, within
 from spark_abs.runtime.job import SinkSpec, StageSpec
 from spark_abs.sinks.delta import DeltaSink
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -200,7 +201,8 @@ class Outputs:
                 OutputVersion(sink.name, "delta", table.uri, table.table_id, table.version_at(batch))
             )
         found += [OutputVersion(s.name, "function", s.name, "", None) for s in self._functions]
-        return (*found, *(_watched(self._spec.name, uri) for uri in self._watched))
+        storage = self._ctx.root.storage
+        return (*found, *(_watched(self._spec.name, storage.place(uri)) for uri in self._watched))
 
     def commit_barrier(self, barrier: Barrier, last_batch: Callable[[], BatchId | None]) -> IdleCut | None:
         """Commit an entry that holds only the barrier to every channel of an idle stage.
@@ -272,13 +274,13 @@ class Outputs:
         within(value, partial(sink.function, frame, int(batch)))
 
 
-def _watched(stage: StageId, uri: str) -> OutputVersion:
+def _watched(stage: StageId, place: Place) -> OutputVersion:
     """Record a table between two batches of the stage that writes it."""
     try:
-        table = Table.open(uri)
+        table = Table.open(place)
     except FileNotFoundError:
-        return OutputVersion(stage, "table", uri, "", None)
-    return OutputVersion(stage, "table", uri, table.id, table.version)
+        return OutputVersion(stage, "table", place.uri, "", None)
+    return OutputVersion(stage, "table", place.uri, table.id, table.version)
 
 
 def _holds_only_barrier(entry: Entry) -> bool:

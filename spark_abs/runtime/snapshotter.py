@@ -148,9 +148,7 @@ class Snapshotter:
         self._await_commit(stage, taken.batch)
         began = now_ms()
         ctx.probe(f"capture.{stage}.copy.before")
-        copy = snapshot_stage(
-            self._kept, taken.barrier.id, ctx.root.at(ctx.root.native(ctx.attempt, stage)), taken.batch
-        )
+        copy = snapshot_stage(self._kept, taken.barrier.id, ctx.native(stage), taken.batch)
         ctx.probe(f"capture.{stage}.copy.after")
         facts = self._facts[stage]
         took = now_ms() - began
@@ -182,7 +180,7 @@ class Snapshotter:
         """Wait until `commits/<batch>` is there: Spark writes it right after the batch function returns."""
         if batch == NO_BATCH:
             return
-        native = NativeLog(self._ctx.root, self._ctx.root.native(self._ctx.attempt, stage))
+        native = NativeLog(self._ctx.native(stage))
         while not native.has_committed(batch):
             if self._closing.wait(_COMMIT_POLL_S):
                 raise _Closed

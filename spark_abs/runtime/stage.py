@@ -71,7 +71,7 @@ class StageRunner:
         self._outputs = outputs
         self._start = start
         self._snapshots = snapshots
-        self.native = NativeLog(ctx.root, ctx.root.native(ctx.attempt, name))
+        self.native = NativeLog(ctx.native(name))
         self._pending: Barrier | None = None
         self._taken = NO_EPOCH
         self._aborted: set[CheckpointId] = set()

@@ -92,7 +92,7 @@ def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None
         least = max(snapshot.cut_batch if snapshot else NO_BATCH, _newest_output(ctx, graph, stage.name))
-        finding = check_native(ctx.root, ctx.root.native(ctx.attempt, stage.name), least)
+        finding = check_native(ctx.native(stage.name), least)
         if finding is not None:
             findings.append(f"stage {stage.name!r}: {finding}")
     if findings:
@@ -107,12 +107,17 @@ def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
 def _newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
     """Return the newest batch of this attempt that an output of a stage holds."""
     places = [
-        (ctx.root.at(ctx.root.channel(channel_id(stage, output))), output) for output in graph.consumed(stage)
+        (ctx.root.place(ctx.root.channel(channel_id(stage, output))), output)
+        for output in graph.consumed(stage)
     ]
-    places += [(sink.table, sink.name) for sink in graph.sinks_of(stage) if sink.table is not None]
+    places += [
+        (ctx.root.storage.place(sink.table), sink.name)
+        for sink in graph.sinks_of(stage)
+        if sink.table is not None
+    ]
     found = NO_BATCH
-    for uri, output in places:
+    for place, output in places:
         with contextlib.suppress(FileNotFoundError):
-            written = Table.open(uri).transaction(app_id(ctx.job, stage, output, ctx.attempt))
+            written = Table.open(place).transaction(app_id(ctx.job, stage, output, ctx.attempt))
             found = max(found, NO_BATCH if written is None else BatchId(written))
     return found

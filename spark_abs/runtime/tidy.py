@@ -69,14 +69,14 @@ class Tidy:
         if now_ms() - self._vacuumed_ms >= _VACUUM_EVERY_MS:
             self._vacuumed_ms = now_ms()
             for table in (control.PATH, manifests.PATH, history.PATH):
-                Table.open(ctx.root.at(table)).vacuum(_KEPT_HOURS)
+                Table.open(ctx.root.place(table)).vacuum(_KEPT_HOURS)
 
     def _readers(self) -> Mapping[ChannelId, Sequence[Version | None]]:
         """Return how far each consumer of each channel has durably read; None for one that has not begun."""
         readers: dict[ChannelId, list[Version | None]] = {}
         consumed: dict[StageId, dict[ChannelId, Version]] = {}
         for stage in self._inputs:
-            native = NativeLog(self._ctx.root, self._ctx.root.native(self._ctx.attempt, stage))
+            native = NativeLog(self._ctx.native(stage))
             slowest: dict[ChannelId, Version] = {}
             for position in native.consumed():
                 slowest[position.channel] = min(

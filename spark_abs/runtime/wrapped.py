@@ -37,7 +37,8 @@ from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.lease import read_lease
-from spark_abs.store.root import Root, location_of
+from spark_abs.store.root import Root
+from spark_abs.store.storage import location_of
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -73,13 +74,13 @@ def checkpoint_location(root: str, stage: str, *, adopt: str | None = None) -> s
             f"a restore to checkpoint {attempt.checkpoint} is not finished: run "
             f"`spark-abs restore ROOT --to {attempt.checkpoint}` again"
         )
-    directory = at.native(attempt.id, name)
+    native = at.native(attempt.id, name)
     if adopt is not None:
-        adopt_native(location_of(adopt), at.at(directory))
+        adopt_native(at.storage.place(adopt), native)
     lease = read_lease(at)
     if lease is None or not lease.alive(now_ms(), _silence_ms()):
-        clear_unplanned(at, directory)
-    return at.at(directory)
+        clear_unplanned(native)
+    return native.uri
 
 
 def _silence_ms() -> int:
@@ -203,7 +204,7 @@ class _Host:
             GraphError: it reads a table that another query of the root writes, or the other way round.
         """
         ctx, stage = self._ctx, wrapped.stage
-        native = NativeLog(ctx.root, ctx.root.native(ctx.attempt, stage))
+        native = NativeLog(ctx.native(stage))
         if native.newest_planned() != batch:
             raise UsageError(
                 f"query {stage!r} does not run on spark_abs.checkpoint_location(root, {stage!r}) of attempt "
@@ -213,8 +214,8 @@ class _Host:
         with self._lock:
             for name, other in self._guests.items():
                 if name != stage:
-                    _refuse_chain(stage, guest, name, other)
-                    _refuse_chain(name, other, stage, guest)
+                    _refuse_chain(ctx.root, stage, guest, name, other)
+                    _refuse_chain(ctx.root, name, other, stage, guest)
             self._guests[stage] = guest
             self._facts[stage] = StageFacts({}, lambda: 0)
             first = len(self._guests) == 1
@@ -269,10 +270,10 @@ class _Host:
         end(self._ctx, f"failed: {self._failure}" if failed else "stopped")
 
 
-def _refuse_chain(reader: StageId, reading: _Guest, writer: StageId, writing: _Guest) -> None:
+def _refuse_chain(root: Root, reader: StageId, reading: _Guest, writer: StageId, writing: _Guest) -> None:
     for uri in writing.tables:
         try:
-            table = Table.open(uri)
+            table = Table.open(root.storage.place(uri))
         except FileNotFoundError:
             continue
         if table.id in reading.reads:

@@ -42,7 +42,8 @@ from spark_abs.model import (
 from spark_abs.sinks import through_spark
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.store.log import LogCommit
-from spark_abs.store.root import Root, location_of
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class SinkNote:
     v: int = FORMAT
 
 
-def ensure_sink(uri: str, schema: StructType) -> str:
+def ensure_sink(place: Place, schema: StructType) -> str:
     """Create the table of a sink if there is none, and return its table id. Two creators end with one.
 
     A table that was there must have every column of the frame with the same type; columns that only the
@@ -77,8 +78,8 @@ def ensure_sink(uri: str, schema: StructType) -> str:
     Raises:
         UsageError: the table cannot take the frame's rows; names every column that differs.
     """
-    table = Table.ensure(location_of(uri), delta_schema(schema), {})
-    check_schema(f"table {uri}", table.delta.schema().to_json(), schema, may_lack=True)
+    table = Table.ensure(place, delta_schema(schema), {})
+    check_schema(f"table {place}", table.delta.schema().to_json(), schema, may_lack=True)
     return table.id
 
 
@@ -121,8 +122,8 @@ class DeltaSink:
         self._app = app_id(*self._names, attempt)
         self._restore_app = f"{self._app}/restore"
         self._staging = f"staging/{stage}.{sink}"
-        self._table = Table.open(location_of(uri))
-        self._view = Table.open(location_of(uri))
+        self._table = Table.open(root.storage.place(uri))
+        self._view = Table.open(root.storage.place(uri))
 
     @property
     def table_id(self) -> str:
@@ -166,8 +167,8 @@ class DeltaSink:
         """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`."""
         name = directory_name(self._attempt, self._run, batch)
         if why_not_plain(self._table.delta) is None:
-            return write_parquet(frame, self.uri, f"data/{name}")
-        return write_parquet(frame, self._root.uri, f"{self._staging}/{name}")
+            return write_parquet(frame, self._table.place, f"data/{name}")
+        return write_parquet(frame, self._root.top, f"{self._staging}/{name}")
 
     def commit_batch(
         self,

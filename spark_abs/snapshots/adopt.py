@@ -8,13 +8,13 @@ from pyarrow import fs
 
 from spark_abs.errors import DamageError
 from spark_abs.snapshots.layout import is_ignored, relocate_operator
-from spark_abs.snapshots.materialise import METADATA, is_operator_metadata, put, spark_uri
-from spark_abs.store.root import location_of
+from spark_abs.snapshots.materialise import METADATA, empty, is_operator_metadata, make_directory, put
+from spark_abs.store.storage import Place
 
 _COPY_BYTES = 8 << 20
 
 
-def adopt_native(source_uri: str, target_uri: str) -> None:
+def adopt_native(source: Place, target: Place) -> None:
     """Copy a whole checkpoint directory, the planned batch included; the source is left alone.
 
     The query id stays, so that writes which are idempotent by it stay so. `metadata` is written last: a
@@ -23,28 +23,24 @@ def adopt_native(source_uri: str, target_uri: str) -> None:
     Raises:
         DamageError: there is no native checkpoint at the source.
     """
-    source_fs, source = fs.FileSystem.from_uri(location_of(source_uri))
-    target_fs, target = fs.FileSystem.from_uri(location_of(target_uri))
-    if target_fs.get_file_info(f"{target}/{METADATA}").type is fs.FileType.File:
+    if target.below(METADATA).exists():
         return
-    if source_fs.get_file_info(f"{source}/{METADATA}").type is not fs.FileType.File:
-        raise DamageError(f"{source_uri} is not the checkpoint of a query: it has no {METADATA} file")
-    target_fs.create_dir(target, recursive=True)
-    target_fs.delete_dir_contents(target)
-    state_uri = spark_uri(target_fs, f"{target}/state")
-    infos = source_fs.get_file_info(fs.FileSelector(source, recursive=True))
+    if not source.below(METADATA).exists():
+        raise DamageError(f"{source} is not the checkpoint of a query: it has no {METADATA} file")
+    empty(target)
+    state_uri = target.below("state").in_spark_files
+    infos = source.fs.get_file_info(fs.FileSelector(source.path, recursive=True))
     for info in infos:
-        path = info.path.removeprefix(f"{source}/")
         if info.type is fs.FileType.Directory:
-            target_fs.create_dir(f"{target}/{path}", recursive=True)
+            make_directory(target, info.path.removeprefix(f"{source.path}/"))
     for info in infos:
-        path = info.path.removeprefix(f"{source}/")
+        path = info.path.removeprefix(f"{source.path}/")
         if info.type is not fs.FileType.File or is_ignored(info.base_name) or path == METADATA:
             continue
-        with source_fs.open_input_stream(info.path) as stream:
+        with source.fs.open_input_stream(info.path) as stream:
             chunks = iter(partial(stream.read, _COPY_BYTES), b"")
             if is_operator_metadata(path):
                 chunks = iter([relocate_operator(b"".join(chunks).decode(), state_uri).encode()])
-            put(target_fs, f"{target}/{path}", chunks)
-    with source_fs.open_input_stream(f"{source}/{METADATA}") as stream:
-        put(target_fs, f"{target}/{METADATA}", [stream.read()])
+            put(target, path, chunks)
+    with source.fs.open_input_stream(f"{source.path}/{METADATA}") as stream:
+        put(target, METADATA, [stream.read()])

@@ -74,7 +74,7 @@ class KeptState:
         Raises:
             Fenced: a newer run has done so already.
         """
-        kept = cls(root, job, run, Table.ensure(root.at(PATH), SCHEMA), probe)
+        kept = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), probe)
         with kept.lock:
             kept._table.commit(kept._fence)
             with PackReader(root) as reader:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyarrow import fs
-
 from spark_abs.manifest import OperatorState, StoredFile
 from spark_abs.model import BatchId, CheckpointId, Position, positions_of
 from spark_abs.snapshots.capture import ATTEMPTS, Captured, CaptureIncomplete, capture
 from spark_abs.snapshots.kept import KeptState, StaleCapture
+from spark_abs.store.storage import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class StageCopy:
     size_new: int
 
 
-def snapshot_stage(kept: KeptState, checkpoint: CheckpointId, native_uri: str, batch: BatchId) -> StageCopy:
+def snapshot_stage(kept: KeptState, checkpoint: CheckpointId, native: Place, batch: BatchId) -> StageCopy:
     """Copy everything from which a stage starts again after `batch` (P11).
 
     Runs beside the query, in any thread, several at a time for different stages.
@@ -38,7 +37,7 @@ def snapshot_stage(kept: KeptState, checkpoint: CheckpointId, native_uri: str, b
     Args:
         kept: the run's handle on `state/`.
         checkpoint: the checkpoint that this belongs to.
-        native_uri: the stage's native checkpoint directory.
+        native: the stage's native checkpoint directory.
         batch: the cut, a batch whose `commits/<batch>` exists; `NO_BATCH` for a stage that ran none.
 
     Raises:
@@ -48,17 +47,16 @@ def snapshot_stage(kept: KeptState, checkpoint: CheckpointId, native_uri: str, b
         Fenced: a newer run owns the root: stop.
         CommitStateUnknown: the store did not say whether the copy is in: decline.
     """
-    filesystem, directory = fs.FileSystem.from_uri(native_uri)
     stale: StaleCapture | None = None
     for _ in range(ATTEMPTS):
-        captured = capture(filesystem, directory, batch)
+        captured = capture(native.fs, native.path, batch)
         try:
-            stored = kept.store(checkpoint, filesystem, directory, captured.files)
+            stored = kept.store(checkpoint, native.fs, native.path, captured.files)
         except StaleCapture as error:
             stale = error
             continue
         return _copy_of(captured, stored.files, stored.size_new)
-    raise CaptureIncomplete(f"cut of batch {batch} in {native_uri}: {stale}") from stale
+    raise CaptureIncomplete(f"cut of batch {batch} in {native}: {stale}") from stale
 
 
 def _copy_of(captured: Captured, files: tuple[StoredFile, ...], size_new: int) -> StageCopy:

@@ -24,7 +24,8 @@ from spark_abs.snapshots.kept import active_packs
 from spark_abs.snapshots.materialise import is_rewritten
 from spark_abs.snapshots.packs import PATH, PackReader, resolve
 from spark_abs.store.log import log_file
-from spark_abs.store.root import Root, location_of
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 _BLOCK = 2**20
@@ -66,7 +67,7 @@ def _verify_state(
     found: list[Finding] = []
     with PackReader(root) as reader:
         try:
-            table = Table.open(root.at(PATH))
+            table = Table.open(root.place(PATH))
             where = resolve(reader, active_packs(table), files)
         except FileNotFoundError:
             where = {}
@@ -98,7 +99,7 @@ def _problem(reader: PackReader, at: Location, file: StoredFile) -> str | None:
 def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
     """Read every data file of one of our tables, against the checksums of its pages where it has them."""
     try:
-        table = Table.open(root.at(relative))
+        table = Table.open(root.place(relative))
     except FileNotFoundError:
         return (Finding(relative, "missing"),)
     except DamageError as error:
@@ -123,7 +124,7 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
     """
     relative = root.channel(channel)
     try:
-        table = Table.open(root.at(relative))
+        table = Table.open(root.place(relative))
     except FileNotFoundError:
         return (Finding(relative, "missing"),)
     except DamageError as error:
@@ -146,19 +147,19 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
     return tuple(found)
 
 
-def verify_native(native_uri: str, stored: Iterable[StoredFile] = ()) -> tuple[Finding, ...]:
+def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Finding, ...]:
     """Check a stage's native checkpoint: that its last batch can be started from, and the bytes where known.
 
     Bytes are known from the checksum files that Spark leaves beside its own on a local disk, and from the
     manifest for those that a restore wrote.
 
     Args:
-        native_uri: the checkpoint directory.
+        native: the checkpoint directory.
         stored: the files of the stage in the manifest that the directory was materialised from, if it was.
     """
-    filesystem, base = fs.FileSystem.from_uri(location_of(native_uri))
+    filesystem, base = native.fs, native.path
     if filesystem.get_file_info(base).type is not fs.FileType.Directory:
-        return (Finding(native_uri, "missing"),)
+        return (Finding(native.uri, "missing"),)
     by_path = {f.path: f for f in stored if not is_rewritten(f.path)}
     found = []
     for path, sidecar in sorted(_files(filesystem, base).items()):
@@ -172,9 +173,9 @@ def verify_native(native_uri: str, stored: Iterable[StoredFile] = ()) -> tuple[F
         except FileNotFoundError:
             continue
         if problem is not None:
-            found.append(Finding(f"{native_uri}/{path}", problem))
+            found.append(Finding(f"{native}/{path}", problem))
     start = _start_problem(filesystem, base)
-    return tuple(found) if start is None else (*found, Finding(native_uri, start))
+    return tuple(found) if start is None else (*found, Finding(native.uri, start))
 
 
 def _files(filesystem: fs.FileSystem, base: str) -> dict[str, str | None]:

@@ -74,7 +74,7 @@ class Checkpoints:
     @classmethod
     def open(cls, root: Root, job: str) -> Checkpoints:
         """Open the manifests of a root, creating the table if there is none."""
-        return cls(root, job, Table.ensure(root.at(PATH), SCHEMA))
+        return cls(root, job, Table.ensure(root.place(PATH), SCHEMA))
 
     def fence(self, run: RunId) -> None:
         """Refuse every outcome of an older run from now on.

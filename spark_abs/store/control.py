@@ -59,7 +59,7 @@ class Control:
             UsageError: there is no job at this root.
         """
         try:
-            return cls(root, Table.open(root.at(PATH)))
+            return cls(root, Table.open(root.place(PATH)))
         except FileNotFoundError:
             raise UsageError(f"{root.uri} is not the root of a job: it has no control table") from None
 
@@ -70,7 +70,7 @@ class Control:
         Raises:
             Refused: the root belongs to another job.
         """
-        control = cls(root, Table.ensure(root.at(PATH), SCHEMA))
+        control = cls(root, Table.ensure(root.place(PATH), SCHEMA))
         control.update(lambda state: state or begin_job(job, now_ms))
         if control.state.job != job:
             raise Refused(

@@ -82,7 +82,7 @@ class History:
     COMPACT_EVERY = 100
 
     def __init__(self, root: Root) -> None:
-        self._table = Table.ensure(root.at(PATH), SCHEMA)
+        self._table = Table.ensure(root.place(PATH), SCHEMA)
         self._appends = count(1)
 
     def append(self, rows: Sequence[HistoryRow]) -> None:

@@ -42,7 +42,7 @@ def open_existing(root: Root, job: str) -> Checkpoints | None:
         DamageError: the table's log cannot be read.
     """
     try:
-        return Checkpoints(root, job, Table.open(root.at(PATH)))
+        return Checkpoints(root, job, Table.open(root.place(PATH)))
     except FileNotFoundError:
         return None
 
@@ -65,7 +65,7 @@ def survey(root: Root, job: str) -> Survey:
 
 
 def _one_by_one(root: Root) -> Survey:
-    actions = pa.table(Table.open(root.at(PATH)).delta.get_add_actions(flatten=True)).to_pylist()
+    actions = pa.table(Table.open(root.place(PATH)).delta.get_add_actions(flatten=True)).to_pylist()
     completed: list[Summary] = []
     damaged: list[DamagedRow] = []
     for action in actions:

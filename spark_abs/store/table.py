@@ -22,6 +22,7 @@ from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fe
 from spark_abs.model import FENCED, Version
 from spark_abs.store.clock import now_ms
 from spark_abs.store.log import LogCommit, log_files_before, read_commit
+from spark_abs.store.storage import Place
 
 LOG_PROPERTIES: Mapping[str, str] = {
     "delta.enableExpiredLogCleanup": "false",
@@ -55,15 +56,14 @@ class Commit:
 class Table:
     """A kept handle on one Delta table. Not thread-safe: one handle per thread."""
 
-    def __init__(self, uri: str, table: DeltaTable) -> None:
-        self.uri = uri
+    def __init__(self, place: Place, table: DeltaTable) -> None:
+        self.place = place
         self._table = table
-        self._fs, self._path = fs.FileSystem.from_uri(uri)
         self._transactions: dict[str, int | None] = {}
         self._followed = table.version()
 
     @classmethod
-    def open(cls, uri: str) -> Table:
+    def open(cls, place: Place) -> Table:
         """Open an existing table.
 
         Raises:
@@ -71,26 +71,38 @@ class Table:
             DamageError: its log cannot be read.
         """
         try:
-            return cls(uri, DeltaTable(uri))
+            return cls(place, DeltaTable(place.uri, storage_options=place.options))
         except TableNotFoundError:
-            raise FileNotFoundError(f"no Delta table at {uri}") from None
+            raise FileNotFoundError(f"no Delta table at {place}") from None
         except (DeltaError, OSError, ValueError) as error:
-            raise DamageError(f"the Delta log at {uri} cannot be read: {error}") from error
+            raise DamageError(f"the Delta log at {place} cannot be read: {error}") from error
 
     @classmethod
-    def ensure(cls, uri: str, schema: pa.Schema, configuration: Mapping[str, str] = LOG_PROPERTIES) -> Table:
+    def ensure(
+        cls, place: Place, schema: pa.Schema, configuration: Mapping[str, str] = LOG_PROPERTIES
+    ) -> Table:
         """Open the table, creating it empty if there is none. Two creators end with one table."""
         try:
-            return cls.open(uri)
+            return cls.open(place)
         except FileNotFoundError:
             pass
         try:
             create_table_with_add_actions(
-                uri, Schema.from_arrow(schema), [], mode="error", configuration=dict(configuration)
+                place.uri,
+                Schema.from_arrow(schema),
+                [],
+                mode="error",
+                configuration=dict(configuration),
+                storage_options=place.options,
             )
         except (DeltaError, OSError):
-            return cls.open(uri)
-        return cls.open(uri)
+            return cls.open(place)
+        return cls.open(place)
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        return self.place.uri
 
     @property
     def version(self) -> Version:
@@ -122,7 +134,7 @@ class Table:
         """
         # deltalake's own file system is a Python object: Arrow's threads that still use it when the
         # interpreter ends abort the process.
-        native = fs.SubTreeFileSystem(self._path, self._fs)
+        native = fs.SubTreeFileSystem(self.place.path, self.place.fs)
         try:
             return self._table.to_pyarrow_table(
                 columns=None if columns is None else list(columns),
@@ -166,7 +178,7 @@ class Table:
         try:
             version: int | None = self._table.transaction_version(app)
         except DeltaError:
-            self._table = DeltaTable(self.uri, version=self.version)
+            self._table = DeltaTable(self.uri, version=self.version, storage_options=self.place.options)
             version = self._table.transaction_version(app)
         return version
 
@@ -177,7 +189,7 @@ class Table:
 
     def read_commit(self, version: int) -> LogCommit | None:
         """Read one commit file."""
-        return read_commit(self._fs, self._path, version)
+        return read_commit(self.place.fs, self.place.path, version)
 
     def commit_next(self, commit: Commit) -> Version:
         """Commit at exactly the version after the one read, and return it.

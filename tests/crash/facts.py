@@ -132,7 +132,7 @@ def _named(root: Root, manifests: Iterable[Manifest]) -> Iterator[NamedBytes]:
     if not files:
         return
     with PackReader(root) as reader:
-        where = resolve(reader, active_packs(Table.open(root.at("state"))), (f for _, f in files))
+        where = resolve(reader, active_packs(Table.open(root.place("state"))), (f for _, f in files))
         for checkpoint, file in files:
             digest, size = hashlib.sha256(), 0
             try:

@@ -26,6 +26,7 @@ from spark_abs.snapshots.materialise import fresh_query_id, materialise
 from spark_abs.snapshots.take import StageCopy, snapshot_stage
 from spark_abs.snapshots.verify import verify_native
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 
 STATE = "spark.sql.streaming.stateStore"
 PACKAGE = "org.apache.spark.sql.execution.streaming.state"
@@ -231,8 +232,8 @@ class Story:
         # Moved away first: a snapshot that Spark still uploads to the old place must not stop the removal.
         shutil.rmtree(self.native.rename(self.tmp / "lost"))
         restored = self.tmp / "restored"
-        materialise(self.root, copy.files, str(restored), fresh_query_id())
-        assert verify_native(str(restored), copy.files) == ()
+        materialise(self.root, copy.files, Place(str(restored)), fresh_query_id())
+        assert verify_native(Place(str(restored)), copy.files) == ()
         run = start(self.shape, self.source, restored)
         try:
             run.query.processAllAvailable()
@@ -243,7 +244,7 @@ class Story:
 
     def copy(self, cut: int) -> StageCopy:
         kept = KeptState.open(self.root, "job", RunId(1))
-        return snapshot_stage(kept, CheckpointId(1), str(self.native), BatchId(cut))
+        return snapshot_stage(kept, CheckpointId(1), Place(str(self.native)), BatchId(cut))
 
 
 CASES = [
@@ -353,7 +354,7 @@ def test_nothing_of_an_abandoned_future_comes_back(
         for path in sorted(source.directory.iterdir())[files:]:
             path.unlink()
         source.wrong, source.files = False, files
-        materialise(story.root, copy.files, str(tmp_path / name), fresh_query_id())
+        materialise(story.root, copy.files, Place(str(tmp_path / name)), fresh_query_id())
         spoil(tmp_path / name)
         return in_pieces(window, source, tmp_path / name, 2)
 

@@ -17,6 +17,7 @@ from spark_abs.model import AttemptId, BatchId, RunId, StageId, Version
 from spark_abs.sinks.delta import DeltaSink, ensure_sink
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 from tests.channel_support import JOB, NUMBERS, barrier
 
 Open = Callable[..., DeltaSink]
@@ -49,7 +50,7 @@ def sink(spark: SparkSession, root: Root, uri: str) -> Open:
 def create(spark: SparkSession, uri: str, kind: str) -> None:
     """Create the table as its owner would."""
     if kind == "plain":
-        ensure_sink(uri, NUMBERS)
+        ensure_sink(Place(uri), NUMBERS)
         return
     spark.sql(
         f"""create table delta.`{uri}` (id bigint generated always as identity, n bigint not null)
@@ -204,7 +205,7 @@ def test_a_frame_that_does_not_fit_is_refused_by_column(spark: SparkSession, uri
     create(spark, uri, "plain")
     wrong = t.StructType([t.StructField("n", t.IntegerType()), t.StructField("m", t.LongType())])
     with pytest.raises(UsageError, match=r"m: missing in the table, bigint in the query\n  n: bigint in"):
-        ensure_sink(uri, wrong)
+        ensure_sink(Place(uri), wrong)
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: 
     run.stop()
     lost.rename(line.tmp / "kept")
     with pytest.raises(
-        DamageError, match=r"(?s)stage 'twice': native/1/twice is missing.*start over on a new"
+        DamageError, match=r"(?s)stage 'twice': \S+native/1/twice is missing.*start over on a new"
     ):
         start(line.job())
     (line.tmp / "kept").rename(lost)
@@ -251,7 +251,7 @@ def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: 
     eventually(run, line.has_all, "rows behind the checkpoint through")
     run.stop()
     shutil.rmtree(lost)
-    said = r"(?s)stage 'twice': native/1/twice is missing.*restart='checkpoint'"
+    said = r"(?s)stage 'twice': \S+native/1/twice is missing.*restart='checkpoint'"
     with pytest.raises(DamageError, match=said):
         start(line.job())
 

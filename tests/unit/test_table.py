@@ -11,6 +11,7 @@ from deltalake import CommitProperties
 from deltalake.transaction import Transaction
 
 from spark_abs.errors import CommitConflict, DamageError
+from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile, Commit, Table
 
 SCHEMA = pa.schema([("a", pa.int64())])
@@ -29,8 +30,8 @@ def rows(table: Table) -> list[int]:
 
 def test_a_commit_takes_the_version_after_the_one_read_or_none(tmp_path: Path) -> None:
     """By itself deltalake would rebase the second commit behind the first."""
-    first = Table.ensure(str(tmp_path / "t"), SCHEMA)
-    second = Table.open(first.uri)
+    first = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+    second = Table.open(first.place)
     assert first.commit_next(Commit([file_of(first, 1)], {"app": 1})) == 1
     with pytest.raises(CommitConflict):
         second.commit_next(Commit([file_of(second, 2)], {"other": 1}))
@@ -38,8 +39,8 @@ def test_a_commit_takes_the_version_after_the_one_read_or_none(tmp_path: Path) -
 
 
 def test_a_decision_is_made_again_on_what_came_in_between(tmp_path: Path) -> None:
-    one = Table.ensure(str(tmp_path / "t"), SCHEMA)
-    two = Table.open(one.uri)
+    one = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+    two = Table.open(one.place)
     seen: list[int] = []
 
     def decide(table: Table) -> Commit | None:
@@ -54,7 +55,7 @@ def test_a_decision_is_made_again_on_what_came_in_between(tmp_path: Path) -> Non
 
 
 def test_a_replacing_commit_leaves_only_its_own_files_and_vacuum_the_newest(tmp_path: Path) -> None:
-    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     for value in (1, 2, 3):
         table.commit_next(Commit([file_of(table, value)], {}, None, replace=True))
     assert rows(table) == [3]
@@ -91,28 +92,28 @@ def test_a_table_that_never_wrote_a_checkpoint_keeps_its_log(tmp_path: Path) -> 
 
 def test_a_missing_table_and_a_torn_log_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Table.open(str(tmp_path / "none"))
-    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+        Table.open(Place(str(tmp_path / "none")))
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     Path(table.uri, "_delta_log", f"{0:020d}.json").write_text("{torn")
     with pytest.raises(DamageError, match="cannot be read"):
-        Table.open(table.uri)
+        Table.open(table.place)
 
 
 @pytest.mark.parametrize("read_before", [True, False])
 def test_a_kept_handle_survives_a_clean_up_of_the_log(tmp_path: Path, read_before: bool) -> None:
     """The handle is ahead of the checkpoint behind which the log files go that it was opened with."""
-    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     table.commit_next(Commit(transactions={"fence": 3}))
     if read_before:
         assert table.transaction("fence") == 3
-    cleaner = Table.open(table.uri)
+    cleaner = Table.open(table.place)
     table.commit_next(Commit(transactions={"app": 1}))
     cleaner.delta.create_checkpoint()
     for version in (0, 1):
         Path(table.uri, f"_delta_log/{version:020d}.json").unlink()
     table.refresh()
     assert (table.transaction("fence"), table.transaction("app"), table.version) == (3, 1, 2)
-    Table.open(table.uri).commit_next(Commit(transactions={"fence": 4}))
+    Table.open(table.place).commit_next(Commit(transactions={"fence": 4}))
     assert table.transaction("fence") == 3
     table.refresh()
     assert table.transaction("fence") == 4
@@ -120,7 +121,7 @@ def test_a_kept_handle_survives_a_clean_up_of_the_log(tmp_path: Path, read_befor
 
 def test_transactions_are_followed_when_the_handle_moves_by_itself(tmp_path: Path) -> None:
     """RESTORE and the like move a handle on without a refresh."""
-    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     table.commit_next(Commit([file_of(table, 1)], {"app": 1}))
     assert table.transaction("restored") is None
     table.delta.restore(0, commit_properties=CommitProperties(app_transactions=[Transaction("restored", 5)]))

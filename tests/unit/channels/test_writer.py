@@ -122,7 +122,7 @@ def test_a_replaced_run_and_a_burnt_attempt_commit_nothing(root: Root) -> None:
     ):
         with pytest.raises(Fenced, match="run 1 of job was replaced by run 2"):
             late()
-    table = Table.open(root.at("channels/a.main"))
+    table = Table.open(root.place("channels/a.main"))
     fence_attempt(table, JOB, StageId("a"), "main", AttemptId(1))
     version = table.version
     fence_attempt(table, JOB, StageId("a"), "main", AttemptId(1))

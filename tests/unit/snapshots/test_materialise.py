@@ -13,11 +13,11 @@ from spark_abs.snapshots import kept as kept_module
 from spark_abs.snapshots import materialise as module
 from spark_abs.snapshots.capture import CapturedFile, CaptureIncomplete
 from spark_abs.snapshots.kept import KeptState, StaleCapture, Stored
-from spark_abs.snapshots.materialise import fresh_query_id, materialise, spark_uri
+from spark_abs.snapshots.materialise import fresh_query_id, materialise
 from spark_abs.snapshots.take import StageCopy, snapshot_stage
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 from tests.native_support import Native
-from tests.snapshot_support import LOCAL
 
 ONE = CheckpointId(1)
 POSITION = '{"channel":"a.main","attempt":1,"version":4,"epoch":2,"at_barrier":true,"closed":0,"v":1}'
@@ -33,7 +33,7 @@ def native(tmp_path: Path) -> Native:
     made.snapshot(1, ["a.sst"])
     schema = made.put("state/0/_stateSchema/default/0_s", "schema")
     (made.directory / "state/0/_metadata/metadata").unlink()
-    operator = json.dumps(made.operator([spark_uri(LOCAL, str(schema))]))
+    operator = json.dumps(made.operator([Place(str(schema)).in_spark_files]))
     made.put("state/0/_metadata/v2/0", f"v2\n{operator}")
     for number in range(3):
         made.put(f"sources/1/{number}", 'v1\n{"path":"file:/x","timestamp":1,"batchId":0}')
@@ -41,7 +41,7 @@ def native(tmp_path: Path) -> Native:
 
 
 def taken(kept: KeptState, native: Native, batch: int = 1) -> StageCopy:
-    return snapshot_stage(kept, ONE, str(native.directory), BatchId(batch))
+    return snapshot_stage(kept, ONE, Place(str(native.directory)), BatchId(batch))
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def test_what_a_stage_acknowledges(kept: KeptState, native: Native) -> None:
 
 
 def test_a_stage_without_a_batch_acknowledges_nothing(kept: KeptState, tmp_path: Path) -> None:
-    copy = snapshot_stage(kept, ONE, str(tmp_path / "none"), NO_BATCH)
+    copy = snapshot_stage(kept, ONE, Place(str(tmp_path / "none")), NO_BATCH)
     assert (copy.files, copy.offsets, copy.watermark_ms, copy.size_new) == ((), "", None, 0)
 
 
@@ -71,7 +71,7 @@ def test_the_directory_is_the_cut_under_another_id(
     copy, query = taken(kept, native), fresh_query_id()
     told: list[int] = []
     target = tmp_path / "new place"
-    materialise(root, copy.files, str(target), query, told.append)
+    materialise(root, copy.files, Place(str(target)), query, told.append)
     found, original = tree(target), tree(native.directory)
     assert json.loads(found.pop("metadata")) == {"id": query}
     moved = found.pop("state/0/_metadata/v2/0").decode()
@@ -85,12 +85,12 @@ def test_it_is_repeatable_and_never_takes_a_directory_of_another_query(
     root: Root, kept: KeptState, native: Native, tmp_path: Path
 ) -> None:
     copy, target = taken(kept, native), tmp_path / "new"
-    materialise(root, copy.files, str(target), "query")
+    materialise(root, copy.files, Place(str(target)), "query")
     (target / "offsets/2").write_text("a batch planned since")
-    materialise(root, copy.files, str(target), "query")
+    materialise(root, copy.files, Place(str(target)), "query")
     assert (target / "offsets/2").exists()
     with pytest.raises(Refused, match="belongs to query query"):
-        materialise(root, copy.files, str(target), "another")
+        materialise(root, copy.files, Place(str(target)), "another")
 
 
 class Killed(Exception):
@@ -102,7 +102,7 @@ def test_killed_after_any_file_it_begins_again(
 ) -> None:
     """A directory without the id is not a checkpoint: it is emptied and written once more."""
     copy, put = taken(kept, native), module.put
-    materialise(root, copy.files, str(tmp_path / "whole"), "query")
+    materialise(root, copy.files, Place(str(tmp_path / "whole")), "query")
     for point in range(len(copy.files)):
         target, left = tmp_path / f"killed{point}", [point]
 
@@ -114,17 +114,17 @@ def test_killed_after_any_file_it_begins_again(
 
         monkeypatch.setattr(module, "put", dies)
         with pytest.raises(Killed):
-            materialise(root, copy.files, str(target), "query")
+            materialise(root, copy.files, Place(str(target)), "query")
         monkeypatch.undo()
         assert not (target / "metadata").exists()
         (target / "offsets").mkdir(exist_ok=True)
         (target / "offsets/9").write_text("of something else")
-        materialise(root, copy.files, str(target), "query")
+        materialise(root, copy.files, Place(str(target)), "query")
         assert tree(target).keys() == tree(tmp_path / "whole").keys()
 
 
 def test_a_stage_that_had_run_no_batch_starts_afresh(root: Root, tmp_path: Path) -> None:
-    materialise(root, (), str(tmp_path / "new"), "query")
+    materialise(root, (), Place(str(tmp_path / "new")), "query")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -139,7 +139,7 @@ def test_damage_leaves_nothing_that_looks_whole(
     else:
         state.rename(state.with_name("gone"))
     with pytest.raises(DamageError):
-        materialise(root, copy.files, str(tmp_path / "new"), "query")
+        materialise(root, copy.files, Place(str(tmp_path / "new")), "query")
     assert not (tmp_path / "new/metadata").exists()
 
 
@@ -150,7 +150,7 @@ def test_stored_paths_may_not_leave_the_directory(
     for path in ("../outside", "/etc/outside", "a/../../outside"):
         bad = type(file)(path, file.size, file.sha256, file.at)
         with pytest.raises(DamageError, match="leaves its root"):
-            materialise(root, [bad], str(tmp_path / "new"), "query")
+            materialise(root, [bad], Place(str(tmp_path / "new")), "query")
 
 
 def test_a_purge_during_the_copy_captures_again(

@@ -24,6 +24,7 @@ from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.take import snapshot_stage
 from spark_abs.snapshots.verify import verify_channel, verify_native, verify_state, verify_table
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile, Commit, Table
 from tests.native_support import Native
 from tests.snapshot_support import manifest_of, store
@@ -124,17 +125,17 @@ def test_a_native_file_is_held_against_its_checksum_file(
     native: Native, spoil: Callable[[Path], None], said: str
 ) -> None:
     """Whether it is needed to start or not."""
-    assert verify_native(str(native.directory)) == ()
+    assert verify_native(Place(str(native.directory))) == ()
     path = native.directory / "state/0/0/SSTs/unused.sst"
     spoil(path)
-    (found,) = verify_native(str(native.directory))
+    (found,) = verify_native(Place(str(native.directory)))
     assert found.path == str(path)
     assert said in found.problem
 
 
 def test_a_torn_checksum_file_is_said(native: Native) -> None:
     (native.directory / "offsets/.1.crc").write_bytes(b"crc")
-    (found,) = verify_native(str(native.directory))
+    (found,) = verify_native(Place(str(native.directory)))
     assert "checksum file is torn" in found.problem
 
 
@@ -142,9 +143,9 @@ def test_a_native_directory_that_cannot_start_is_said(native: Native) -> None:
     """Also where no checksum is left: what the last batch needs is not there."""
     for name in ("2.changelog", ".2.changelog.crc"):
         (native.directory / "state/0/0" / name).unlink()
-    (found,) = verify_native(str(native.directory))
+    (found,) = verify_native(Place(str(native.directory)))
     assert "no changes of version 2" in found.problem
-    (missing,) = verify_native(str(native.directory / "none"))
+    (missing,) = verify_native(Place(str(native.directory / "none")))
     assert missing.problem == "missing"
 
 
@@ -152,11 +153,11 @@ def test_what_a_restore_wrote_is_held_against_the_manifest(
     root: Root, kept: KeptState, native: Native, tmp_path: Path
 ) -> None:
     """It has no checksum files until Spark writes its own."""
-    files = snapshot_stage(kept, ONE, str(native.directory), BatchId(1)).files
-    materialise(root, files, str(tmp_path / "new"), "query")
-    assert verify_native(str(tmp_path / "new"), files) == ()
+    files = snapshot_stage(kept, ONE, Place(str(native.directory)), BatchId(1)).files
+    materialise(root, files, Place(str(tmp_path / "new")), "query")
+    assert verify_native(Place(str(tmp_path / "new")), files) == ()
     altered(tmp_path / "new/state/0/0/1.changelog")
-    (found,) = verify_native(str(tmp_path / "new"), files)
+    (found,) = verify_native(Place(str(tmp_path / "new")), files)
     assert found.path.endswith("state/0/0/1.changelog")
 
 
@@ -175,7 +176,7 @@ def test_a_purge_under_verify_is_not_damage(native: Native, monkeypatch: pytest.
     monkeypatch.setattr(module, "capture", purging)
     for path in native.directory.rglob(".*.crc"):
         path.unlink()
-    assert verify_native(str(native.directory)) == ()
+    assert verify_native(Place(str(native.directory))) == ()
 
 
 def add(root: Root, relative: str, number: int) -> AddFile:
@@ -189,7 +190,7 @@ def add(root: Root, relative: str, number: int) -> AddFile:
 
 def table_of(root: Root, relative: str) -> Table:
     """A table of three commits, a file each."""
-    table = Table.ensure(root.at(relative), pa.schema([("n", pa.int64())]))
+    table = Table.ensure(root.place(relative), pa.schema([("n", pa.int64())]))
     for number in range(1, 4):
         table.commit_next(Commit([add(root, relative, number)]))
     return table

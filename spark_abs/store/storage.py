@@ -1,0 +1,229 @@
+"""How storage is reached: the one place that knows what pyarrow, deltalake and Hadoop call its options."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
+from urllib.parse import quote, urlparse
+
+from pyarrow import fs
+
+from spark_abs.config import Settings
+from spark_abs.errors import UsageError
+
+_S3 = ("s3", "s3a")
+
+
+def location_of(uri: str) -> str:
+    """Return `uri` in the one form that Spark, deltalake and `Place` all take, and that is stored.
+
+    Local paths become absolute; `s3://` becomes `s3a://`, Hadoop's name for it.
+
+    Raises:
+        UsageError: it is empty, or names more than a bucket and a path in it.
+    """
+    if not uri:
+        raise UsageError("an empty path")
+    parsed = urlparse(uri)
+    if parsed.scheme in _S3:
+        # What a location holds is stored and shown: credentials must not be part of it.
+        if "@" in parsed.netloc or parsed.query or parsed.fragment or not parsed.netloc:
+            raise UsageError(
+                f"a location in an object store is {parsed.scheme}://BUCKET/PATH and nothing else: "
+                "credentials and options are settings, spark.abs.storage.*"
+            )
+        return f"s3a://{parsed.netloc}{parsed.path.rstrip('/')}"
+    if parsed.scheme == "file":
+        uri = parsed.path
+    elif parsed.scheme:
+        return uri.rstrip("/")
+    return os.path.abspath(os.path.expanduser(uri))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How an S3-compatible store is reached. What is empty is left to the defaults of each library.
+
+    Those are the usual variables `AWS_…` and, on a machine in the cloud, its own role.
+    """
+
+    endpoint: str = ""
+    """URL of a store that is not Amazon's."""
+    region: str = ""
+    access_key_id: str = field(default="", repr=False)
+    secret_access_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
+    allow_http: bool = False
+    """Whether the endpoint may be reached without encryption."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not fit together.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if bool(self.access_key_id) != bool(self.secret_access_key):
+            raise UsageError(
+                "storage needs accessKeyId and secretAccessKey, or neither of them: one alone opens nothing"
+            )
+        if self.session_token and not self.access_key_id:
+            raise UsageError("storage has a sessionToken without the accessKeyId that it belongs to")
+        scheme = urlparse(self.endpoint).scheme
+        if self.endpoint and (scheme not in ("http", "https") or "@" in self.endpoint):
+            raise UsageError("the endpoint of storage must be a URL such as https://HOST:PORT")
+        if scheme == "http" and not self.allow_http:
+            raise UsageError(
+                f"the endpoint {self.endpoint} is not encrypted: use https, or say allowHttp=true"
+            )
+
+    @classmethod
+    def of(cls, settings: Settings) -> Storage:
+        """Return what the settings of the area `storage` say."""
+        return cls(**{f.name: getattr(settings, f.name) for f in fields(cls)})
+
+    def delta(self) -> dict[str, str]:
+        """Return the options by deltalake's names.
+
+        A commit must never replace one that is there: the store refuses the second of two (If-None-Match).
+        """
+        return _given(
+            {
+                "AWS_ENDPOINT_URL": self.endpoint,
+                "AWS_REGION": self.region,
+                "AWS_ACCESS_KEY_ID": self.access_key_id,
+                "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
+                "AWS_SESSION_TOKEN": self.session_token,
+                "AWS_ALLOW_HTTP": "true" if self.allow_http else "",
+                "AWS_CONDITIONAL_PUT": "etag",
+            }
+        )
+
+    def hadoop(self) -> dict[str, str]:
+        """Return the options by the names of Hadoop's S3A connector, for a session's configuration."""
+        return _given(
+            {
+                "fs.s3a.endpoint": self.endpoint,
+                "fs.s3a.endpoint.region": self.region,
+                "fs.s3a.access.key": self.access_key_id,
+                "fs.s3a.secret.key": self.secret_access_key,
+                "fs.s3a.session.token": self.session_token,
+                # Stores other than Amazon's seldom have a name in DNS for each bucket.
+                "fs.s3a.path.style.access": "true" if self.endpoint else "",
+            }
+        )
+
+    def arrow(self) -> dict[str, str]:
+        """Return the options by the names of `pyarrow.fs.S3FileSystem`."""
+        return _given(
+            {
+                "endpoint_override": self.endpoint,
+                "region": self.region,
+                "access_key": self.access_key_id,
+                "secret_key": self.secret_access_key,
+                "session_token": self.session_token,
+            }
+        )
+
+    def place(self, uri: str) -> Place:
+        """Return a place in this storage."""
+        return Place(uri, self)
+
+
+def _given(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if value}
+
+
+DEFAULTS = Storage()
+"""Nothing is given."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory or a table, for everybody: Spark by `uri`, pyarrow by `fs` and `path`. Picklable."""
+
+    uri: str
+    storage: Storage = field(default=DEFAULTS, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", location_of(self.uri))
+
+    def __reduce__(self) -> tuple[type[Place], tuple[str, Storage]]:
+        return Place, (self.uri, self.storage)
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @cached_property
+    def _resolved(self) -> tuple[fs.FileSystem, str]:
+        parsed = urlparse(self.uri)
+        if parsed.scheme != "s3a":
+            filesystem, path = fs.FileSystem.from_uri(self.uri)
+            return filesystem, path
+        return _s3(self.storage, parsed.netloc), f"{parsed.netloc}{parsed.path}"
+
+    @property
+    def fs(self) -> fs.FileSystem:
+        """The file system."""
+        return self._resolved[0]
+
+    @property
+    def path(self) -> str:
+        """The path in `fs`."""
+        return self._resolved[1]
+
+    @property
+    def local(self) -> bool:
+        """Whether this is a path of the machine's own file system."""
+        return isinstance(self.fs, fs.LocalFileSystem)
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """What deltalake needs to know to reach it."""
+        return self.storage.delta() if self.uri.startswith("s3a:") else None
+
+    @property
+    def in_spark_files(self) -> str:
+        """The place as Spark writes it into files: `file:/…` for a local one."""
+        scheme, colon, rest = self.uri.partition("://")
+        return f"{scheme}{colon}{quote(rest)}" if colon else f"file:{quote(self.uri)}"
+
+    def below(self, relative: str) -> Place:
+        """Return a place below this one."""
+        return Place(f"{self.uri}/{relative}", self.storage)
+
+    def exists(self) -> bool:
+        """Say whether there is anything; in an object store a directory is what lies below it."""
+        return bool(self.fs.get_file_info(self.path).type != fs.FileType.NotFound)
+
+    def read(self, relative: str) -> bytes | None:
+        """Read a small file, None if there is none."""
+        try:
+            with self.fs.open_input_stream(f"{self.path}/{relative}") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def write(self, relative: str, data: bytes) -> None:
+        """Write a small file so that a reader sees all of it or the one before.
+
+        Only for files that any single writer may overwrite; nothing is decided by them.
+        """
+        target = f"{self.path}/{relative}"
+        written = f"{target}.{uuid.uuid4().hex}.tmp" if self.local else target
+        if self.local:
+            self.fs.create_dir(os.path.dirname(target), recursive=True)
+        with self.fs.open_output_stream(written) as stream:
+            stream.write(data)
+        if self.local:
+            self.fs.move(written, target)
+
+
+@lru_cache(maxsize=64)
+def _s3(storage: Storage, bucket: str) -> fs.FileSystem:
+    """Return one client for all places of a bucket: each has connections of its own."""
+    if storage == DEFAULTS:
+        return fs.FileSystem.from_uri(f"s3://{bucket}")[0]  # finds the bucket's region
+    return fs.S3FileSystem(**storage.arrow())
