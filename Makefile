@@ -1,10 +1,10 @@
-# What a person types: make demo, make test. Everything else is their set-up.
+# What a person types: make demo, make test, make test-s3. Everything else is their set-up.
 PYTHON := python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: bench demo test venv
+.PHONY: bench demo test test-s3 venv
 
 demo: venv
 	@$(BIN)/python jobs/demo.py
@@ -18,6 +18,14 @@ test: venv
 # Needs a machine that does nothing else; about an hour and a half on two cores; BENCH="hop state" for some.
 bench: venv
 	@PYTHONPATH=jobs $(BIN)/python -m bench $(BENCH)
+
+# Against an S3-compatible server on this machine; fetches Hadoop's S3A connector, 640 MB, the first time.
+test-s3: venv $(VENV)/.installed-s3
+	@$(BIN)/python -m pytest tests/s3
+
+$(VENV)/.installed-s3: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-s3]'
+	@touch $@
 
 venv: $(VENV)/.installed $(VENV)/.jars
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -41,6 +41,11 @@ def duration_ms(value: object) -> int:
     return _quantity(value, _MILLISECONDS, "a duration such as 500ms, 10s or 5m")
 
 
+def duration_or_auto(value: object) -> int | None:
+    """Read a duration as `duration_ms`, or `auto` as None: what suits the place."""
+    return None if isinstance(value, str) and value.strip().lower() == "auto" else duration_ms(value)
+
+
 def size_bytes(value: object) -> int:
     """Read a size such as `512kb`, `64mb` or `2gb` (powers of 1024), in bytes.
 
@@ -63,6 +68,12 @@ def _count(value: object) -> int:
     if type(value) is not int:
         raise ValueError("expected a whole number")
     return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected text")
+    return value.strip()
 
 
 def _switch(value: object) -> bool:
@@ -91,6 +102,8 @@ class Setting:
     read: Callable[[object], Any]
     doc: str
     minimum: int = 0
+    secret: bool = False
+    """Whether no error may show the value."""
 
     @property
     def key(self) -> str:
@@ -110,7 +123,7 @@ class Setting:
     @property
     def field(self) -> str:
         """The name in `Settings`: a duration there says that it is in milliseconds."""
-        return f"{self.argument}_ms" if self.read is duration_ms else self.argument
+        return f"{self.argument}_ms" if self.read in (duration_ms, duration_or_auto) else self.argument
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -122,10 +135,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("channel", "maxBytesPerBatch", "256mb", size_bytes, "bytes in a batch, one entry at least", 1),
     Setting("channel", "maxEntriesPerBatch", "100", _count, "entries in a batch", 1),
     Setting("channel", "partitionBytes", "32mb", size_bytes, "bytes that one task of a gate reads", 1),
-    Setting("channel", "pollInterval", "50ms", duration_ms, "least time between looks at a channel's log"),
+    Setting("channel", "pollInterval", "auto", duration_or_auto, "least time between looks for entries"),
     Setting("run", "leaseTimeout", "30s", duration_ms, "silence after which a run counts as dead", 1000),
     Setting("graph", "watermarkCheck", "error", _watermark_check, "error, warn or off"),
     Setting("state", "copyThreads", "4", _count, "threads that copy state files, per job", 1),
+    Setting("state", "nativeRoot", "", _text, "where Spark's checkpoints are; empty: below the root"),
+    Setting("storage", "endpoint", "", _text, "URL of an S3-compatible store that is not Amazon's"),
+    Setting("storage", "region", "", _text, "region of the buckets"),
+    Setting("storage", "accessKeyId", "", _text, "access key", secret=True),
+    Setting("storage", "secretAccessKey", "", _text, "its secret", secret=True),
+    Setting("storage", "sessionToken", "", _text, "its token, if it is a temporary one", secret=True),
+    Setting("storage", "allowHttp", "false", _switch, "the endpoint may be http"),
 )
 
 
@@ -141,10 +161,18 @@ class Settings:
     max_bytes_per_batch: int
     max_entries_per_batch: int
     partition_bytes: int
-    poll_interval_ms: int
+    poll_interval_ms: int | None
+    """None: what suits the store."""
     lease_timeout_ms: int
     watermark_check: WatermarkCheck
     copy_threads: int
+    native_root: str
+    endpoint: str
+    region: str
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(repr=False)
+    allow_http: bool
 
     @classmethod
     def resolve(
@@ -203,8 +231,9 @@ def _read(setting: Setting, value: object, where: str) -> object:
     try:
         found = setting.read(value)
         if isinstance(found, int) and found < setting.minimum:
-            unit = " ms" if setting.read is duration_ms else ""
+            unit = " ms" if setting.field.endswith("_ms") else ""
             raise ValueError(f"the least is {setting.minimum}{unit}")
     except ValueError as error:
-        raise ConfigError(f"setting {where}: {value!r}: {error}") from None
+        shown = "" if setting.secret else f"{value!r}: "
+        raise ConfigError(f"setting {where}: {shown}{error}") from None
     return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
 from spark_abs.errors import UsageError
+from spark_abs.store.storage import Storage
 
 SESSION_CONF: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -29,6 +30,9 @@ SESSION_CONF: Mapping[str, str] = {
 }
 """What a session needs, or is much better with."""
 
+HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.5.0"
+"""Hadoop's S3A connector, in the version of the Hadoop that pyspark brings along."""
+
 _SUPPORTED: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("4.2.",),
     "delta-spark": ("4.4.",),
@@ -36,18 +40,21 @@ _SUPPORTED: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def spark_session(app_name: str, master: str | None = None, **conf: str) -> SparkSession:
+def spark_session(
+    app_name: str, master: str | None = None, *, packages: Sequence[str] = (), **conf: str
+) -> SparkSession:
     """Build a session with Delta ready, or return the one that this process has.
 
     Args:
         app_name: the name shown by Spark.
         master: Spark's master, None to leave it to spark-submit or `spark-defaults.conf`.
+        packages: Maven coordinates to fetch beside Delta's, as `HADOOP_AWS` for a root in an object store.
         **conf: further settings; they win over `SESSION_CONF`.
 
     Raises:
         UsageError: this is Spark Connect, or a version that spark_abs does not run on.
     """
-    builder = configure(SparkSession.builder.appName(app_name))
+    builder = configure(SparkSession.builder.appName(app_name), packages=packages)
     if master is not None:
         builder = builder.master(master)
     session = builder.config(map=dict(conf)).getOrCreate()
@@ -55,7 +62,7 @@ def spark_session(app_name: str, master: str | None = None, **conf: str) -> Spar
     return session
 
 
-def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
+def configure(builder: SparkSession.Builder, *, packages: Sequence[str] = ()) -> SparkSession.Builder:
     """Add to a builder what a session needs: `SESSION_CONF`, the Delta jars, this Python for the workers.
 
     What is set on the builder afterwards wins. An executor on another machine may keep its Python
@@ -68,7 +75,16 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
         raise UsageError(_NO_CONNECT)
     _check_versions()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return configure_spark_with_delta_pip(builder.config(map=dict(SESSION_CONF)))
+    return configure_spark_with_delta_pip(builder.config(map=dict(SESSION_CONF)), list(packages))
+
+
+def lend(session: SparkSession, storage: Storage) -> None:
+    """Tell a session, and with it the executors, how a store is reached; other sessions are not told.
+
+    Spark shows the names of such settings and not what is secret in them.
+    """
+    for name, value in storage.hadoop().items():
+        session.conf.set(name, value)
 
 
 def check_session(session: SparkSession) -> None:

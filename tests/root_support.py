@@ -168,7 +168,7 @@ class SmallJob:
         positions: tuple[Position, ...],
         outputs: tuple[OutputVersion, ...],
     ) -> StageSnapshot:
-        native = Path(self.root.native(self.attempt, StageId(stage)).path)
+        native = Path(self.root.native("native", self.attempt, StageId(stage)).path)
         content = {
             "metadata": json.dumps({"id": f"query of {stage}"}),
             f"offsets/{cut}": offsets_of(stage, cut),

@@ -53,7 +53,7 @@ def figures(base: Path, console: Console) -> Iterator[Figure]:
         if number > _RETAINED:
             Checkpoints.open(root, _JOB).retire([CheckpointId(number - _RETAINED)], _RUN)
         if number % tidy.TRIM_EVERY == 0:
-            Table.open(root.at(PATH)).trim_log(tidy.KEPT_COMMITS)
+            Table.open(root.place(PATH)).trim_log(tidy.KEPT_COMMITS)
         if number % 1000 == 0:
             console.print(f"epoch {number}: {statistics.median(samples[-_SAMPLES:]):.1f} ms")
     shutil.rmtree(root.uri)

@@ -53,6 +53,7 @@ def _spec(root: Root, schema: StructType, native: str, max_entries: int) -> Gate
         max_bytes=2**60,
         partition_bytes=32 * 2**20,
         poll_ms=50,
+        native_poll_ms=50,
     )
 
 

@@ -122,7 +122,7 @@ class WholeJob:
     def _consumed(self, root: Root, stage: str, producers: set[str]) -> None:
         """Wait until a stage has finished a batch behind the last rows of its producers."""
         last = {channel_id(StageId(p), MAIN_OUTPUT): _last_rows(root, p) for p in producers}
-        native = NativeLog(root, f"native/1/{stage}")
+        native = NativeLog(root.place(f"native/1/{stage}"))
 
         def reached() -> bool:
             at = {p.channel: p.version for p in native.consumed()}

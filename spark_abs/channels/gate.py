@@ -76,7 +76,9 @@ class GateSpec:
     max_bytes: int
     partition_bytes: int
     poll_ms: int
-    """How often, at most, the store is asked for something new; 0 on a local disk."""
+    """Least time between looks at the channel."""
+    native_poll_ms: int
+    """Least time between looks at the native checkpoint."""
 
 
 _registering = threading.Lock()
@@ -135,7 +137,7 @@ class GateReader(DataSourceStreamReader):
         self._root = Root(spec.root) if root is None else root
         self._table = self._root.path(self._root.channel(spec.start.channel))
         self._follower = Follower(self._root.fs, self._table, spec.path, spec.poll_ms, clock)
-        self._stage = StageOffsets(self._root.storage.place(spec.native), spec.poll_ms, clock)
+        self._stage = StageOffsets(self._root.storage.place(spec.native), spec.native_poll_ms, clock)
         self._aborts = Aborts(self._root, spec.control_version, max(spec.poll_ms, _ABORTS_POLL_MS), clock)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name

@@ -21,7 +21,17 @@ from spark_abs.store.root import Root
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Fence a run that is alive; undo what others did to sinks.")
 @click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one of the path.")
-def restore(ctx: Context, root: Root, to: str, dry_run: bool, yes: bool, force: bool, fallback: bool) -> None:
+@click.option("--native-root", metavar="DIR", help="The job's native_root from now on; it stays as it was.")
+def restore(
+    ctx: Context,
+    root: Root,
+    to: str,
+    dry_run: bool,
+    yes: bool,
+    force: bool,
+    fallback: bool,
+    native_root: str | None,
+) -> None:
     """Bring state, positions, channels and Delta sinks back to one checkpoint; start the job afterwards.
 
     The plan is shown before anything is changed. Without a terminal and without --yes that is all, and the
@@ -32,7 +42,7 @@ def restore(ctx: Context, root: Root, to: str, dry_run: bool, yes: bool, force: 
     from spark_abs.restore.prepare import prepare
 
     out = ctx.out
-    prepared = prepare(root, to, force=force, fallback=fallback, progress=out)
+    prepared = prepare(root, to, force=force, fallback=fallback, native_root=native_root, progress=out)
     plan = prepared.plan
     if not out.json:
         _show(out, plan)

@@ -15,6 +15,7 @@ from spark_abs.cli.output import Output
 from spark_abs.config import Settings
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,6 +55,7 @@ def verb(function: Callable[Concatenate[Context, Root, P], R]) -> Callable[..., 
 
     @functools.wraps(function)
     def called(root: str, *args: P.args, **kwargs: P.kwargs) -> R:
-        return function(click.get_current_context().ensure_object(Context), Root(root), *args, **kwargs)
+        context = click.get_current_context().ensure_object(Context)
+        return function(context, Root(root, Storage.given()), *args, **kwargs)
 
     return click.argument("root")(output_option(called))

@@ -11,7 +11,7 @@ from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, Version
 from spark_abs.observe.progress import Progress
-from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.control import NATIVES, ControlState
 from spark_abs.restore.check import check_checkpoint, damaged_rows
 from spark_abs.restore.lookup import lookup, readable
 from spark_abs.snapshots.verify import Finding, verify_channel, verify_native, verify_state, verify_table
@@ -86,6 +86,9 @@ def _natives(
     attempt = state.attempt
     if not attempt.ready:
         return
+    if attempt.natives != NATIVES and not root.anywhere(attempt.natives).exists():
+        progress.say(f"{attempt.natives} is not seen from here: native checkpoints are not checked")
+        return
     by_id: dict[CheckpointId, Manifest] = {m.id: m for m in manifests}
     mine = [m for m in manifests if m.attempt == attempt.id]
     source = by_id.get(attempt.checkpoint) if attempt.checkpoint is not None else None
@@ -93,7 +96,7 @@ def _natives(
     for stage in newest.stages if newest is not None else ():
         if stage.cut_batch == NO_BATCH:
             continue
-        native = root.native(attempt.id, stage.stage)
+        native = root.native(attempt.natives, attempt.id, stage.stage)
         path = native.uri.removeprefix(f"{root.uri}/")
         progress.say(path)
         stored = source.stage(stage.stage) if source is not None else None

@@ -15,6 +15,7 @@ from spark_abs.errors import (
     AttemptNotReady,
     CheckpointNotFound,
     Fenced,
+    UsageError,
 )
 from spark_abs.model import (
     NO_EPOCH,
@@ -25,6 +26,9 @@ from spark_abs.model import (
     RunId,
     StageId,
 )
+
+NATIVES = "native"
+"""Where native checkpoints are if nothing else is said: below the root."""
 
 KEPT = 100
 """Settled aborts and answered commands that stay in `control/`; `history/` keeps all."""
@@ -43,6 +47,8 @@ class Attempt:
     """The restore plan as JSON; empty for the first."""
     ready: bool
     created_ms: int
+    natives: str = NATIVES
+    """Where its native checkpoints are, `<natives>/<id>/<stage>`: relative to the root, or absolute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,23 @@ def begin_job(job: str, now_ms: int) -> ControlState:
     return ControlState(job, attempts=(Attempt(AttemptId(1), None, None, "", True, now_ms),))
 
 
+def place_natives(state: ControlState, natives: str) -> ControlState:
+    """Say where native checkpoints are, before the first run; afterwards only a restore moves them.
+
+    Raises:
+        UsageError: they are elsewhere.
+    """
+    attempt = state.attempt
+    if attempt.natives == natives:
+        return state
+    if state.runs:
+        raise UsageError(
+            f"the native checkpoints of attempt {attempt.id} are in {attempt.natives}, the job now says "
+            f"{natives}: give native_root as before, or start with restart='checkpoint' to move them"
+        )
+    return replace(state, attempts=(replace(attempt, natives=natives),))
+
+
 def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlState:
     """Add a run of the newest attempt; whoever ran before is fenced by it.
 
@@ -249,27 +272,34 @@ def begin_attempt(
     host: str,
     pid: int,
     now_ms: int,
+    natives: str | None = None,
 ) -> ControlState:
     """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
 
     Asked again for the checkpoint that is already being restored, only the run is new. Asked for another
-    one, the unfinished attempt is given up: no run ever began on it, and none will.
+    one, the unfinished attempt is given up: no run ever began on it, and none will. So it is if `natives`,
+    where its native checkpoints shall be, is another place; None leaves them where they were.
 
     Raises:
         CheckpointNotFound: the parent attempt does not exist.
     """
     if all(a.id != parent for a in state.attempts):
         raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
-    number, attempts = attempt_for(state, parent, checkpoint), state.attempts
+    where = state.attempt.natives if natives is None else natives
+    number, attempts = attempt_for(state, parent, checkpoint, where), state.attempts
     if number != state.attempt.id:
-        attempts = (*attempts, Attempt(number, parent, checkpoint, plan, False, now_ms))
+        attempts = (*attempts, Attempt(number, parent, checkpoint, plan, False, now_ms, where))
     return replace(state, attempts=attempts, runs=_with_run(state, number, host, pid, now_ms))
 
 
-def attempt_for(state: ControlState, parent: AttemptId, checkpoint: CheckpointId) -> AttemptId:
-    """Return a restore's attempt: the unfinished one if it goes to the same checkpoint, else the next."""
+def attempt_for(state: ControlState, parent: AttemptId, checkpoint: CheckpointId, natives: str) -> AttemptId:
+    """Return a restore's attempt: the unfinished one if it does the same, else the next."""
     newest = state.attempt
-    if not newest.ready and (newest.parent, newest.checkpoint) == (parent, checkpoint):
+    if not newest.ready and (newest.parent, newest.checkpoint, newest.natives) == (
+        parent,
+        checkpoint,
+        natives,
+    ):
         return newest.id
     return AttemptId(newest.id + 1)
 

@@ -47,6 +47,7 @@ from spark_abs.store.lease import own_lease, renew, write_lease
 from spark_abs.store.outcomes import abort_open
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage, in_object_store
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ def restore(
     force: bool = False,
     fallback: bool = False,
     dry_run: bool = False,
+    native_root: str | None = None,
     spark: SparkSession | None = None,
     probe: Probe = no_probe,
     progress: Progress = SILENT,
+    **settings: object,
 ) -> RestoreResult:
     """Bring a job back to a checkpoint: state, positions, channels and Delta sinks together.
 
@@ -87,9 +90,11 @@ def restore(
         force: fence a run that is alive, and take back what others did to sinks since.
         fallback: if that checkpoint is damaged, take the newest intact one of the current path instead.
         dry_run: only plan.
+        native_root: the `native_root` of the job from now on; None if it stays what it was.
         spark: used for sinks that only Spark can write; without it a session is started for them.
         probe: called at named points; for tests of failures.
         progress: told each step.
+        settings: of the area `storage`, by their short names; needed where the environment does not say them.
 
     Raises:
         CheckpointNotFound: there is no such checkpoint.
@@ -98,8 +103,8 @@ def restore(
         DamageError: the checkpoint is damaged; says what.
         Fenced: another restore or run has taken over meanwhile.
     """
-    at = Root(root)
-    prepared = prepare(at, to, force=force, fallback=fallback, progress=progress)
+    at = Root(root, Storage.given(dict(spark.conf.getAll) if spark else {}, settings))
+    prepared = prepare(at, to, force=force, fallback=fallback, native_root=native_root, progress=progress)
     if dry_run:
         return RestoreResult(prepared.plan, None)
     return apply(at, prepared, spark=spark, probe=probe, progress=progress)
@@ -194,8 +199,9 @@ class _Restorer:
                     f"job {plan.job!r} has moved on since the restore was planned (run {newest}, attempt "
                     f"{state.attempt.id}): plan it again"
                 )
+            host, pid = socket.gethostname(), os.getpid()
             return ledger.begin_attempt(
-                state, plan.parent, plan.checkpoint, stored, socket.gethostname(), os.getpid(), now_ms()
+                state, plan.parent, plan.checkpoint, stored, host, pid, now_ms(), plan.natives
             )
 
         self.run = self._control.update(begin).runs[-1].id
@@ -220,10 +226,13 @@ class _Restorer:
         )
 
     def _session(self) -> SparkSession:
-        if self._spark is None:
-            from spark_abs.session import spark_session
+        from spark_abs.session import HADOOP_AWS, lend, spark_session
 
-            self._spark = spark_session(f"restore of {self._plan.job}", "local[*]")
+        if self._spark is None:
+            tables = [s.table for s in self._plan.steps if isinstance(s, (FenceSink, RestoreSink))]
+            packages = [HADOOP_AWS] if any(map(in_object_store, (self._root.uri, *tables))) else []
+            self._spark = spark_session(f"restore of {self._plan.job}", "local[*]", packages=packages)
+        lend(self._spark, self._root.storage)
         return self._spark
 
     def _materialise(self, step: Materialise, counted: Callable[[int], None]) -> None:
@@ -236,7 +245,7 @@ class _Restorer:
             self._breathe()
 
         query = self._plan.queries[step.stage]
-        materialise(self._root, snapshot.files, self._root.place(step.directory), query, written)
+        materialise(self._root, snapshot.files, self._root.anywhere(step.directory), query, written)
 
     def _breathe(self) -> None:
         """Renew the lease during long work, and give up if somebody has taken over."""

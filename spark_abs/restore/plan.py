@@ -24,7 +24,7 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.observe.alive import LiveRun
-from spark_abs.protocol.control import ControlState, begin_attempt, replaced_by
+from spark_abs.protocol.control import NATIVES, ControlState, begin_attempt, replaced_by
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -114,6 +114,8 @@ class RestorePlan:
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
     """What a person should know before saying yes."""
+    natives: str = NATIVES
+    """Where the native checkpoints of the attempt are."""
     v: int = FORMAT
 
     @property
@@ -135,6 +137,7 @@ def plan_restore(
     fresh_id: Callable[[], str],
     forced: bool = False,
     notes: Sequence[str] = (),
+    natives: str | None = None,
 ) -> RestorePlan:
     """Plan the way back to a checkpoint.
 
@@ -148,6 +151,7 @@ def plan_restore(
         forced: go on although a run is alive (it is fenced) or others have changed a sink since (their
             changes are taken back with ours).
         notes: sentences to hand on, for example that this is a fallback.
+        natives: where native checkpoints shall be from now on; None if they stay where they were.
 
     Raises:
         RunAlive: a run of the job is alive.
@@ -156,7 +160,8 @@ def plan_restore(
     """
     _refuse_alive(state, facts.alive, forced)
     # Every attempt before the one that last ran was burnt when that one was restored.
-    attempt = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0).attempt.id
+    begins = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0, natives).attempt
+    attempt = begins.id
     replaced = replaced_by(state, attempt)
     begun = from_json(StoredQueries, state.attempt.plan).queries if state.attempt.id == attempt else {}
     said = list(notes)
@@ -197,7 +202,7 @@ def plan_restore(
             BeginAttempt(attempt, manifest.attempt, manifest.id, replaces),
             *fences,
             AbortOpen(tuple(c.barrier.id for c in state.claims)),
-            *(_stage(s, attempt) for s in manifest.stages),
+            *(_stage(s, f"{begins.natives}/{attempt}") for s in manifest.stages),
             *(_sink(s, forced) for s in facts.sinks),
             *(
                 KeepSink(s.stage, o.output, "a function sink has no versions: what it has done stays")
@@ -208,6 +213,7 @@ def plan_restore(
             Finish(attempt),
         ),
         notes=tuple(said),
+        natives=begins.natives,
     )
 
 
@@ -242,10 +248,10 @@ def _abandoned(
     )
 
 
-def _stage(snapshot: StageSnapshot, attempt: AttemptId) -> Step:
+def _stage(snapshot: StageSnapshot, below: str) -> Step:
     if snapshot.cut_batch == NO_BATCH:
         return StartAfresh(snapshot.stage)
-    directory = f"native/{attempt}/{snapshot.stage}"
+    directory = f"{below}/{snapshot.stage}"
     return Materialise(snapshot.stage, directory, snapshot.cut_batch, len(snapshot.files), snapshot.size_full)
 
 

@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass, replace
 
 from spark_abs.config import Settings
-from spark_abs.errors import DamageError
+from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest
 from spark_abs.observe.alive import live_run
 from spark_abs.observe.progress import SILENT, Progress
-from spark_abs.protocol.control import ControlState, attempt_for
+from spark_abs.protocol.control import NATIVES, ControlState, attempt_for
 from spark_abs.restore.check import damaged_rows, require_intact
 from spark_abs.restore.facts import gather
 from spark_abs.restore.lookup import choose, load, readable
@@ -35,7 +35,13 @@ class Prepared:
 
 
 def prepare(
-    root: Root, to: str | int, *, force: bool = False, fallback: bool = False, progress: Progress = SILENT
+    root: Root,
+    to: str | int,
+    *,
+    force: bool = False,
+    fallback: bool = False,
+    native_root: str | None = None,
+    progress: Progress = SILENT,
 ) -> Prepared:
     """Plan the way back to a checkpoint, after reading every byte that it needs.
 
@@ -45,17 +51,29 @@ def prepare(
         force: fence a run that is alive, and take back what others did to sinks.
         fallback: if that checkpoint is damaged, take the newest intact one of the current path; the plan's
             notes say so.
+        native_root: the `native_root` of the job from now on, empty for none; None if it stays what it was.
         progress: told what is being looked at.
 
     Raises:
         UsageError: there is no job at this root.
         CheckpointNotFound: there is no such checkpoint.
         DamageError: it is damaged, and so is every other one if `fallback`.
-        Refused: see `plan_restore`.
+        Refused: see `plan_restore`; or native checkpoints are in a place that is not seen from here.
     """
-    state = Control.open(root).state
+    control = Control.open(root)
+    state = control.state
+    natives = state.attempt.natives
+    if native_root is not None:
+        natives = control.natives_at(native_root)
+    elif natives != NATIVES and not root.anywhere(natives).exists():
+        raise Refused(
+            f"native checkpoints of job {state.job!r} are in {natives}, which is not seen from here: restore "
+            "on a machine that sees it, or give --native-root DIR for another place; if the disk is lost, "
+            "restart='checkpoint' starts the job from its newest checkpoint"
+        )
     found = survey(root, state.job)
-    planner = _Planner(root, state, found, readable(root, found), damaged_rows(root), force, progress)
+    manifests, rows = readable(root, found), damaged_rows(root)
+    planner = _Planner(root, state, found, manifests, rows, force, natives, progress)
     wanted: Summary | None = None
     try:
         wanted = choose(to, found, state)
@@ -85,20 +103,29 @@ class _Planner:
     known: tuple[Manifest, ...]
     rows: tuple[Finding, ...]
     force: bool
+    natives: str
     progress: Progress
 
     def plan(self, summary: Summary, notes: tuple[str, ...] = ()) -> Prepared:
         """Plan first: what refuses is told before all bytes are read."""
         root, state = self.root, self.state
         manifest = load(root, summary)
-        attempt = attempt_for(state, manifest.attempt, manifest.id)
+        attempt = attempt_for(state, manifest.attempt, manifest.id, self.natives)
         timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
         facts = replace(
             gather(root, manifest, self.known, self.found.completed, attempt, state.sinks),
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
             alive=live_run(root, now_ms(), timeout_ms),
         )
-        plan = plan_restore(state, manifest, facts, fresh_id=fresh_query_id, forced=self.force, notes=notes)
+        plan = plan_restore(
+            state,
+            manifest,
+            facts,
+            fresh_id=fresh_query_id,
+            forced=self.force,
+            notes=notes,
+            natives=self.natives,
+        )
         with self.progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
             require_intact(root, manifest, self.rows, counted)
         return Prepared(plan, manifest, self.force)

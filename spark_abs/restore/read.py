@@ -8,6 +8,7 @@ from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest, OutputVersion
 from spark_abs.restore.lookup import lookup
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def read(
-    root: str, name: str, checkpoint: str | int = "latest", spark: SparkSession | None = None
+    root: str,
+    name: str,
+    checkpoint: str | int = "latest",
+    spark: SparkSession | None = None,
+    **settings: object,
 ) -> DataFrame:
     """Read a Delta sink as it was at a checkpoint.
 
@@ -27,14 +32,19 @@ def read(
         name: the sink.
         checkpoint: an id, the name of a savepoint, or `latest`.
         spark: a session with Delta; the active one if None.
+        settings: of the area `storage`, by their short names.
 
     Raises:
         UsageError: there is no such sink at the checkpoint, it is a function, or there is no session.
         CheckpointNotFound: there is no such checkpoint.
         Refused: the table was replaced since.
     """
-    uri, version = recorded_version(Root(root), name, checkpoint)
+    from spark_abs.session import lend
+
     session = spark if spark is not None else _active()
+    storage = Storage.given(dict(session.conf.getAll), settings)
+    uri, version = recorded_version(Root(root, storage), name, checkpoint)
+    lend(session, storage)
     return session.read.format("delta").option("versionAsOf", version).load(uri)
 
 

@@ -21,6 +21,8 @@ class RunContext:
     root: Root
     job: str
     attempt: AttemptId
+    natives: str
+    """Where its native checkpoints are, see `Root.native`."""
     run: RunId
     floor: CheckpointId
     control_version: Version
@@ -32,7 +34,7 @@ class RunContext:
 
     def native(self, stage: StageId) -> Place:
         """Return the place of a stage's Spark checkpoint."""
-        return self.root.native(self.attempt, stage)
+        return self.root.native(self.natives, self.attempt, stage)
 
 
 @dataclass(frozen=True, slots=True)

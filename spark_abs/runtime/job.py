@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
 from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.runtime.jvm import held
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
-from spark_abs.store.storage import location_of
+from spark_abs.store.storage import Storage, location_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +104,8 @@ class Job:
 
     Args:
         name: the job's name; a root belongs to one job.
-        root: where channels, state and checkpoints are kept: a path that the driver and all executors reach.
+        root: where channels, state and checkpoints are kept: a path, or `s3://BUCKET/PATH`, that the driver
+            and all executors reach.
         spark: a classic session made by `spark_abs.spark_session` or `spark_abs.configure`.
         config: settings as read from YAML: areas, and settings below them.
         probe: called at named points; for tests of failures.
@@ -129,13 +132,21 @@ class Job:
         **settings: object,
     ) -> None:
         self.name = checked_name(name, "job")
-        self.root = Root(root)
         self.spark = spark
         self.config = config or {}
         self.settings = settings
+        self.root = Root(root, Storage.of(self.resolved()))
         self.probe = probe
         self.stages = {}
         self.sinks = []
+
+    def resolved(self) -> Settings:
+        """Return all settings, each from where it was given last.
+
+        Raises:
+            ConfigError: a name is unknown, or a value cannot be read.
+        """
+        return Settings.resolve(self.config, os.environ, dict(self.spark.conf.getAll), self.settings)
 
     def source(
         self,

@@ -130,6 +130,12 @@ def active_query(spark: SparkSession, query_id: str) -> Any | None:
     return queries.get(jvm.java.util.UUID.fromString(query_id))
 
 
+def executor_count(spark: SparkSession) -> int:
+    """Return how many executors there are now, the driver not counted; at least one."""
+    context: Any = spark.sparkContext._jsc
+    return max(1, len(context.sc().statusTracker().getExecutorInfos()) - 1)
+
+
 def batches_retained(spark: SparkSession) -> int:
     """Return how many batches Spark keeps the logs and state of."""
     return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)

@@ -82,6 +82,7 @@ def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bou
         root=job.root,
         job=job.name,
         attempt=state.attempt.id,
+        natives=state.attempt.natives,
         run=run,
         floor=state.last_claimed,
         control_version=control.version,

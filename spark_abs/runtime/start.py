@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 
-from spark_abs.config import Settings, WatermarkCheck
+from spark_abs.config import WatermarkCheck
 from spark_abs.errors import DamageError, GraphError, UsageError
 from spark_abs.model import NO_BATCH, BatchId, StageId, app_id, channel_id
+from spark_abs.protocol.control import NATIVES, place_natives
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.frames import build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph
@@ -18,7 +18,8 @@ from spark_abs.runtime.launch import Launch, launch
 from spark_abs.runtime.lifetime import begin, end, refuse_second
 from spark_abs.runtime.native import check_native
 from spark_abs.runtime.run import Run
-from spark_abs.session import check_session
+from spark_abs.runtime.shared import require_shared
+from spark_abs.session import check_session, lend
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -41,15 +42,20 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     refuse_unsupported_session(job.spark)
     if restart not in ("native", "checkpoint"):
         raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
-    settings = Settings.resolve(job.config, os.environ, dict(job.spark.conf.getAll), job.settings)
+    settings = job.resolved()
+    lend(job.spark, job.root.storage)
     graph = job.graph()
     drafts = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given))  # 1
     plans, doubts = check_frames(graph, drafts)
     _judge(doubts, settings.watermark_check)
     control = Control.create(job.root, job.name, now_ms())  # 2
     refuse_second(job, takeover, settings)
+    natives = control.natives_at(settings.native_root)
+    if natives != NATIVES:
+        require_shared(job.spark, job.root.anywhere(natives))
     if restart == "checkpoint":
-        _back_to_checkpoint(job, takeover)
+        _back_to_checkpoint(job, settings.native_root, takeover)
+    control.update(lambda state: place_natives(state, natives))
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
     try:
         _check_natives(ctx, graph, control)  # 5
@@ -67,11 +73,13 @@ def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
         log.warning("%s", doubt)
 
 
-def _back_to_checkpoint(job: Job, takeover: bool) -> None:
-    from spark_abs.restore.apply import restore
+def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
+    from spark_abs.restore.apply import apply
+    from spark_abs.restore.prepare import prepare
 
     if Checkpoints.open(job.root, job.name).summaries():
-        restore(job.root.uri, to="latest", force=takeover, fallback=True)
+        prepared = prepare(job.root, "latest", force=takeover, fallback=True, native_root=native_root)
+        apply(job.root, prepared)
 
 
 def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:

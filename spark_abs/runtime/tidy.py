@@ -65,7 +65,7 @@ class Tidy:
             ctx.probe(f"tidy.{channel}.trim.after")
         if next(self._calls) % TRIM_EVERY == 0:
             for table in (control.PATH, manifests.PATH, history.PATH, packs.PATH):
-                Table.open(ctx.root.at(table)).trim_log(KEPT_COMMITS)
+                Table.open(ctx.root.place(table)).trim_log(KEPT_COMMITS)
         if now_ms() - self._vacuumed_ms >= _VACUUM_EVERY_MS:
             self._vacuumed_ms = now_ms()
             for table in (control.PATH, manifests.PATH, history.PATH):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
-from spark_abs.store.storage import location_of
+from spark_abs.store.storage import Storage, location_of
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ WRAPPED_JOB = "queries"
 _WATCH_S = 0.5
 
 
-def checkpoint_location(root: str, stage: str, *, adopt: str | None = None) -> str:
+def checkpoint_location(root: str, stage: str, *, adopt: str | None = None, **settings: object) -> str:
     """Return the checkpoint location for a wrapped query: that of the root's current attempt.
 
     Ask for it at every start of the query: after a restore it is another directory.
@@ -61,20 +61,21 @@ def checkpoint_location(root: str, stage: str, *, adopt: str | None = None) -> s
         stage: the query's uid.
         adopt: a checkpoint location that the query has used so far. It is copied the first time and left
             alone; the query goes on where it was. The query must have stopped.
+        settings: of the area `storage`, by their short names.
 
     Raises:
         AttemptNotReady: a restore was begun and not finished.
         Refused: the root belongs to a job.
         DamageError: what should be adopted is not a checkpoint that a query can start from.
     """
-    at, name = Root(root), StageId(checked_name(stage, "stage"))
+    at, name = Root(root, Storage.given(arguments=settings)), StageId(checked_name(stage, "stage"))
     attempt = Control.create(at, WRAPPED_JOB, now_ms()).state.attempt
     if not attempt.ready:
         raise AttemptNotReady(
             f"a restore to checkpoint {attempt.checkpoint} is not finished: run "
             f"`spark-abs restore ROOT --to {attempt.checkpoint}` again"
         )
-    native = at.native(attempt.id, name)
+    native = at.native(attempt.natives, attempt.id, name)
     if adopt is not None:
         adopt_native(at.storage.place(adopt), native)
     lease = read_lease(at)
@@ -84,7 +85,14 @@ def checkpoint_location(root: str, stage: str, *, adopt: str | None = None) -> s
 
 
 def _silence_ms() -> int:
-    return Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
+    return _resolved({}, {}).lease_timeout_ms
+
+
+def _resolved(spark_conf: Mapping[str, str], settings: Mapping[str, object]) -> Settings:
+    resolved = Settings.resolve(None, os.environ, spark_conf, settings)
+    if resolved.native_root:
+        raise UsageError("native_root is for jobs: Spark is given the checkpoint location of a wrapped query")
+    return resolved
 
 
 def foreach_batch(
@@ -106,7 +114,7 @@ def foreach_batch(
     """
     wrapped = _Wrapped(
         function,
-        Root(root),
+        Root(root, Storage.of(_resolved({}, settings))),
         StageId(checked_name(stage, "stage")),
         tuple(location_of(t) for t in tables),
         settings,
@@ -175,8 +183,9 @@ class _Host:
     def __init__(self, root: Root, spark: SparkSession, settings: dict[str, object]) -> None:
         check_session(spark)
         refuse_unsupported_session(spark)
-        resolved = Settings.resolve(None, os.environ, dict(spark.conf.getAll), settings)
+        resolved = _resolved(dict(spark.conf.getAll), settings)
         job = Job(WRAPPED_JOB, root=root.uri, spark=spark)
+        job.root = root  # knows the storage that the queries gave
         control = Control.create(root, job.name, now_ms())
         refuse_second(job, False, resolved)
         self._job, self._spark = job, spark

@@ -265,7 +265,7 @@ class DeltaSink:
             try:
                 if why_not_plain(self._table.delta) is not None:
                     if changed:
-                        through_spark.restore(self._session(), self.uri, version, to_json(note))
+                        through_spark.restore(self._session(), self._table.place, version, to_json(note))
                     self._mark(self._restore_app, int(version), note)
                 elif changed:
                     self._restore_plain(version, note)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -29,13 +30,16 @@ def mark(session: SparkSession, table: Table, app: str, number: int, note: str) 
     _write(frame, table.uri, app, number, note)
 
 
-def restore(session: SparkSession, uri: str, version: int, note: str) -> None:
+def restore(session: SparkSession, place: Place, version: int, note: str) -> None:
     """Bring a table back to a version with Delta's RESTORE."""
     from delta.tables import DeltaTable
 
+    from spark_abs.session import lend
+
     own = session.newSession()
+    lend(own, place.storage)
     own.conf.set(_USER_METADATA, note)
-    DeltaTable.forPath(own, uri).restoreToVersion(version)
+    DeltaTable.forPath(own, place.uri).restoreToVersion(version)
 
 
 def _write(frame: DataFrame, uri: str, app: str, number: int, note: str) -> None:

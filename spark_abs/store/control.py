@@ -19,6 +19,7 @@ from spark_abs.codec import from_json, to_json
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.model import FORMAT, CheckpointId, Version
 from spark_abs.protocol.control import (
+    NATIVES,
     Aborted,
     AttachedSink,
     Attempt,
@@ -29,6 +30,7 @@ from spark_abs.protocol.control import (
     begin_job,
 )
 from spark_abs.store.root import Root
+from spark_abs.store.storage import location_of
 from spark_abs.store.table import AddFile, Commit, Table
 
 PATH = "control"
@@ -77,6 +79,15 @@ class Control:
                 f"{root.uri} belongs to job {control.state.job!r}, not to {job!r}: choose another root"
             )
         return control
+
+    def natives_at(self, native_root: str) -> str:
+        """Return what an attempt records of a `native_root`: a directory there that no other root has.
+
+        Empty is below the root. A root that is made anew under the same name has another directory.
+        """
+        if not native_root:
+            return NATIVES
+        return f"{location_of(native_root)}/{self.state.job}-{self._table.id}"
 
     @property
     def version(self) -> Version:

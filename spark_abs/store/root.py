@@ -53,9 +53,14 @@ class Root:
         stage, _, output = channel.partition(".")
         return f"channels/{checked_name(stage, 'stage')}.{checked_name(output, 'output')}"
 
-    def native(self, attempt: AttemptId, stage: StageId) -> Place:
-        """Return the place of a stage's Spark checkpoint."""
-        return self.place(f"native/{int(attempt)}/{checked_name(stage, 'stage')}")
+    def anywhere(self, location: str) -> Place:
+        """Return a place that is named relative to the root, or by its whole location."""
+        absolute = location.startswith("/") or "://" in location
+        return self.storage.place(location) if absolute else self.place(location)
+
+    def native(self, natives: str, attempt: AttemptId, stage: StageId) -> Place:
+        """Return the place of a stage's Spark checkpoint; `natives` is what the attempt says."""
+        return self.anywhere(f"{natives}/{int(attempt)}/{checked_name(stage, 'stage')}")
 
     def write_whole(self, relative: str, data: bytes) -> None:
         """Write a small file below the root, see `Place.write`."""

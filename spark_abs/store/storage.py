@@ -12,7 +12,7 @@ from urllib.parse import quote, urlparse
 from pyarrow import fs
 
 from spark_abs.config import Settings
-from spark_abs.errors import UsageError
+from spark_abs.errors import ConfigError, UsageError
 
 _S3 = ("s3", "s3a")
 
@@ -41,6 +41,11 @@ def location_of(uri: str) -> str:
     elif parsed.scheme:
         return uri.rstrip("/")
     return os.path.abspath(os.path.expanduser(uri))
+
+
+def in_object_store(location: str) -> bool:
+    """Say whether a location is one that Hadoop's S3A connector serves."""
+    return location.startswith("s3a:")
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,20 @@ class Storage:
     def of(cls, settings: Settings) -> Storage:
         """Return what the settings of the area `storage` say."""
         return cls(**{f.name: getattr(settings, f.name) for f in fields(cls)})
+
+    @classmethod
+    def given(
+        cls, spark_conf: Mapping[str, str] | None = None, arguments: Mapping[str, object] | None = None
+    ) -> Storage:
+        """Return what is said by the environment, a session's configuration and arguments.
+
+        Raises:
+            ConfigError: a name is unknown, or a value cannot be read.
+        """
+        others = sorted((arguments or {}).keys() - {f.name for f in fields(cls)})
+        if others:
+            raise ConfigError(f"{others[0]!r} says nothing about storage: it belongs to a job")
+        return cls.of(Settings.resolve(None, os.environ, spark_conf or {}, arguments or {}))
 
     def delta(self) -> dict[str, str]:
         """Return the options by deltalake's names.
@@ -182,7 +201,7 @@ class Place:
     @property
     def options(self) -> dict[str, str] | None:
         """What deltalake needs to know to reach it."""
-        return self.storage.delta() if self.uri.startswith("s3a:") else None
+        return self.storage.delta() if in_object_store(self.uri) else None
 
     @property
     def in_spark_files(self) -> str:

@@ -249,14 +249,13 @@ class Table:
         Costs a listing. What is left always begins in front of a checkpoint, so the table can be read,
         killed anywhere; a handle that lies further behind must be opened again.
         """
-        try:
-            with self._fs.open_input_stream(f"{self._path}/_delta_log/_last_checkpoint") as stream:
-                newest = int(json.loads(stream.read())["version"])
-        except FileNotFoundError:
+        last = self.place.read("_delta_log/_last_checkpoint")
+        if last is None:
             return
-        for path in log_files_before(self._fs, self._path, newest - kept):
+        newest = int(json.loads(last)["version"])
+        for path in log_files_before(self.place.fs, self.place.path, newest - kept):
             with suppress(FileNotFoundError):
-                self._fs.delete_file(path)
+                self.place.fs.delete_file(path)
 
     def _read_back(self, target: Version, token: str, error: Exception) -> None:
         """Return if the commit under way is ours after all; raise what is known otherwise."""

@@ -44,6 +44,7 @@ def spec(root: Root, channel: str, stage: str = "s", **changes: object) -> GateS
         "max_bytes": 2**30,
         "partition_bytes": 2**20,
         "poll_ms": 0,
+        "native_poll_ms": 0,
     }
     return GateSpec(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -6,18 +6,32 @@ import sys
 from pathlib import Path
 from typing import cast
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_abs import session as session_module
 from spark_abs.errors import UsageError
-from spark_abs.session import check_session, configure
+from spark_abs.session import HADOOP_AWS, check_session, configure, lend
+from spark_abs.store.storage import Storage
 
 
 def test_a_delta_table_can_be_written_and_read(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(3).write.format("delta").save(str(tmp_path / "t"))
     assert spark.read.format("delta").load(str(tmp_path / "t")).count() == 3
+
+
+def test_the_s3_connector_has_the_version_of_the_hadoop_that_pyspark_brings() -> None:
+    (jar,) = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
+    assert HADOOP_AWS.rpartition(":")[2] == jar.stem.removeprefix("hadoop-client-api-")
+
+
+def test_a_session_that_is_told_of_a_store_tells_no_other(spark: SparkSession) -> None:
+    own = spark.newSession()
+    lend(own, Storage("https://store.example", "r", "who", "secret"))
+    assert own.conf.get("fs.s3a.endpoint") == "https://store.example"
+    assert spark.conf.get("fs.s3a.endpoint", None) is None
 
 
 def test_workers_run_the_interpreter_of_the_driver(spark: SparkSession) -> None:

@@ -76,6 +76,7 @@ def spec(root: Root, schema: t.StructType) -> GateSpec:
         max_bytes=2**30,
         partition_bytes=2**20,
         poll_ms=0,
+        native_poll_ms=0,
     )
 
 

@@ -105,6 +105,11 @@ def test_application_ids() -> None:
     assert run_app_id("job") == "job/run"
 
 
+def test_an_attempt_that_does_not_say_where_its_native_checkpoints_are_has_them_below_the_root() -> None:
+    old = '{"id":1,"parent":null,"checkpoint":null,"plan":"","ready":true,"created_ms":5}'
+    assert from_json(Attempt, old) == Attempt(AttemptId(1), None, None, "", True, 5, "native")
+
+
 def words_of_the_record() -> set[str]:
     return set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", ADR.read_text()))))
 

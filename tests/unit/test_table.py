@@ -66,17 +66,17 @@ def test_a_replacing_commit_leaves_only_its_own_files_and_vacuum_the_newest(tmp_
 
 @pytest.mark.parametrize("behind", [5, 60])
 def test_a_trimmed_log_stays_short_and_a_handle_from_before_goes_on(tmp_path: Path, behind: int) -> None:
-    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     old = table
     for number in range(100):
         if number == 100 - behind:
-            old = Table.open(table.uri)
+            old = Table.open(table.place)
             assert old.transaction("app") == number - 1
         table.commit_next(Commit([file_of(table, number)], {"app": number}))
         table.trim_log(20)
     log = [int(p.name[:20]) for p in Path(table.uri, "_delta_log").glob("*.json")]
     assert 70 <= min(log) <= 80  # a checkpoint of the log is at most ten commits old
-    assert rows(Table.open(table.uri)) == list(range(100))
+    assert rows(Table.open(table.place)) == list(range(100))
     assert rows(old) == list(range(100))
     assert old.transaction("app") == 99
     old.commit_next(Commit([file_of(table, 100)], {"app": 100}))
@@ -84,10 +84,10 @@ def test_a_trimmed_log_stays_short_and_a_handle_from_before_goes_on(tmp_path: Pa
 
 
 def test_a_table_that_never_wrote_a_checkpoint_keeps_its_log(tmp_path: Path) -> None:
-    table = Table.ensure(str(tmp_path / "t"), SCHEMA)
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     table.commit_next(Commit([file_of(table, 1)], {"app": 1}))
     table.trim_log(0)
-    assert rows(Table.open(table.uri)) == [1]
+    assert rows(Table.open(table.place)) == [1]
 
 
 def test_a_missing_table_and_a_torn_log_are_told_apart(tmp_path: Path) -> None:

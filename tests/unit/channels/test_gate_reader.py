@@ -68,6 +68,7 @@ class Stage:
             max_bytes=2**30,
             partition_bytes=2**20,
             poll_ms=self.poll_ms,
+            native_poll_ms=self.poll_ms,
         )
         assert from_json(GateSpec, to_json(spec)) == spec
         return GateReader(replace(spec, **changes), NUMBERS, clock=self.clock)
@@ -155,7 +156,7 @@ def test_an_abort_is_heard_of_though_its_commit_was_trimmed(root: Root) -> None:
     for number in range(7, 27):
         expired = Aborted(CheckpointId(number), AbortReason.EXPIRED)
         stage.control.update(partial(settle, aborted=(expired,)))
-    control = Table.open(root.at("control"))
+    control = Table.open(root.place("control"))
     control.trim_log(0)
     assert not Path(root.path(f"control/_delta_log/{2:020d}.json")).exists()
     assert after(reader, mine) == (two, 7, False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_abs.errors import CheckpointNotFound, DamageError, Refused, RunAlive
+from spark_abs.errors import CheckpointNotFound, DamageError, Refused, RunAlive, UsageError
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
 from spark_abs.model import (
     NO_BATCH,
@@ -32,6 +32,7 @@ from spark_abs.protocol.control import (
     begin_run,
     claim,
     finish_attempt,
+    place_natives,
 )
 from spark_abs.protocol.path import channel_path
 from spark_abs.restore.plan import Facts, RestorePlan, SinkFacts, plan_json, plan_restore
@@ -234,6 +235,30 @@ def test_an_unfinished_restore_is_continued_or_given_up_for_another_target() -> 
     assert (other.attempt, other.continues, other.parent) == (3, False, 1)
     assert "the unfinished restore to checkpoint 5 is given up" in other.notes
     assert {s.attempt for s in other.steps if isinstance(s, FenceChannel)} == {1, 2}
+
+
+def test_native_checkpoints_stay_where_they_were_unless_another_place_is_said() -> None:
+    state = begin_run(place_natives(begin_job("shop", 0), "/disk/shop-1"), "here", 1, 0)
+    stays = planned(state, manifest(5), facts())
+    (written,) = [step for step in stays.steps if isinstance(step, Materialise)]
+    assert (stays.natives, written.directory) == ("/disk/shop-1", "/disk/shop-1/2/clicks")
+    moved = plan_restore(state, manifest(5), facts(), fresh_id=lambda: "q", natives="native")
+    (written,) = [step for step in moved.steps if isinstance(step, Materialise)]
+    assert (moved.natives, written.directory) == ("native", "native/2/clicks")
+
+
+def test_an_unfinished_restore_that_wrote_elsewhere_is_given_up() -> None:
+    plan = planned(started(), manifest(5), facts())
+    begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
+    assert begin_attempt(begun, plan.parent, plan.checkpoint, STORED, "here", 1, 0).attempt.id == 2
+    other = begin_attempt(begun, plan.parent, plan.checkpoint, STORED, "here", 1, 0, "/disk/shop-1")
+    assert (other.attempt.id, other.attempt.natives) == (3, "/disk/shop-1")
+
+
+def test_once_a_run_has_begun_only_a_restore_moves_native_checkpoints() -> None:
+    assert place_natives(started(), "native") == started()
+    with pytest.raises(UsageError, match="attempt 1 are in native, the job now says /disk: give native_root"):
+        place_natives(started(), "/disk")
 
 
 def test_targets() -> None:

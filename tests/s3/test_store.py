@@ -1,0 +1,103 @@
+"""What commits and small files rest on, against a server: no JVM."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from spark_abs.channels.trim import trim
+from spark_abs.cli.main import main
+from spark_abs.errors import CommitConflict, UsageError
+from spark_abs.model import ChannelId, RunId, Version
+from spark_abs.snapshots.materialise import empty, put
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, read_lease, write_lease
+from spark_abs.store.root import Root
+from spark_abs.store.table import Commit, Table
+from tests.s3.server import SECRET, Server
+
+SCHEMA = pa.schema([("n", pa.int64())])
+WRITERS, COMMITS = 4, 5
+
+
+def test_of_two_commits_of_one_version_one_is_refused(root: Root) -> None:
+    first = Table.ensure(root.place("t"), SCHEMA)
+    second = Table.open(root.place("t"))
+    assert first.commit_next(Commit(transactions={"a": 1})) == 1
+    with pytest.raises(CommitConflict, match=r"version 1 of .* was taken"):
+        second.commit_next(Commit(transactions={"a": 2}))
+    second.refresh()
+    assert second.transaction("a") == 1
+
+
+def test_writers_that_race_for_versions_lose_nothing(root: Root) -> None:
+    Table.ensure(root.place("t"), SCHEMA)
+    together = threading.Barrier(WRITERS)
+
+    def write(writer: int) -> list[Version | None]:
+        table = Table.open(root.place("t"))
+        together.wait()
+        return [
+            table.commit(lambda _, n=n: Commit(transactions={f"{writer}": n}))  # type: ignore[misc]
+            for n in range(COMMITS)
+        ]
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        versions = [v for taken in pool.map(write, range(WRITERS)) for v in taken]
+    assert sorted(v for v in versions if v is not None) == list(range(1, WRITERS * COMMITS + 1))
+    table = Table.open(root.place("t"))
+    assert [table.transaction(f"{writer}") for writer in range(WRITERS)] == [COMMITS - 1] * WRITERS
+
+
+def test_control_history_and_lease(root: Root) -> None:
+    control = Control.create(root, "job", 0)
+    assert Control.open(root).state == control.state
+    History(root).append([HistoryRow(1, HistoryEvent.RUN_STARTED, control.state.attempt.id)])
+    assert History(root).read()["event"].to_pylist() == ["run-started"]
+    assert Checkpoints.open(root, "job").summaries() == ()
+    lease = own_lease(RunId(1), 5)
+    write_lease(root, lease)
+    assert read_lease(root) == lease
+
+
+def test_a_directory_is_what_lies_below_it(root: Root) -> None:
+    place = root.place("native/1/a")
+    assert not place.exists()
+    empty(place)
+    put(place, "offsets/0", [b"v1", b""])
+    assert place.exists()
+    assert place.read("offsets/0") == b"v1"
+    empty(place)
+    assert place.read("offsets/0") is None
+
+
+def test_a_channel_is_trimmed(root: Root) -> None:
+    channel = ChannelId("a.main")
+    table = Table.ensure(root.place(root.channel(channel)), SCHEMA)
+    for number in range(3):
+        table.commit_next(Commit(transactions={"a": number}))
+    trim(root, channel, Version(2))
+    assert [Table.open(table.place).read_commit(v) is None for v in range(4)] == [True, True, False, False]
+    assert Table.open(table.place).version == 3
+
+
+def test_verbs_find_the_store_through_the_environment(root: Root, server: Server) -> None:
+    Control.create(root, "shop", 0)
+    for uri in (root.uri, root.uri.replace("s3a:", "s3:")):
+        done = CliRunner().invoke(main, ["status", uri], env=server.environment)
+        assert (done.exit_code, "shop" in done.output) == (0, True), done.output
+    wrong = {**server.environment, "SPARK_ABS_STORAGE_ACCESS_KEY_ID": ""}
+    done = CliRunner().invoke(main, ["status", root.uri], env=wrong)
+    assert done.exit_code != 0
+    assert SECRET not in done.output
+
+
+def test_where_no_job_is_it_says_so(root: Root) -> None:
+    with pytest.raises(UsageError, match="is not the root of a job"):
+        Control.open(root)

@@ -1,0 +1,146 @@
+"""Options of storage are given once and translated for each library; locations have one form."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_abs.config import Settings
+from spark_abs.errors import ConfigError, UsageError
+from spark_abs.store.root import Root
+from spark_abs.store.storage import DEFAULTS, Place, Storage, location_of
+
+FULL = Storage("http://127.0.0.1:9000", "eu-west-1", "who", "SeCrEt", "ToKeN", True)
+
+
+def test_options_have_the_names_of_every_library() -> None:
+    assert FULL.delta() == {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9000",
+        "AWS_REGION": "eu-west-1",
+        "AWS_ACCESS_KEY_ID": "who",
+        "AWS_SECRET_ACCESS_KEY": "SeCrEt",
+        "AWS_SESSION_TOKEN": "ToKeN",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    assert FULL.hadoop() == {
+        "fs.s3a.endpoint": "http://127.0.0.1:9000",
+        "fs.s3a.endpoint.region": "eu-west-1",
+        "fs.s3a.access.key": "who",
+        "fs.s3a.secret.key": "SeCrEt",
+        "fs.s3a.session.token": "ToKeN",
+        "fs.s3a.path.style.access": "true",
+    }
+    assert FULL.arrow() == {
+        "endpoint_override": "http://127.0.0.1:9000",
+        "region": "eu-west-1",
+        "access_key": "who",
+        "secret_key": "SeCrEt",
+        "session_token": "ToKeN",
+    }
+
+
+def test_what_is_not_given_is_left_to_each_library() -> None:
+    assert (DEFAULTS.hadoop(), DEFAULTS.arrow()) == ({}, {})
+    assert DEFAULTS.delta() == {"AWS_CONDITIONAL_PUT": "etag"}
+    assert Place("s3://bucket/x").options == DEFAULTS.delta()
+    assert Place("/x", FULL).options is None
+
+
+def test_settings_of_every_source_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_ABS_STORAGE_ACCESS_KEY_ID", "who")
+    monkeypatch.setenv("SPARK_ABS_STORAGE_REGION", "nowhere")
+    conf = {"spark.abs.storage.secretAccessKey": "SeCrEt", "spark.abs.storage.region": "eu-west-1"}
+    arguments = {"endpoint": FULL.endpoint, "allow_http": True, "session_token": "ToKeN"}
+    assert Storage.given(conf, arguments) == FULL
+    yaml = {"storage": {"endpoint": "https://store.example"}}
+    assert Storage.of(Settings.resolve(yaml, {}, {}, {})).endpoint == "https://store.example"
+
+
+def test_a_setting_that_is_not_about_storage_is_refused_and_not_ignored() -> None:
+    with pytest.raises(ConfigError, match="'interval' says nothing about storage"):
+        Storage.given(arguments={"interval": "1s"})
+
+
+@pytest.mark.parametrize("name", ["accessKeyId", "secretAccessKey", "sessionToken"])
+def test_an_error_about_a_secret_does_not_show_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"storage.{name} .YAML.: expected text") as raised:
+        Settings.resolve({"storage": {name: 4711}}, {}, {}, {})
+    assert "4711" not in str(raised.value)
+
+
+def test_no_secret_is_shown() -> None:
+    settings = Settings.resolve({}, {}, {}, {"access_key_id": "WhO", "secret_access_key": "SeCrEt"})
+    storage = Storage("", "", "WhO", "SeCrEt", "ToKeN")
+    root = Root("s3://bucket/x", storage)
+    for shown in (settings, storage, root, root.place("y"), f"{root.place('y')}"):
+        assert not {word for word in ("WhO", "SeCrEt", "ToKeN") if word in f"{shown!r} {shown}"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"access_key_id": "who"}, "accessKeyId and secretAccessKey, or neither"),
+        ({"secret_access_key": "SeCrEt"}, "accessKeyId and secretAccessKey, or neither"),
+        ({"session_token": "ToKeN"}, "without the accessKeyId"),
+        ({"endpoint": "127.0.0.1:9000"}, "must be a URL"),
+        ({"endpoint": "https://who:SeCrEt@host"}, "must be a URL"),
+        ({"endpoint": "http://host"}, "say allowHttp=true"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        Storage.given(arguments=options)
+    assert "SeCrEt" not in str(raised.value)
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/a/b", "s3a://bucket/a/b/", "s3a://bucket/a/b"])
+def test_an_object_store_has_one_name(uri: str) -> None:
+    assert location_of(uri) == "s3a://bucket/a/b"
+    assert Root(uri) == Root("s3a://bucket/a/b")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://who:SeCrEt@bucket/a", "s3://bucket/a?secret_key=SeCrEt", "s3://bucket/a#SeCrEt", "s3:///SeCrEt"],
+)
+def test_a_location_is_no_place_for_credentials(uri: str) -> None:
+    with pytest.raises(UsageError, match=r"settings, spark\.abs\.storage") as raised:
+        location_of(uri)
+    assert "SeCrEt" not in str(raised.value)
+
+
+@given(st.text("abc/", min_size=1, max_size=12))
+def test_a_local_location_is_absolute_and_stays_itself(path: str) -> None:
+    location = location_of(path)
+    assert os.path.isabs(location)
+    assert location_of(location) == location == location_of(f"file://{location}")
+
+
+def test_a_place_travels_with_its_storage() -> None:
+    place = pickle.loads(pickle.dumps(Place("s3://bucket/a", FULL).below("b")))
+    assert (place.uri, place.storage, place.path) == ("s3a://bucket/a/b", FULL, "bucket/a/b")
+    root = pickle.loads(pickle.dumps(Root("s3://bucket/a", FULL)))
+    assert root.place("b") == place
+
+
+def test_all_places_of_a_bucket_share_one_client() -> None:
+    assert Place("s3://bucket/a", FULL).fs is Place("s3a://bucket/b", FULL).fs
+    assert Place("s3://bucket/a", FULL).fs is not Place("s3://other/a", FULL).fs
+
+
+def test_small_files(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "a b"))
+    assert not place.exists()
+    assert place.read("c/d") is None
+    place.write("c/d", b"1")
+    place.write("c/d", b"2")
+    assert (place.read("c/d"), place.below("c/d").exists(), place.local) == (b"2", True, True)
+    assert [p.name for p in (tmp_path / "a b" / "c").iterdir()] == ["d"]
+    assert place.in_spark_files == f"file:{tmp_path}/a%20b"
+    assert Place("s3://bucket/a b").in_spark_files == "s3a://bucket/a%20b"
