@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 import spark_abs
 from spark_abs.session import HADOOP_AWS, spark_session
+from tests.crash.driver import SHORT_LIVED
 from tests.crash.small_job import SCHEMA, pair, totals
 
 
@@ -48,7 +49,7 @@ def main() -> None:
             "spark.driver.memory": "2g",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": f"{SHORT_LIVED} -XX:+UseSerialGC",
             "spark.local.dir": str(scratch / "local"),
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),
             "spark.sql.shuffle.partitions": "1",
