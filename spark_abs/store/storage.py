@@ -243,6 +243,8 @@ class Place:
 @lru_cache(maxsize=64)
 def _s3(storage: Storage, bucket: str) -> fs.FileSystem:
     """Return one client for all places of a bucket: each has connections of its own."""
-    if storage == DEFAULTS:
-        return fs.FileSystem.from_uri(f"s3://{bucket}")[0]  # finds the bucket's region
-    return fs.S3FileSystem(**storage.arrow())
+    given = storage.arrow()
+    if not storage.endpoint and not storage.region:
+        given["region"] = fs.FileSystem.from_uri(f"s3://{bucket}")[0].region  # asks the store
+    # A small file is then one request, not three.
+    return fs.S3FileSystem(**given, allow_delayed_open=True)
