@@ -31,7 +31,6 @@ from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.crash.small_job import declare
 
-
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """The best compiler would not have begun to pay; without it the JVM's room for code is 48 MB, which a few
 minutes of queries fill: then it compiles nothing any more."""
