@@ -19,7 +19,9 @@ from spark_abs.store.root import Root
 @click.option("--to", metavar="ID|NAME|latest", required=True, help="Where to go back to.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--force", is_flag=True, help="Fence a run that is alive; undo what others did to sinks.")
+@click.option(
+    "--force", is_flag=True, help="Fence a live run; undo what others did to sinks; do without lost input."
+)
 @click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one of the path.")
 @click.option("--native-root", metavar="DIR", help="The job's native_root from now on; it stays as it was.")
 def restore(

@@ -16,7 +16,7 @@ from deltalake import CommitProperties, PostCommitHookProperties
 from pyarrow.fs import FileType
 
 from spark_abs.channels.fence import fence_attempt, fence_run
-from spark_abs.errors import DamageError, Refused
+from spark_abs.errors import CheckpointNotFound, DamageError, Refused
 from spark_abs.model import RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import control as ledger
@@ -122,6 +122,7 @@ def apply(
 
     Raises:
         Refused: the job has moved on since the plan was made.
+        CheckpointNotFound: the run that was alive has retired the checkpoint meanwhile.
     """
     restorer = _Restorer(root, prepared, spark)
     try:
@@ -161,6 +162,7 @@ class _Restorer:
                 self._begin()
             case FenceRoot():
                 fence_run(Table.open(self._root.place(step.table)), job, self.run, run_app_id(job))
+                self._require_retained("the job does not start until you do")
             case SetAside():
                 self._set_aside(step.path)
             case FenceChannel():
@@ -189,7 +191,19 @@ class _Restorer:
             now = now_ms()
             renew(self._root, own_lease(self.run, now), now, ended=True)
 
+    def _require_retained(self, otherwise: str) -> None:
+        """Refuse if the run that was alive has retired the checkpoint; once fenced, it cannot any more."""
+        checkpoint = self._plan.checkpoint
+        try:
+            Checkpoints.open(self._root, self._plan.job).load(checkpoint)
+        except CheckpointNotFound as error:
+            raise CheckpointNotFound(
+                f"checkpoint {checkpoint} was retired while the restore was being prepared: choose another "
+                f"one, see `spark-abs list`; {otherwise}"
+            ) from error
+
     def _begin(self) -> None:
+        self._require_retained("nothing was changed")
         plan, stored = self._plan, plan_json(self._plan)
 
         def begin(state: ledger.ControlState) -> ledger.ControlState:

@@ -82,6 +82,8 @@ class Facts:
     """Every Delta sink that a known manifest names."""
     damaged_rows: tuple[str, ...] = ()
     """Files of `checkpoints/` that are damaged."""
+    lost_inputs: tuple[str, ...] = ()
+    """Input files that were read since the checkpoint and are not there any more."""
     alive: LiveRun | None = None
 
 
@@ -148,23 +150,24 @@ def plan_restore(
         manifest: the checkpoint to go back to.
         facts: what else was found at the root.
         fresh_id: makes a query id for a stage that has none yet.
-        forced: go on although a run is alive (it is fenced) or others have changed a sink since (their
-            changes are taken back with ours).
+        forced: go on although a run is alive (it is fenced), others have changed a sink since (their
+            changes are taken back with ours), or input files are gone (their rows are lost).
         notes: sentences to hand on, for example that this is a fallback.
         natives: where native checkpoints shall be from now on; None if they stay where they were.
 
     Raises:
         RunAlive: a run of the job is alive.
         DamageError: the recorded version of a sink cannot come back; `forced` does not help.
-        Refused: a sink was replaced, or others have changed its rows.
+        Refused: a sink was replaced, others have changed its rows, or input files are gone.
     """
     _refuse_alive(state, facts.alive, forced)
+    lost = _lost_inputs(manifest.id, facts.lost_inputs, forced)
     # Every attempt before the one that last ran was burnt when that one was restored.
     begins = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0, natives).attempt
     attempt = begins.id
     replaced = replaced_by(state, attempt)
     begun = from_json(StoredQueries, state.attempt.plan).queries if state.attempt.id == attempt else {}
-    said = list(notes)
+    said = [*notes, *lost]
     if not state.attempt.ready and state.attempt.id != attempt:
         said.append(f"the unfinished restore to checkpoint {state.attempt.checkpoint} is given up")
     if facts.alive is not None:
@@ -231,6 +234,19 @@ def _refuse_alive(state: ControlState, alive: LiveRun | None, forced: bool) -> N
             f"run {alive.run} of job {state.job!r} is alive: {who}, heard of {alive.heard_ms / 1000:.0f} s "
             "ago; stop it with `spark-abs stop ROOT`, or fence it with --force"
         )
+
+
+def _lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], forced: bool) -> tuple[str, ...]:
+    if not lost:
+        return ()
+    named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+    what = f"input files read since checkpoint {checkpoint} are not there any more: {named}"
+    if not forced:
+        raise Refused(
+            f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
+            "checkpoint, or say --force if they may be missing"
+        )
+    return (f"{what}; their rows will be missing",)
 
 
 def _abandoned(

@@ -13,6 +13,7 @@ from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.control import NATIVES, ControlState, attempt_for
 from spark_abs.restore.check import damaged_rows, require_intact
 from spark_abs.restore.facts import gather
+from spark_abs.restore.inputs import lost_inputs
 from spark_abs.restore.lookup import choose, load, readable
 from spark_abs.restore.plan import RestorePlan, plan_restore
 from spark_abs.restore.target import newest_first
@@ -115,6 +116,7 @@ class _Planner:
         facts = replace(
             gather(root, manifest, self.known, self.found.completed, attempt, state.sinks),
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
+            lost_inputs=lost_inputs(root, manifest, state),
             alive=live_run(root, now_ms(), timeout_ms),
         )
         plan = plan_restore(

@@ -12,9 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 import spark_abs
 from spark_abs.cli import restore as verb
 from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
-from spark_abs.model import AttemptId, Branch, Version, counts
+from spark_abs.model import AttemptId, Branch, CheckpointId, Version, counts
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.apply import restore
+from spark_abs.restore.apply import apply, restore
 from spark_abs.restore.prepare import prepare
 from spark_abs.restore.read import recorded_version
 from spark_abs.store.history import History, HistoryEvent
@@ -344,3 +344,33 @@ def test_refusals_have_their_exit_codes(job: SmallJob, cli: Cli) -> None:
     result = cli("restore", "--to", "1", "--yes", "--output", "json", exits=1)
     assert '"RunAlive"' in result.stderr
     cli("restore", "--to", "1", "--yes", "--force")
+
+
+def test_a_checkpoint_that_is_retired_after_the_plan_is_refused_and_nothing_is_changed(job: SmallJob) -> None:
+    first, _ = job.checkpoint(1), job.checkpoint(2)
+    prepared = prepare(job.root, first)
+    job.checkpoints.retire((CheckpointId(first),), job.run)
+    before = job.state
+    with pytest.raises(CheckpointNotFound, match=r"retired while .* nothing was changed"):
+        apply(job.root, prepared)
+    assert job.state == before
+
+
+def test_a_checkpoint_that_is_retired_as_its_restore_begins_is_refused_and_another_one_comes_back(
+    job: SmallJob,
+) -> None:
+    """The run that is alive retires it before it is fenced; afterwards it could not any more."""
+    first, second = job.checkpoint(1), job.checkpoint(2)
+    job.step(3)
+
+    def probe(name: str) -> None:
+        if name == "restore.1.BeginAttempt.after":
+            job.checkpoints.retire((CheckpointId(first),), job.run)
+
+    with pytest.raises(CheckpointNotFound, match=r"retired while .* does not start until"):
+        restore(job.root.uri, first, probe=probe)
+    assert [attempt.ready for attempt in job.state.attempts] == [True, False]
+    assert job.rows() == [1, 2, 3]
+    restore(job.root.uri, second)
+    assert job.state.attempt.ready
+    assert job.rows() == [1, 2]

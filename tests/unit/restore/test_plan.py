@@ -271,3 +271,13 @@ def test_targets() -> None:
             resolve(to, completed, state)
     with pytest.raises(CheckpointNotFound, match="current path"):
         resolve("latest", (), state)
+
+
+def test_input_that_would_be_read_again_and_is_gone_is_named_and_only_force_does_without_it() -> None:
+    lost = tuple(f"file:///in/{n}.json" for n in range(5))
+    found = replace(facts(), lost_inputs=lost)
+    with pytest.raises(Refused, match=r"since checkpoint 5 .*/in/0\.json.* and 2 more.*put the files back"):
+        planned(started(), manifest(5), found)
+    plan = planned(started(), manifest(5), found, forced=True)
+    assert plan.notes[-1].endswith("their rows will be missing")
+    assert plan.steps == planned(started(), manifest(5), facts(), forced=True).steps

@@ -1,0 +1,67 @@
+"""Input files that were read since a checkpoint and are not there any more.
+
+Spark lists a directory anew behind the positions that it goes back to: a file that was deleted since would
+be passed over in silence. What was read is in the file source's own log, below the native checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+from pyarrow import fs
+
+from spark_abs.errors import UsageError
+from spark_abs.manifest import Manifest
+from spark_abs.protocol.control import Attempt, ControlState
+from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+
+
+def lost_inputs(root: Root, manifest: Manifest, state: ControlState) -> tuple[str, ...]:
+    """Return the files that a restore to `manifest` would have to read again and cannot, each once.
+
+    Known are those that the checkpoint's own attempt has read, and if it lies on the current path, the
+    current attempt. Native checkpoints that are gone say nothing, nor do files on a store that cannot be
+    asked without further options.
+    """
+    wanted = {manifest.attempt}
+    if state.on_path(manifest.attempt, manifest.id):
+        wanted.add(state.attempt.id)
+    attempts = [attempt for attempt in state.attempts if attempt.id in wanted]
+    read = {path for attempt in attempts for path in _read_since(root, manifest, attempt)}
+    return tuple(sorted(path for path in read if _is_gone(root, path)))
+
+
+def _read_since(root: Root, manifest: Manifest, attempt: Attempt) -> Iterator[str]:
+    for stage in manifest.stages:
+        native = root.native(attempt.natives, attempt.id, stage.stage)
+        for source, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
+            until = file_source_offset(offset)
+            if until is not None and source.isdigit():
+                yield from _logged_after(native.below(f"sources/{source}"), until)
+
+
+def _logged_after(log: Place, until: int) -> Iterator[str]:
+    """Iterate the files that a file source's log gives to batches of it after `until`."""
+    for info in log.fs.get_file_info(fs.FileSelector(log.path, allow_not_found=True)):
+        file = source_log_file(info.base_name)
+        if file is None or file.number <= until:
+            continue
+        for line in (log.read(info.base_name) or b"").decode().splitlines()[1:]:
+            entry = json.loads(line)
+            if int(entry["batchId"]) > until:
+                yield str(entry["path"])
+
+
+def _is_gone(root: Root, uri: str) -> bool:
+    """Say whether a file, named as Spark does, is known not to be there."""
+    parsed = urlparse(uri)
+    location = unquote(parsed.path if parsed.scheme == "file" else uri)
+    try:
+        return not root.storage.place(location).exists()
+    except (pa.ArrowException, OSError, UsageError):
+        return False

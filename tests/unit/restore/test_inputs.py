@@ -1,0 +1,61 @@
+"""Input files that a restore would read again, found in the file source's own log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
+from spark_abs.protocol.control import ControlState, begin_attempt, begin_job, finish_attempt
+from spark_abs.restore.inputs import lost_inputs
+from spark_abs.store.root import Root
+
+
+def input_file(base: Path, number: int) -> Path:
+    return base / "in put" / f"{number}.json"
+
+
+def write_log(base: Path, attempt: int, first: int, until: int, compact: int) -> None:
+    """Write a source log as Spark does: batch n has read file n; a compact file has all up to it."""
+    log = base / "root" / "native" / str(attempt) / "events" / "sources" / "0"
+    log.mkdir(parents=True)
+    for number in range(first, until + 1):
+        batches = range(number + 1) if number == compact else (number,)
+        entries = [{"path": input_file(base, n).as_uri(), "timestamp": 1, "batchId": n} for n in batches]
+        name = f"{number}.compact" if number == compact else str(number)
+        (log / name).write_text("\n".join(["v1", *map(json.dumps, entries)]))
+        for batch in batches:
+            input_file(base, batch).parent.mkdir(exist_ok=True)
+            input_file(base, batch).touch()
+
+
+def checkpoint(log_offset: int) -> Manifest:
+    offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"logOffset":{log_offset}}}'
+    stage = StageSnapshot(StageId("events"), BatchId(log_offset), offsets=offsets)
+    kind = CheckpointKind.CHECKPOINT
+    return Manifest(CheckpointId(3), AttemptId(1), RunId(1), "job", kind, None, 0, 1, 2, (), (stage,))
+
+
+def restored(to: int) -> ControlState:
+    begun = begin_attempt(begin_job("job", 0), AttemptId(1), CheckpointId(to), "{}", "here", 1, 0)
+    return finish_attempt(begun, AttemptId(2))
+
+
+def test_only_what_was_read_since_the_checkpoint_and_is_gone_is_named(tmp_path: Path) -> None:
+    write_log(tmp_path, 1, first=0, until=7, compact=5)
+    for number in (1, 4, 6):
+        input_file(tmp_path, number).unlink()
+    root, state = Root(str(tmp_path / "root")), begin_job("job", 0)
+    lost = [input_file(tmp_path, n).as_uri() for n in (4, 6)]
+    assert lost_inputs(root, checkpoint(2), state) == tuple(lost)
+    assert lost_inputs(root, checkpoint(6), state) == ()
+
+
+def test_the_current_attempt_is_asked_if_the_checkpoint_is_on_its_path(tmp_path: Path) -> None:
+    write_log(tmp_path, 1, first=0, until=3, compact=-1)
+    write_log(tmp_path, 2, first=0, until=5, compact=-1)
+    input_file(tmp_path, 5).unlink()
+    root = Root(str(tmp_path / "root"))
+    assert lost_inputs(root, checkpoint(2), restored(to=3)) == (input_file(tmp_path, 5).as_uri(),)
+    assert lost_inputs(root, checkpoint(2), restored(to=1)) == ()
