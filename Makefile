@@ -1,10 +1,10 @@
-# What a person types: make demo, make test, make test-s3. Everything else is their set-up.
+# What a person types: make demo, make test, make test-s3, make soak. Everything else is their set-up.
 PYTHON := python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: bench demo test test-s3 venv
+.PHONY: bench demo soak test test-s3 venv
 
 demo: venv
 	@$(BIN)/python jobs/demo.py
@@ -26,6 +26,10 @@ test-s3: venv $(VENV)/.installed-s3
 $(VENV)/.installed-s3: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-s3]'
 	@touch $@
+
+# Kills by the hundred; SEED=… KILLS=… replays a run.
+soak: venv
+	@PYTHONPATH=.:jobs $(BIN)/python -m tests.soak.soak
 
 venv: $(VENV)/.installed $(VENV)/.jars
 

@@ -6,6 +6,7 @@ AbsError                      exit code 1
 │   └── GraphError            the job graph cannot run
 ├── DamageError               exit code 3: stored bytes are missing or altered
 ├── StageFailed               a stage ended with an error
+├── StoreFailed               the store refused what a run cannot do without
 ├── Refused                   the state of the root forbids it; says what to do next
 │   ├── RunAlive              another run of the job is alive
 │   ├── AttemptNotReady       a restore was begun and not finished
@@ -51,6 +52,10 @@ class DamageError(AbsError):
 
 class StageFailed(AbsError):
     """A stage ended with an error; names the stage, the batch and the cause."""
+
+
+class StoreFailed(AbsError):
+    """The store refused what a run cannot do without; names what, and the store's own words."""
 
 
 class Refused(AbsError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import assert_never
 
 from deltalake.exceptions import DeltaError
 
-from spark_abs.errors import AbortReason, CheckpointNotFound, CommitStateUnknown, UsageError
+from spark_abs.errors import AbortReason, CheckpointNotFound, CommitStateUnknown, StoreFailed, UsageError
 from spark_abs.manifest import Manifest, StageShape, StageSnapshot
 from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId, checked_name
 from spark_abs.protocol import control as ledger
@@ -123,7 +124,8 @@ class Coordination:
             self._read_commands()
         if now - self._beat_ms >= _BEAT_EVERY_MS:
             self._beat_ms = now
-            renew(self._ctx.root, own_lease(self._ctx.run, now), now)
+            with _storing("renew the lease in control/"):
+                renew(self._ctx.root, own_lease(self._ctx.run, now), now)
         return True
 
     def _welcome(self, stage: StageRunner) -> None:
@@ -133,7 +135,8 @@ class Coordination:
 
     def _handle(self, event: protocol.Event) -> None:
         for effect in self._coordinator.handle(event):
-            self._carry_out(effect)
+            with _storing(_purpose(effect)):
+                self._carry_out(effect)
 
     def _carry_out(self, effect: protocol.Effect) -> None:
         match effect:
@@ -327,3 +330,26 @@ class Coordination:
             self._history.append(rows)
         except (DeltaError, OSError) as error:
             log.warning("history/ could not be written: %s", error)
+
+
+@contextmanager
+def _storing(what: str) -> Iterator[None]:
+    """Say what a run could not do when the store fails; the innermost purpose is the one that is said."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise StoreFailed(
+            f"could not {what}: {error}; start the job again once the store takes writes"
+        ) from error
+
+
+def _purpose(effect: protocol.Effect) -> str:
+    match effect:
+        case protocol.Claim():
+            return "claim a checkpoint in control/"
+        case protocol.Complete(id=checkpoint):
+            return f"complete checkpoint {checkpoint} in checkpoints/"
+        case protocol.Abort(id=checkpoint):
+            return f"abort checkpoint {checkpoint} in checkpoints/"
+        case _:
+            return "answer a command in control/"

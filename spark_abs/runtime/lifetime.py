@@ -7,6 +7,8 @@ import os
 import socket
 import threading
 
+from deltalake.exceptions import DeltaError
+
 from spark_abs.config import Settings
 from spark_abs.errors import AbsError, RunAlive
 from spark_abs.protocol import control as ledger
@@ -100,9 +102,12 @@ def end(ctx: RunContext, how: str) -> None:
         Control.open(ctx.root).update(lambda state: ledger.end_run(state, ctx.run, how))
         row = HistoryRow(now, HistoryEvent.RUN_ENDED, ctx.attempt, ctx.run, detail=first_lines(how))
         History(ctx.root).append([row])
-    except (AbsError, OSError) as error:
+    except (AbsError, DeltaError, OSError) as error:
         log.warning("the end of run %s could not be recorded: %s", ctx.run, error)
-    renew(ctx.root, own_lease(ctx.run, now), now, ended=True)
+    try:
+        renew(ctx.root, own_lease(ctx.run, now), now, ended=True)
+    except OSError as error:
+        log.warning("the lease of run %s could not be given back: %s", ctx.run, error)
 
 
 def first_lines(text: str) -> str:

@@ -108,8 +108,17 @@ class Snapshotter:
         return not self._ctx.settings.synchronous and batch - min(mine) <= self._ctx.batches_retained // 2
 
     def release(self, checkpoint: CheckpointId) -> None:
-        """Let go of what a checkpoint has pinned; its outcome is durable."""
-        self._kept.release(checkpoint)
+        """Let go of what a checkpoint has pinned; its outcome is durable.
+
+        Nobody waits for a copy that is still under way, nor for the store: it may hang.
+        """
+        with self._lock:
+            late = [key for key in self._open if key[1] == checkpoint]
+            for key in late:
+                del self._open[key]
+        for stage, _ in late:
+            self._to.wake(stage)
+        self._pool.submit(self._kept.release, checkpoint)
 
     def missing(self, manifest: Manifest) -> tuple[str, ...]:
         """Return the files that a manifest would name and that are not there."""
@@ -139,7 +148,9 @@ class Snapshotter:
             self._decline(taken, error)
         finally:
             with self._lock:
-                self._open.pop((taken.stage, taken.barrier.id), None)
+                late = self._open.pop((taken.stage, taken.barrier.id), None) is None
+            if late:
+                self._kept.release(taken.barrier.id)
             self._to.wake(taken.stage)
 
     def _snapshot(self, taken: Taken) -> StageSnapshot:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_abs.model import positions_of
@@ -30,6 +31,7 @@ from spark_abs.store.checkpoints import Checkpoints, Summary
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.crash.small_job import declare
+from tests.crash.store_faults import Fault, Store
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """The best compiler would not have begun to pay; without it the JVM's room for code is 48 MB, which a few
@@ -128,6 +130,8 @@ class Walk:
 class Driver:
     def __init__(self, spark: SparkSession, events: Events) -> None:
         self._spark, self._events = spark, events
+        self._store = Store(lambda uri: events.tell(faulty=uri))
+        self._store.install()
         self._gathering: Gathering | None = None
         self._runs: dict[Path, Run] = {}
 
@@ -145,6 +149,10 @@ class Driver:
                 self._gathering.go.set()
             case {"stop": base}:
                 self._runs[Path(base)].request_stop()
+            case {"store": fault}:
+                self._store.set(Fault(**fault) if fault else None)
+            case {"sql": text}:
+                threading.Thread(target=self._sql, args=(text,), daemon=True).start()
 
     def _start(self, walks: list[Walk], options: list[dict[str, Any]]) -> None:
         """Start one job after the other: Spark gives the process behind a gate ten seconds to come up."""
@@ -154,9 +162,12 @@ class Driver:
 
     def _run(self, walk: Walk, options: dict[str, Any]) -> None:
         checkpoint = {"interval": "500ms", **options.pop("checkpoint", {})}
+        config = {"checkpoint": checkpoint, **options.pop("config", {})}
         session = self._spark.newSession()
+        for key, value in options.pop("spark", {}).items():
+            session.conf.set(key, value)
         try:
-            run = declare(session, walk.base, checkpoint, walk).start(**options)
+            run = declare(session, walk.base, config, walk).start(**options)
             self._runs[walk.base] = run
             self._events.tell(base=str(walk.base), started=run.id)
             walk.under_way.set()
@@ -168,18 +179,26 @@ class Driver:
         finally:
             walk.under_way.set()
 
+    def _sql(self, text: str) -> None:
+        try:
+            self._spark.newSession().sql(text).collect()
+        except PySparkException as error:
+            self._events.tell(sql=text, error=str(error))
+        else:
+            self._events.tell(sql=text, error=None)
+
     def _kill(self) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def main() -> None:
-    events = Events(int(sys.argv[1]))
-    scratch = sys.argv[2]
+def quick_session(scratch: str, master: str) -> SparkSession:
+    """Build a session for a process that lives for seconds, all its files below `scratch`."""
     spark = spark_session(
         "crash",
-        "local[2]",
+        master,
         **{
             "spark.driver.memory": "2g",
+            "spark.executor.memory": "768m",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.extraJavaOptions": f"{SHORT_LIVED} -XX:+UseSerialGC",
@@ -192,6 +211,12 @@ def main() -> None:
         },
     )
     spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main() -> None:
+    events = Events(int(sys.argv[1]))
+    spark = quick_session(sys.argv[2], "local[2]")
     events.tell(ready=os.getpid())
     driver = Driver(spark, events)
     for line in sys.stdin:

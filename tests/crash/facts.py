@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -66,24 +66,33 @@ _BURNT = re.compile(r".*@(\d+)")
 
 def check(base: Path) -> tuple[Manifest, ...]:
     """Check everything that must hold whenever the job is down; returns the completed checkpoints."""
+    manifests = check_root(base, SINKS)
+    for manifest in manifests:
+        require(_rows_at(base, manifest))
+    for channel in ("events.main", "events.orders"):
+        seen = files_in_order(base, channel, Event._fields, lambda row: file_of(Event(**row)))
+        require(same_order(channel, seen, in_order(seen)))
+    if all((base / sink / "_delta_log").is_dir() for sink in SINKS):
+        require(_nothing_twice(base))
+    return manifests
+
+
+def check_root(base: Path, sinks: Iterable[str]) -> tuple[Manifest, ...]:
+    """Check what must hold of the root of any job that is down; `sinks` are tables below `base`."""
     root = Root(str(base / "root"))
     if not (base / "root" / "checkpoints" / "_delta_log").is_dir():
         return ()
     state = Control.open(root).state
-    manifests = Checkpoints.open(root, JOB).load_all()
-    outcomes = list(_outcomes(base))
+    manifests = Checkpoints.open(root, state.job).load_all()
+    outcomes = list(_outcomes(base, state.job))
     claimed = [CheckpointId(n) for n in range(1, state.last_claimed + 1)]
     require(one_outcome(claimed, outcomes))
     require(only_completed([m.id for m in manifests], outcomes))
     require(intact(_named(root, manifests)))
-    require(no_dead_work(_logged(base)))
-    require(nothing_lost(*_reachable(base, root, state, manifests)))
+    require(no_dead_work(_logged(base, state.job, sinks)))
+    require(nothing_lost(*_reachable(base, state, manifests)))
     for manifest in manifests:
         require(consistent_cut(_edges(manifest)))
-        require(_rows_at(base, manifest))
-    require(_order(base, root, state))
-    if all((base / sink / "_delta_log").is_dir() for sink in SINKS):
-        require(_nothing_twice(base))
     return manifests
 
 
@@ -121,9 +130,9 @@ def _commits(table: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
             yield int(file.stem), [json.loads(line) for line in file.read_text().splitlines() if line]
 
 
-def _outcomes(base: Path) -> Iterator[Outcome]:
+def _outcomes(base: Path, job: str) -> Iterator[Outcome]:
     for _, actions in _commits(base / "root" / "checkpoints"):
-        ids = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == JOB]
+        ids = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == job]
         yield from (Outcome(CheckpointId(n), any("add" in a for a in actions)) for n in ids)
 
 
@@ -145,8 +154,8 @@ def _named(root: Root, manifests: Iterable[Manifest]) -> Iterator[NamedBytes]:
             yield NamedBytes(checkpoint, file.path, file.size, file.sha256, *found)
 
 
-def _logged(base: Path) -> Iterator[Logged]:
-    tables = [*(base / sink for sink in SINKS), *(base / "root" / "channels").glob("*")]
+def _logged(base: Path, job: str, sinks: Iterable[str]) -> Iterator[Logged]:
+    tables = [*(base / sink for sink in sinks), *(base / "root" / "channels").glob("*")]
     for place in tables:
         for version, actions in _commits(place):
             note = _note(actions)
@@ -157,7 +166,7 @@ def _logged(base: Path) -> Iterator[Logged]:
                 Version(version),
                 AttemptId(note["attempt"] if _is_work(note) else 0),
                 RunId(note.get("run", 0)),
-                RunId(ids.get(f"{JOB}/run", 0)),
+                RunId(ids.get(f"{job}/run", 0)),
                 frozenset(AttemptId(int(match[1])) for match in burnt if match),
             )
 
@@ -199,20 +208,25 @@ def _rows_at(base: Path, manifest: Manifest) -> Iterator[str]:
     yield from same_rows(1, f"{where}, totals", totals, totals_of(pairs.elements()))
 
 
-def _order(base: Path, root: Root, state: ControlState) -> Iterator[str]:
-    """Invariant 4: the entries of a channel that count hold the files in the order in which they came."""
-    for name in ("events.main", "events.orders"):
-        place = base / "root" / "channels" / name
-        if not place.is_dir():
-            continue
-        path = channel_path(state, ChannelId(name))
-        seen: list[int] = []
-        for version, actions in _commits(place):
-            if counts(path, AttemptId(_note(actions).get("attempt", 0)), Version(version)):
-                rows = [r for f in _added(place, actions) if f.exists() for r in _rows(f, Event._fields)]
-                seen += [file for file, _ in groupby(sorted(file_of(Event(**row)) for row in rows))]
-        expected = list(range(seen[0], seen[0] + len(seen))) if seen else []
-        yield from same_order(name, seen, expected)
+def files_in_order(
+    base: Path, channel: str, columns: Iterable[str], file_of_row: Callable[[dict[str, Any]], int]
+) -> list[int]:
+    """Return the input files that a channel holds, in the order of its entries that count."""
+    place = base / "root" / "channels" / channel
+    if not place.is_dir():
+        return []
+    path = channel_path(Control.open(Root(str(base / "root"))).state, ChannelId(channel))
+    seen: list[int] = []
+    for version, actions in _commits(place):
+        if counts(path, AttemptId(_note(actions).get("attempt", 0)), Version(version)):
+            rows = [r for f in _added(place, actions) if f.exists() for r in _rows(f, columns)]
+            seen += [file for file, _ in groupby(sorted(map(file_of_row, rows)))]
+    return seen
+
+
+def in_order(seen: list[int]) -> list[int]:
+    """Return what an order of files must be, from the first that is left (invariant 4)."""
+    return list(range(seen[0], seen[0] + len(seen))) if seen else []
 
 
 def _added(place: Path, actions: list[dict[str, Any]]) -> list[Path]:
@@ -227,7 +241,7 @@ def _nothing_twice(base: Path) -> Iterator[str]:
 
 
 def _reachable(
-    base: Path, root: Root, state: ControlState, manifests: Iterable[Manifest]
+    base: Path, state: ControlState, manifests: Iterable[Manifest]
 ) -> tuple[list[Need], set[object]]:
     """Invariant 6: entries behind every retained and every durable position, with their files."""
     needs: list[Need] = []

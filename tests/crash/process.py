@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,20 +29,22 @@ class Gone(Exception):
 class DriverProcess:
     """A driver in a session of its own: `SIGKILL` to its group takes the JVM along."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, module: str = "tests.crash.driver", *more: str) -> None:
+        """Start a module: it is given a pipe to tell events on, its scratch directory, and more."""
         scratch.mkdir(parents=True, exist_ok=True)
         self.log = scratch / "driver.log"
         ours, theirs = os.pipe()
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.driver", str(theirs), str(scratch)],
+                [sys.executable, "-m", module, str(theirs), str(scratch), *more],
                 cwd=HERE,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs,),
                 start_new_session=True,
-                env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+                preexec_fn=_give_up_overrides,
+                env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": _python_path()},
             )
         os.close(theirs)
         self._pipe = ours
@@ -73,14 +76,30 @@ class DriverProcess:
         """Start jobs, and forget how earlier runs on their roots ended."""
         bases = {job["base"] for job in jobs}
         self.told = [event for event in self.told if event.get("base") not in bases]
-        self._say({"start": list(jobs), "then": then})
+        self.say({"start": list(jobs), "then": then})
 
     def go(self) -> None:
         """Let the threads that were parked last go on."""
-        self._say({"go": True})
+        self.say({"go": True})
 
     def stop(self, base: Path) -> None:
-        self._say({"stop": str(base)})
+        self.say({"stop": str(base)})
+
+    def store(self, kind: str | None, tables: str = "", every: int = 1) -> None:
+        """Let the store misbehave as `store_faults.Fault` says; with None, heal it."""
+        self.say({"store": {"kind": kind, "tables": tables, "every": every} if kind else None})
+
+    def sql(self, text: str) -> str | None:
+        """Run a statement in the driver's Spark; returns its error."""
+        self.told = [event for event in self.told if event.get("sql") != text]
+        self.say({"sql": text})
+        self.wait_for(lambda: any(event.get("sql") == text for event in self.told), text)
+        error: str | None = next(event["error"] for event in self.told if event.get("sql") == text)
+        return error
+
+    def message(self, base: Path) -> str:
+        """What the error said with which the run on a root ended."""
+        return next(str(e["message"]) for e in self.told if e.get("base") == str(base) and "message" in e)
 
     def signal(self, number: signal.Signals) -> None:
         os.killpg(self.pid, number)
@@ -101,9 +120,11 @@ class DriverProcess:
             if time.monotonic() > deadline:
                 raise TimeoutError(self._missing(what))
 
-    def wait_for_end(self, what: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def wait_for_end(
+        self, what: str, meanwhile: Callable[[], None] = lambda: None, patience_s: float = PATIENCE_S
+    ) -> None:
         """Wait until the process is dead, and with it everything that it had started."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while self._listen():
             meanwhile()
             if time.monotonic() > deadline:
@@ -135,7 +156,8 @@ class DriverProcess:
     def at(self, base: Path) -> list[str]:
         return [e["at"] for e in self.told if e.get("base") == str(base) and "at" in e]
 
-    def _say(self, command: dict[str, Any]) -> None:
+    def say(self, command: dict[str, Any]) -> None:
+        """Send a command."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
@@ -157,7 +179,27 @@ class DriverProcess:
         return f"waited for {text}; told so far: {self.told[-12:]}\n{tail}"
 
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
+
+
+def _give_up_overrides() -> None:
+    """Let permissions hold for a process of root's too; anybody else has nothing to give up."""
+    for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+        _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def _python_path() -> str:
+    """Let the process, and all that it starts, find `spark_abs`, `tests` and the modules of `jobs/`."""
+    return os.pathsep.join([str(HERE), str(HERE / "jobs"), os.environ.get("PYTHONPATH", "")])
+
+
 def _session_lives(session: int) -> bool:
+    return any(True for _ in processes_of(session))
+
+
+def processes_of(session: int) -> Iterator[int]:
+    """Find the living processes of a session."""
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
             try:
@@ -165,5 +207,4 @@ def _session_lives(session: int) -> bool:
             except OSError:
                 continue
             if int(fields[3]) == session and fields[0] not in ("Z", "X"):
-                return True
-    return False
+                yield int(directory.name)

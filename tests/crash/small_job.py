@@ -32,10 +32,12 @@ def totals(pairs: DataFrame) -> DataFrame:
 
 
 def declare(
-    spark: SparkSession, base: Path, checkpoint: Mapping[str, str], probe: Probe = no_probe
+    spark: SparkSession, base: Path, config: Mapping[str, object], probe: Probe = no_probe
 ) -> spark_abs.Job:
-    """Declare the job below `base`: `input/` is read, `root/` and one directory a table are written."""
-    config = {"checkpoint": checkpoint}
+    """Declare the job below `base`: `input/` is read, `root/` and one directory a table are written.
+
+    `config` holds settings by area, as in YAML.
+    """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config, probe=probe)
     files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(base / "input"))
     events = job.source("events", files, outputs={"orders": lambda batch: batch.where("kind = 'order'")})

@@ -1,0 +1,122 @@
+"""A disk that is full, and permissions that are taken away: what cannot be written is named, nothing is lost.
+
+| what                                         | promised                                                |
+|----------------------------------------------|---------------------------------------------------------|
+| no room where root and sinks are             | the job ends and says what failed; the next run goes on |
+| `state/` cannot be written                   | the checkpoint is declined and says so; rows keep coming|
+| `checkpoints/` or `control/` cannot          | the job ends and names it; the next run goes on         |
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from spark_abs.errors import AbortReason
+from spark_abs.store.history import History, HistoryEvent
+from tests.crash.facts import check, check_complete
+from tests.crash.jobs import Small
+from tests.crash.process import DriverProcess, processes_of
+
+pytestmark = pytest.mark.timeout(900)
+
+AGAIN = {"takeover": True, "config": {"run": {"leaseTimeout": "1s"}}}
+"""The run that ended could not give its lease back, and its process is alive: the next one takes over."""
+
+
+@contextmanager
+def limited_files(driver: DriverProcess) -> Iterator[None]:
+    """Let no process of the driver write another byte to any file: EFBIG, for whoever runs the test."""
+    set_file_limit(driver, 0)
+    try:
+        yield
+    finally:
+        set_file_limit(driver, resource.RLIM_INFINITY)
+
+
+def set_file_limit(driver: DriverProcess, size: int) -> None:
+    for process in list(processes_of(driver.pid)):
+        with suppress(ProcessLookupError):
+            resource.prlimit(process, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_without_room_the_job_ends_and_with_room_it_goes_on(first: DriverProcess, tmp_path: Path) -> None:
+    job = Small(tmp_path)
+    job.start(first)
+    job.run_until(first, lambda: bool(job.completed()), "a checkpoint")
+    with limited_files(first):
+        first.wait_for(lambda: first.ended(job.base) is not None, "the end", job.feed)
+    said = first.message(job.base)
+    assert first.ended(job.base) in ("StageFailed", "StoreFailed"), said
+    assert any(reason in said for reason in ("No space left on device", "File too large")), said
+    check(job.base)
+    job.finish(first, **AGAIN)
+    check_complete(job.base, job.files)
+
+
+@contextmanager
+def read_only(place: Path) -> Iterator[None]:
+    """Take away the permission to write in a directory and in all below it."""
+    places = [place, *(path for path in place.rglob("*") if path.is_dir())]
+    modes = [path.stat().st_mode for path in places]
+    for path in places:
+        path.chmod(0o555)
+    try:
+        yield
+    finally:
+        for path, mode in zip(places, modes, strict=True):
+            path.chmod(mode)
+
+
+def test_without_permission_to_write_state_a_checkpoint_is_declined_and_rows_keep_coming(
+    first: DriverProcess, tmp_path: Path
+) -> None:
+    job = Small(tmp_path)
+    job.start(first)
+    job.run_until(first, lambda: bool(job.completed()), "a checkpoint")
+    with read_only(tmp_path / "root" / "state"):
+        job.run_until(first, lambda: len(declined(job)) >= 2, "checkpoints that are declined")
+        files = job.files
+        job.run_until(first, lambda: job.files > files + 2, "rows to keep coming")
+    assert all("Permission denied" in detail for detail in declined(job)), declined(job)
+    completed = len(job.completed())
+    job.run_until(first, lambda: len(job.completed()) > completed, "a checkpoint")
+    job.stop(first)
+    check(job.base)
+    job.finish(first)
+    check_complete(job.base, job.files)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("checkpoints", "StoreFailed"),
+        ("control", "StoreFailed"),
+    ],
+)
+def test_without_permission_to_write_elsewhere_the_job_ends_and_says_where(
+    first: DriverProcess, tmp_path: Path, place: str, error: str
+) -> None:
+    job = Small(tmp_path)
+    job.start(first)
+    job.run_until(first, lambda: bool(job.completed()), "a checkpoint")
+    with read_only(tmp_path / "root" / place):
+        first.wait_for(lambda: first.ended(job.base) is not None, "the end", job.feed)
+    said = first.message(job.base)
+    assert first.ended(job.base) == error, said
+    # The second is what Hadoop's local file system says.
+    assert "Permission denied" in said or "Mkdirs failed to create" in said, said
+    assert place.split("/")[-1] in said
+    check(job.base)
+    job.finish(first, **AGAIN)
+    check_complete(job.base, job.files)
+
+
+def declined(job: Small) -> list[str]:
+    rows = History(job.root).read().to_pylist()
+    reason = AbortReason.DECLINED.value
+    return [r["detail"] for r in rows if r["event"] == HistoryEvent.ABORTED and r["reason"] == reason]
