@@ -62,6 +62,8 @@ class Driver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         os.close(self._pipe)
 
     def start(self, job: Small, interval: str = "1s", **start: object) -> None:
