@@ -78,6 +78,10 @@ class Timings:
     """While processing had to wait."""
     async_ms: int = 0
     """Capture and copy, beside processing."""
+    alignment_bytes: int = 0
+    """Bytes that had queued up behind the barrier, on inputs that had to wait for others."""
+    end_to_end_ms: int = 0
+    """From the trigger to the stage's acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from pyarrow import fs
 
 from spark_abs.channels.entries import entry_of
 from spark_abs.errors import DamageError
-from spark_abs.model import Branch, Entry, Version, counts
+from spark_abs.model import Branch, Entry, Position, Version, counts
 from spark_abs.store.log import LogCommit, read_commit
+from spark_abs.store.root import Root
 
 Clock = Callable[[], float]
 """Seconds, from any origin, never going back."""
@@ -84,6 +85,20 @@ class LogTail:
             stem, _, extension = info.base_name.partition(".")
             if extension == "json" and stem.isdigit():
                 yield int(stem)
+
+
+def queued_bytes(root: Root, positions: Sequence[Position]) -> int:
+    """Return the size of what waits in channels behind some positions. Opens a file per entry.
+
+    Raises:
+        DamageError: a commit is missing below a newer one, or cannot be read.
+    """
+    size = 0
+    for position in positions:
+        tail = LogTail(root.fs, root.path(root.channel(position.channel)), position.version)
+        while (commit := tail.next()) is not None:
+            size += sum(file.size for file in commit.adds)
+    return size
 
 
 class Follower:

@@ -12,7 +12,7 @@ from typing import assert_never
 from deltalake.exceptions import DeltaError
 
 from spark_abs.errors import AbortReason, CheckpointNotFound, CommitStateUnknown, StoreFailed, UsageError
-from spark_abs.manifest import Manifest, StageShape, StageSnapshot
+from spark_abs.manifest import Manifest, StageShape
 from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId, checked_name
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
@@ -20,12 +20,12 @@ from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.trigger import JobStatus, Request, TriggerSettings
 from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.journal import Journal
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, renew
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ _BEAT_EVERY_MS = 2000
 class Coordination:
     """Runs the coordinator of one run in a thread of its own; `put` may be called from any thread.
 
-    Owns the run's handles on `control/`, `checkpoints/` and `history/`. Gives idle stages their barriers.
+    Owns the run's handles on `control/` and `checkpoints/`, and its journal.
+    Gives idle stages their barriers.
     If anything here fails, the run fails: `on_failure` is called once, from this thread.
     """
 
@@ -60,7 +61,8 @@ class Coordination:
         self._on_failure = on_failure
         self._control = Control.open(ctx.root)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
-        self._history = History(ctx.root)
+        newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
+        self._journal = Journal(ctx, newest)
         settings = ctx.settings
         times = TriggerSettings(settings.interval_ms, settings.min_pause_ms, settings.timeout_ms)
         self._coordinator = Coordinator(stages, lambda: times)
@@ -171,13 +173,14 @@ class Coordination:
         self._ctx.probe("claim.after")
         (barrier,) = taken
         self._barriers[barrier.id] = barrier
-        self._record(self._row(HistoryEvent.TRIGGERED, barrier))
+        self._journal.triggered(barrier)
         for stage in self._stages.values():
             stage.offer(barrier)
         self._handle(protocol.Claimed(now_ms(), barrier, effect.request_id))
 
     def _complete(self, effect: protocol.Complete) -> None:
         barrier, now = self._barriers[effect.id], now_ms()
+        acked = max((s.timings.end_to_end_ms for s in effect.snapshots), default=0)
         manifest = Manifest(
             barrier.id,
             self._ctx.attempt,
@@ -186,7 +189,7 @@ class Coordination:
             barrier.kind,
             barrier.name,
             barrier.timestamp_ms,
-            now,
+            barrier.timestamp_ms + acked,
             now,
             self._shapes(),
             effect.snapshots,
@@ -209,17 +212,7 @@ class Coordination:
         self._ctx.probe("manifest.after")
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
         self._ctx.probe("manifest.settle.after")
-        self._record(
-            *(self._stage_row(barrier, snapshot) for snapshot in effect.snapshots),
-            self._row(
-                HistoryEvent.COMPLETED,
-                barrier,
-                duration_ms=now - barrier.timestamp_ms,
-                size_full=manifest.size_full,
-                size_new=manifest.size_new,
-                dropped_late=sum(s.dropped_late for s in effect.snapshots),
-            ),
-        )
+        self._journal.completed(barrier, manifest)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
         self._handle(protocol.Decided(now_ms(), barrier.id, True))
 
@@ -240,11 +233,10 @@ class Coordination:
         aborted = ledger.Aborted(barrier.id, reason, detail)
         self._control.update(lambda state: ledger.settle(state, aborted=(aborted,)))
         self._ctx.probe("abort.settle.after")
-        lasted = now_ms() - barrier.timestamp_ms
-        self._record(
-            self._row(HistoryEvent.ABORTED, barrier, reason=reason.value, detail=detail, duration_ms=lasted)
-        )
-        log.warning("checkpoint %s aborted: %s: %s", barrier.id, reason.value, detail)
+        acks = next((p.acks for p in self._coordinator.pending if p.id == barrier.id), {})
+        self._journal.aborted(barrier, reason, detail, acks, tuple(self._stages.values()))
+        level = logging.INFO if reason is AbortReason.JOB_STOPPING else logging.WARNING
+        log.log(level, "checkpoint %s aborted: %s: %s", barrier.id, reason.value, detail)
         self._handle(protocol.Decided(now_ms(), barrier.id, False, reason))
 
     def _notify(self, effect: protocol.Notify) -> None:
@@ -297,39 +289,6 @@ class Coordination:
             raise UsageError(
                 f"there is a savepoint {name!r} already: savepoints are never replaced, choose another name"
             )
-
-    def _row(self, event: HistoryEvent, barrier: Barrier, **columns: object) -> HistoryRow:
-        return HistoryRow(
-            now_ms(),
-            event,
-            self._ctx.attempt,
-            self._ctx.run,
-            barrier.id,
-            barrier.kind.value,
-            barrier.name,
-            **columns,  # type: ignore[arg-type]
-        )
-
-    def _stage_row(self, barrier: Barrier, snapshot: StageSnapshot) -> HistoryRow:
-        timings = snapshot.timings
-        return self._row(
-            HistoryEvent.STAGE_ACKED,
-            barrier,
-            stage=snapshot.stage,
-            size_full=snapshot.size_full,
-            size_new=snapshot.size_new,
-            start_delay_ms=timings.start_delay_ms,
-            alignment_ms=timings.alignment_ms,
-            sync_ms=timings.sync_ms,
-            async_ms=timings.async_ms,
-            dropped_late=snapshot.dropped_late,
-        )
-
-    def _record(self, *rows: HistoryRow) -> None:
-        try:
-            self._history.append(rows)
-        except (DeltaError, OSError) as error:
-            log.warning("history/ could not be written: %s", error)
 
 
 @contextmanager

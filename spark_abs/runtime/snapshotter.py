@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
 
+from spark_abs.channels.follow import queued_bytes
 from spark_abs.errors import AbortReason, AbsError, Fenced
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot, Timings
 from spark_abs.model import NO_BATCH, Barrier, BatchId, CheckpointId, Position, StageId, Version
@@ -182,6 +183,8 @@ class Snapshotter:
                 taken.alignment_ms,
                 taken.sync_ms + (took if ctx.settings.synchronous else 0),
                 0 if ctx.settings.synchronous else took,
+                queued_bytes(ctx.root, taken.positions) if taken.alignment_ms else 0,
+                now_ms() - taken.barrier.timestamp_ms,
             ),
         )
         ctx.probe(f"ack.{stage}.before")

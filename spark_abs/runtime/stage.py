@@ -49,6 +49,15 @@ class Failure:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointStanding:
+    """How far a stage is with a checkpoint that it has not acknowledged."""
+
+    aligning_since_ms: int | None
+    """When the first input had the barrier, None if none had."""
+    what: str
+
+
 class StageRunner:
     """The batch function of one stage, and the agent that takes barriers while the stage is idle.
 
@@ -234,6 +243,20 @@ class StageRunner:
     def inputs_closed(self, batch: BatchId) -> bool:
         """Say whether all channel inputs had ended after a batch (P10)."""
         return batch != NO_BATCH and all(p.is_closed(self._ctx.run) for p in self.native.positions(batch))
+
+    def standing(self, barrier: Barrier) -> CheckpointStanding:
+        """Say how far the stage is with a checkpoint, off its newest planned batch."""
+        since = self._aligning_since.get(barrier.id)
+        if self._taken >= barrier.id:
+            return CheckpointStanding(since, "its state is being copied")
+        batch = self.native.newest_planned()
+        positions = self._start if batch == NO_BATCH else self.native.positions(batch)
+        late = sorted(
+            {p.channel for p in positions if p.epoch < barrier.id and not p.is_closed(self._ctx.run)}
+        )
+        if late:
+            return CheckpointStanding(since, f"the barrier has not come out of {', '.join(late)}")
+        return CheckpointStanding(since, f"the batch that takes the barrier, after {batch}, has not ended")
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""

@@ -35,6 +35,10 @@ SCHEMA = pa.schema(
         ("sync_ms", pa.int64()),
         ("async_ms", pa.int64()),
         ("dropped_late", pa.int64()),
+        ("alignment_bytes", pa.int64()),
+        ("acks", pa.int64()),
+        ("stages", pa.int64()),
+        ("last_completed_age_ms", pa.int64()),
     ]
 )
 
@@ -46,6 +50,8 @@ class HistoryEvent(StrEnum):
     RUN_ENDED = "run-ended"
     TRIGGERED = "triggered"
     STAGE_ACKED = "stage-acked"
+    STAGE_WAITING = "stage-waiting"
+    """A stage that had not acknowledged a checkpoint when it was aborted, and how far it was."""
     COMPLETED = "completed"
     ABORTED = "aborted"
     RESTORED = "restored"
@@ -74,6 +80,13 @@ class HistoryRow:
     sync_ms: int | None = None
     async_ms: int | None = None
     dropped_late: int | None = None
+    alignment_bytes: int | None = None
+    """What had queued up behind the barrier on inputs that had to wait."""
+    acks: int | None = None
+    """How many of so many `stages` had acknowledged."""
+    stages: int | None = None
+    last_completed_age_ms: int | None = None
+    """How long ago the newest checkpoint before this event was completed: what a crash would replay."""
 
 
 class History:
@@ -86,15 +99,20 @@ class History:
         self._appends = count(1)
 
     def append(self, rows: Sequence[HistoryRow]) -> None:
-        """Add events in one commit; small files are merged every hundred commits."""
+        """Add events in one commit, and columns that came after the table; merge small files now and then."""
         if not rows:
             return
         table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
-        write_deltalake(self._table.delta, table, mode="append")
+        write_deltalake(self._table.delta, table, mode="append", schema_mode="merge")
         if next(self._appends) % self.COMPACT_EVERY == 0:
             self._table.delta.optimize.compact()
 
     def read(self) -> pa.Table:
-        """Return all events by time, in the columns of `SCHEMA`."""
+        """Return all events by time, in the columns of `SCHEMA`; one that the table has not yet is null."""
         self._table.refresh()
-        return self._table.read(SCHEMA.names).sort_by("at_ms")
+        there = set(self._table.schema.names)
+        found = self._table.read([name for name in SCHEMA.names if name in there])
+        for field in SCHEMA:
+            if field.name not in there:
+                found = found.append_column(field, pa.nulls(found.num_rows, field.type))
+        return found.select(SCHEMA.names).sort_by("at_ms")

@@ -14,8 +14,10 @@ import spark_abs
 from spark_abs.errors import AbortReason, GraphError, Refused, UsageError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import StageId
+from spark_abs.observe.events import event_rows
 from spark_abs.runtime.job import Job
 from spark_abs.store.control import Control
+from spark_abs.store.history import HistoryEvent
 from spark_abs.store.root import Root
 from tests.job_support import (
     Feed,
@@ -186,6 +188,7 @@ def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
     assert Control.open(Root(root)).state.last_claimed == claimed
     run.stop()
     early, *later = assert_cuts()
+    assert_figures(Root(root))
     assert (files_read(early, "slow"), stage_of(early, "slow").cut_batch) == (0, -1)
     assert 0 < files_read(later[0], "fast") < 50
 
@@ -196,15 +199,33 @@ def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
     assert assert_cuts()[-1].attempt == 2
 
 
+def assert_figures(root: Root) -> None:
+    """Each completed checkpoint of three stages has a row of each, and one of all (P20)."""
+    events, before = event_rows(root), None
+    for whole in [e for e in events if e.event is HistoryEvent.COMPLETED]:
+        stages = [
+            e for e in events if (e.checkpoint, e.event) == (whole.checkpoint, HistoryEvent.STAGE_ACKED)
+        ]
+        assert sorted(e.stage for e in stages if e.stage) == ["both", "fast", "slow"]
+        assert (whole.acks, whole.stages) == (3, 3)
+        assert all((e.duration_ms or 0) >= (e.start_delay_ms or 0) + (e.alignment_ms or 0) for e in stages)
+        assert max(e.at_ms for e in stages) <= whole.at_ms
+        assert (whole.last_completed_age_ms is None) == (before is None)
+        before = whole
+
+
 def test_a_checkpoint_that_expires_lets_a_blocked_input_go(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """One input is at the barrier and the other cannot reach it: its abort unblocks the first (P3, P8)."""
+    """One input is at the barrier and the other cannot reach it: its abort unblocks the first (P3, P8).
+
+    `history/` says who was waited for (P20).
+    """
     root, table = str(tmp_path / "root"), tmp_path / "table"
     fast, slow = Feed(spark, tmp_path / "fast", NUMBERS), Feed(spark, tmp_path / "slow", NUMBERS)
     rows = partial(rows_if_any, table)
     hold = hold_until("batch.slow.files.before", lambda: rows() == [1, 2])
-    job = Job("expiry", root=root, spark=spark, probe=hold, interval="1h", timeout="1s", poll_interval="0ms")
+    job = Job("expiry", root=root, spark=spark, probe=hold, interval="1h", timeout="5s", poll_interval="0ms")
     inputs = [job.source("fast", fast.stream()), job.source("slow", slow.stream())]
     job.sink("both", job.stage("both", inputs, lambda one, two: one.union(two)), table=str(table))
     slow.write(*numbers(0))
@@ -214,11 +235,23 @@ def test_a_checkpoint_that_expires_lets_a_blocked_input_go(
         checkpoint = pool.submit(run.checkpoint)
         eventually(run, lambda: Control.open(Root(root)).state.claims, "checkpoint 1 is under way")
         fast.write(*numbers(2))
-        with pytest.raises(Refused, match=r"expired, after 1000 ms without .*slow"):
+        with pytest.raises(Refused, match=r"expired, after 5000 ms without .*slow"):
             checkpoint.result()
     eventually(run, lambda: rows() == [0, 1, 2], "all rows through")
     run.stop()
     assert {a.id: a.reason for a in Control.open(Root(root)).state.aborted} == {1: AbortReason.EXPIRED}
+    events = event_rows(Root(root))
+    acked = {e.stage for e in events if e.event is HistoryEvent.STAGE_ACKED}
+    waited = {e.stage: e for e in events if e.event is HistoryEvent.STAGE_WAITING}
+    assert acked | waited.keys() == {"fast", "slow", "both"}
+    both, slow = waited[StageId("both")], waited[StageId("slow")]
+    assert both.detail == "the barrier has not come out of slow.main"
+    assert both.alignment_ms is not None
+    assert both.alignment_ms + (both.start_delay_ms or 0) == both.duration_ms
+    assert slow.alignment_ms is None
+    assert slow.start_delay_ms == slow.duration_ms
+    (end,) = [e for e in events if e.event is HistoryEvent.ABORTED]
+    assert (end.reason, end.acks, end.stages, end.last_completed_age_ms) == ("expired", len(acked), 3, None)
 
 
 def rows_if_any(table: Path) -> list[int]:

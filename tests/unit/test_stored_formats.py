@@ -60,6 +60,8 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
     plain = json.loads(example.read_text())
     manifest = from_json(Manifest, example.read_text())
     assert manifest.v == int(example.stem.rpartition("-")[2])
+    for stage in plain["stages"]:  # fields that came after the first manifests
+        stage["timings"] = {"alignment_bytes": 0, "end_to_end_ms": 0, **stage["timings"]}
     assert to_plain(manifest) == plain
 
 

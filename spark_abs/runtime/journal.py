@@ -1,0 +1,134 @@
+"""What a run tells `history/` of its checkpoints: what an operator asks for, failures included (P20)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from deltalake.exceptions import DeltaError
+
+from spark_abs.errors import AbortReason
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.model import Barrier, StageId
+from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.stage import StageRunner
+from spark_abs.store.clock import now_ms
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Writes the events of one run. Used from the coordinator's thread.
+
+    A checkpoint does not fail because its event could not be written: that is logged and goes on.
+    """
+
+    def __init__(self, ctx: RunContext, completed_ms: int | None) -> None:
+        """Take the run, and when the newest checkpoint before it was completed."""
+        self._ctx = ctx
+        self._history = History(ctx.root)
+        self._completed_ms = completed_ms
+
+    def triggered(self, barrier: Barrier) -> None:
+        """Record that a checkpoint has begun."""
+        self._append(self._row(HistoryEvent.TRIGGERED, barrier, last_completed_age_ms=self._age(now_ms())))
+
+    def completed(self, barrier: Barrier, manifest: Manifest) -> None:
+        """Record a completed checkpoint: a row for each stage, as of its acknowledgement, and one for all."""
+        age, self._completed_ms = self._age(manifest.completed_ms), manifest.completed_ms
+        self._append(
+            *(self._acked(barrier, snapshot) for snapshot in manifest.stages),
+            self._row(
+                HistoryEvent.COMPLETED,
+                barrier,
+                duration_ms=manifest.completed_ms - barrier.timestamp_ms,
+                size_full=manifest.size_full,
+                size_new=manifest.size_new,
+                alignment_bytes=sum(s.timings.alignment_bytes for s in manifest.stages),
+                dropped_late=sum(s.dropped_late for s in manifest.stages),
+                acks=len(manifest.stages),
+                stages=len(manifest.stages),
+                last_completed_age_ms=age,
+            ),
+        )
+
+    def aborted(
+        self,
+        barrier: Barrier,
+        reason: AbortReason,
+        detail: str,
+        acks: Mapping[StageId, StageSnapshot],
+        stages: Sequence[StageRunner],
+    ) -> None:
+        """Record an abort: how far each stage had come, and why."""
+        now = now_ms()
+        waiting = [stage for stage in stages if stage.name not in acks]
+        self._append(
+            *(self._acked(barrier, snapshot) for snapshot in acks.values()),
+            *(self._waiting(barrier, stage, now) for stage in waiting),
+            self._row(
+                HistoryEvent.ABORTED,
+                barrier,
+                reason=reason.value,
+                detail=detail,
+                duration_ms=now - barrier.timestamp_ms,
+                acks=len(acks),
+                stages=len(stages),
+                last_completed_age_ms=self._age(now),
+            ),
+        )
+
+    def _acked(self, barrier: Barrier, snapshot: StageSnapshot) -> HistoryRow:
+        timings = snapshot.timings
+        return self._row(
+            HistoryEvent.STAGE_ACKED,
+            barrier,
+            at_ms=barrier.timestamp_ms + timings.end_to_end_ms,
+            stage=snapshot.stage,
+            duration_ms=timings.end_to_end_ms,
+            size_full=snapshot.size_full,
+            size_new=snapshot.size_new,
+            start_delay_ms=timings.start_delay_ms,
+            alignment_ms=timings.alignment_ms,
+            alignment_bytes=timings.alignment_bytes,
+            sync_ms=timings.sync_ms,
+            async_ms=timings.async_ms,
+            dropped_late=snapshot.dropped_late,
+        )
+
+    def _waiting(self, barrier: Barrier, stage: StageRunner, now: int) -> HistoryRow:
+        standing = stage.standing(barrier)
+        first = standing.aligning_since_ms
+        return self._row(
+            HistoryEvent.STAGE_WAITING,
+            barrier,
+            stage=stage.name,
+            detail=standing.what,
+            duration_ms=now - barrier.timestamp_ms,
+            start_delay_ms=(first or now) - barrier.timestamp_ms,
+            alignment_ms=None if first is None else now - first,
+        )
+
+    def _age(self, now: int) -> int | None:
+        return None if self._completed_ms is None else now - self._completed_ms
+
+    def _row(
+        self, event: HistoryEvent, barrier: Barrier, *, at_ms: int | None = None, **columns: object
+    ) -> HistoryRow:
+        return HistoryRow(
+            now_ms() if at_ms is None else at_ms,
+            event,
+            self._ctx.attempt,
+            self._ctx.run,
+            barrier.id,
+            barrier.kind.value,
+            barrier.name,
+            **columns,  # type: ignore[arg-type]
+        )
+
+    def _append(self, *rows: HistoryRow) -> None:
+        try:
+            self._history.append(rows)
+        except (DeltaError, OSError) as error:
+            log.warning("history/ could not be written: %s", error)
