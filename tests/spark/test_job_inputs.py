@@ -244,12 +244,12 @@ def test_a_checkpoint_that_expires_lets_a_blocked_input_go(
     acked = {e.stage for e in events if e.event is HistoryEvent.STAGE_ACKED}
     waited = {e.stage: e for e in events if e.event is HistoryEvent.STAGE_WAITING}
     assert acked | waited.keys() == {"fast", "slow", "both"}
-    both, slow = waited[StageId("both")], waited[StageId("slow")]
+    both, held = waited[StageId("both")], waited[StageId("slow")]
     assert both.detail == "the barrier has not come out of slow.main"
     assert both.alignment_ms is not None
     assert both.alignment_ms + (both.start_delay_ms or 0) == both.duration_ms
-    assert slow.alignment_ms is None
-    assert slow.start_delay_ms == slow.duration_ms
+    assert held.alignment_ms is None
+    assert held.start_delay_ms == held.duration_ms
     (end,) = [e for e in events if e.event is HistoryEvent.ABORTED]
     assert (end.reason, end.acks, end.stages, end.last_completed_age_ms) == ("expired", len(acked), 3, None)
 
