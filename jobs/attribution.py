@@ -5,7 +5,7 @@
     orders ──┘           └── table attributed
 
 A click counts for the orders that its user places within a time bound after it; an order without such a
-click counts for no campaign. Run it with spark-submit, or with plain Python.
+click counts for no campaign. Run it with spark-submit, or with plain Python; on a cluster, with submit.sh.
 """
 
 from __future__ import annotations

@@ -12,12 +12,15 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
+from pyspark import SparkFiles
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 from pyspark.sql.types import StructType
@@ -90,9 +93,20 @@ def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) 
     Plans and the UI show the options of a source, so the storage, which may hold a secret, travels with the
     class.
     """
+    _show_shipped_code()
     with _registering:  # a frame keeps the class that was registered when it was made
         spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
         return spark.readStream.format(FORMAT_NAME).option(_SPEC, to_json(spec)).load()
+
+
+def _show_shipped_code() -> None:
+    """Let the planning half import what `--py-files` brought, this package among it.
+
+    Spark 4.2 sends it to a folder `streaming_job` below that of the shipped files and puts nothing there.
+    """
+    shipped = Path(SparkFiles.getRootDirectory())
+    with suppress(FileExistsError):
+        (shipped / "streaming_job").symlink_to(shipped, target_is_directory=True)
 
 
 class Gate(DataSource):
