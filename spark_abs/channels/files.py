@@ -29,6 +29,14 @@ _WRITER_CONF = {
 }
 """What the files must look like so that Delta and Arrow read in them what Spark meant."""
 
+_COMMITTER = {
+    # A task's files come into the directory when the whole job is committed, not while tasks still fail and
+    # are repeated: Hadoop's own default is 2, and it is a common setting.
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+"""How Hadoop's committer must go about it: nothing is seen of a task before the batch is written."""
+
 _INDEXED_COLUMNS = 32
 _INDEXED_CHARACTERS = 32
 _DIRECTORY = re.compile(r"(\d+)-(\d+)-(-?\d+)-[0-9a-f]+")
@@ -85,8 +93,7 @@ def write_parquet(frame: DataFrame, table: Place, relative: str) -> Written:
     """
     for key, value in _WRITER_CONF.items():
         frame.sparkSession.conf.set(key, value)
-    writer = frame.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    writer.parquet(f"{table}/{relative}")
+    frame.write.options(**_COMMITTER).parquet(f"{table}/{relative}")
     return read_written(table.fs, table.path, relative)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chispa import assert_df_equality
+from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
@@ -149,6 +153,34 @@ def test_files_of_a_batch_lie_in_a_directory_of_its_own(spark: SparkSession, roo
     assert not list(Path(root.path("channels/a.main")).rglob("_SUCCESS"))
     rows = [pq.read_metadata(root.path(f"channels/a.main/{f.path}")).num_rows for f in first.files]
     assert first.rows == sum(rows) == 10
+
+
+def test_a_task_publishes_nothing_before_all_are_done(spark: SparkSession, root: Root) -> None:
+    """A task's files may be those of an attempt that is lost before Spark hears of it, and then repeated.
+
+    Hadoop's second algorithm, which many clusters set, shows them to whoever lists the directory.
+    """
+    writer = make_writer(root)
+    channel = Path(root.path("channels/a.main"))
+
+    def until_the_other_is_done(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        (batch,) = batches
+        if batch["n"][0].as_py() == 1:
+            deadline = time.monotonic() + 60
+            while not [*channel.glob("data/*/_temporary/0/task_*"), *channel.glob("data/*/*.parquet")]:
+                assert time.monotonic() < deadline, "the other task was not committed"
+                threading.Event().wait(0.02)
+            raise RuntimeError("after the commit of the other task")
+        yield batch
+
+    frame = spark.range(2, numPartitions=2).toDF("n").mapInArrow(until_the_other_is_done, "n long")
+    spark.conf.set("mapreduce.fileoutputcommitter.algorithm.version", "2")
+    try:
+        with pytest.raises(PythonException, match="after the commit of the other task"):
+            writer.write_files(frame, BatchId(0))
+    finally:
+        spark.conf.unset("mapreduce.fileoutputcommitter.algorithm.version")
+    assert list(channel.glob("data/*/*.parquet")) == []
 
 
 def test_a_column_that_came_later_reads_as_null_in_older_entries(spark: SparkSession, root: Root) -> None:
