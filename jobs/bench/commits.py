@@ -18,7 +18,8 @@ from spark_abs.store.checkpoints import PATH, Checkpoints
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
-_EPOCHS, _RETAINED, _SAMPLES = 10_000, 3, 100
+EPOCHS = 10_000
+_RETAINED, _SAMPLES = 3, 100
 _STAGES, _FILES = 4, 50
 _JOB, _RUN = "bench", RunId(1)
 
@@ -39,13 +40,13 @@ def _manifest(number: int) -> Manifest:
     )
 
 
-def figures(base: Path, console: Console) -> Iterator[Figure]:
+def figures(base: Path, console: Console, epochs: int = EPOCHS) -> Iterator[Figure]:
     """Complete checkpoints one after the other, retiring old ones as a job does; time the completions."""
     root = Root(str(base / "commits"))
     kept = Checkpoints.open(root, _JOB)
     kept.fence(_RUN)
     samples = []
-    for number in range(1, _EPOCHS + _SAMPLES + 1):
+    for number in range(1, epochs + _SAMPLES + 1):
         manifest = _manifest(number)
         began = time.perf_counter()
         kept.complete(manifest)

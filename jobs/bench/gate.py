@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _ENTRIES, _ROWS = 20, 1_000_000
-_BACKLOG, _ENTRIES_PER_BATCH = 10_000, 100
+BACKLOG, _ENTRIES_PER_BATCH = 10_000, 100
 _OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}\n{"logOffset":0}'
 _CHANNEL = channel_id(StageId("producer"), "main")
 
@@ -98,12 +98,12 @@ def _run(frame: DataFrame, _: int) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def deciding(base: Path, runs: int, console: Console) -> Iterator[Figure]:
+def deciding(base: Path, runs: int, console: Console, backlog: int = BACKLOG) -> Iterator[Figure]:
     """Let a gate decide its way through a backlog of ten thousand entries; no Spark. Medians of each run."""
     root = Root(str(base / "deciding"))
     schema = StructType([StructField("n", LongType())])
     writer = _writer(root, schema)
-    for number in range(_BACKLOG):
+    for number in range(backlog):
         path, size = f"data/{directory_name(AttemptId(1), RunId(1), BatchId(number))}/0.parquet", 1000
         written = Written((AddFile(path, size, '{"numRecords": 10}'),), (DataFile(path, size, 10),))
         writer.commit_batch(written, BatchId(number), offsets=_OFFSETS)

@@ -1,0 +1,46 @@
+"""The benchmarks that need no Spark, on a small scale: they report what they measured and clean up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from bench import commits, gate
+from bench.figures import figure, ratios, save
+from bench.traffic import write_events
+from rich.console import Console
+
+
+def test_a_figure_is_the_median_and_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    save(results, [figure("one", [1.0]), figure("other", [5.0, 1.0, 3.00009], "ms")])
+    save(results, [figure("one", ratios([2.0, 9.0, 4.0], [1.0, 3.0, 8.0]))])
+    assert [json.loads(line) for line in results.read_text().splitlines()] == [
+        {"bench": "one", "value": 2.0, "min": 0.5, "max": 3.0, "unit": "ratio", "runs": 3},
+        {"bench": "other", "value": 3.0, "min": 1.0, "max": 5.0, "unit": "ms", "runs": 3},
+    ]
+
+
+def test_the_gate_decides_its_way_through_the_whole_backlog(tmp_path: Path) -> None:
+    console = Console(record=True, width=200)
+    (found,) = gate.deciding(tmp_path, 2, console, backlog=250)
+    assert (found.bench, found.unit, found.runs) == ("gate_decision_ms_10k_entries", "ms", 2)
+    assert console.export_text().count("4 of them") == 2  # three batches, and one that finds nothing more
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commits_are_timed_at_both_ends_of_a_history(tmp_path: Path) -> None:
+    start, end = commits.figures(tmp_path, Console(quiet=True), epochs=20)
+    assert (start.bench, end.bench) == ("commit_ms_start", "commit_ms_after_10k_epochs")
+    assert start.runs == end.runs == 100
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_traffic_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_events(tmp_path / name, files=2, clicks=30, orders=10, users=5)
+    one, two = (pq.read_table(tmp_path / name / "orders") for name in ("one", "two"))
+    assert one.equals(two)
+    assert one.num_rows == 20
+    assert len(set(one.column("order_id").to_pylist())) == 20
