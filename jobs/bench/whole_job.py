@@ -74,7 +74,7 @@ class WholeJob:
             format="parquet",
             files_per_batch=2,
             trigger="0 seconds",
-            totals_late_by_ms=3_600_000,
+            totals_late_by_ms=300_000,
             settings={"channel": {"maxEntriesPerBatch": 10}},
         )
 

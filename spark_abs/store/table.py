@@ -170,9 +170,12 @@ class Table:
             if commit is None:  # cleaned up behind a checkpoint
                 self._transactions.clear()
                 break
-            known = commit.transactions.keys() & self._transactions.keys()
-            self._transactions |= {app: commit.transactions[app] for app in known}
+            self._take(commit.transactions)
         self._followed = self.version
+
+    def _take(self, transactions: Mapping[str, int]) -> None:
+        known = transactions.keys() & self._transactions.keys()
+        self._transactions |= {app: transactions[app] for app in known}
 
     def _look_up(self, app: str) -> int | None:
         try:
@@ -198,6 +201,7 @@ class Table:
             CommitConflict: somebody else took that version; nothing of this commit is in the table.
             CommitStateUnknown: the store failed and the outcome cannot be read back.
         """
+        self._follow()
         token, target = uuid.uuid4().hex, Version(self.version + 1)
         now = now_ms()
         custom = {"absToken": token}
@@ -219,6 +223,8 @@ class Table:
             )
         except (DeltaError, OSError) as error:
             self._read_back(target, token, error)
+        self._take(commit.transactions)
+        self._followed = target  # it need not be read to know what is in it
         self.refresh()
         return target
 
