@@ -58,7 +58,7 @@ def _groups(
 def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, results: Path) -> None:
     """Measure GROUPS: commits, deciding, reading, hop, state, job; all of them if none is named."""
     os.chdir(Path(__file__).parents[2])
-    with tempfile.TemporaryDirectory(prefix="spark-abs-bench-") as base:
+    with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:
         known = _groups(Path(base), runs, files, megabytes)
         if unknown := sorted(set(groups) - known.keys()):
             raise click.UsageError(f"no group {unknown[0]!r}: there are {', '.join(known)}")

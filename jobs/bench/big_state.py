@@ -47,6 +47,7 @@ class BigState:
     calls: list[tuple[int, float]] = field(default_factory=list)
     """When each batch reached the sink."""
     _files: int = 0
+    _samples: int = 0
 
     @property
     def keys(self) -> int:
@@ -110,14 +111,15 @@ class BigState:
 
         A batch lasts from its call of the sink to that of the next: what the next waits for is part of it.
         """
-        root = self.base / "sample"
+        self._samples += 1
+        root = self.base / f"sample-{self._samples}"
         shutil.copytree(self.base / "root", root)
         with self.running(root, synchronous) as run:
             self.change(_SETTLE + _BEFORE + _AFTER)
             wait(lambda: len(self.calls) >= _SETTLE + _BEFORE)
             taken = self.manifest(root, run.checkpoint())
             run.query(_STAGE).processAllAvailable()
-        shutil.rmtree(root)
+        shutil.rmtree(root, ignore_errors=True)  # Spark may still write a snapshot of the state
         lasted = {batch: after - at for (batch, at), (_, after) in pairwise(self.calls)}
         (stage,) = taken.stages
         ordinary = [s for batch, s in list(lasted.items())[_SETTLE:] if batch < stage.cut_batch]
@@ -170,7 +172,7 @@ def _copies(state: BigState, runs: int, console: Console) -> Iterator[Figure]:
         began = time.monotonic()
         spark_abs.restore(str(root), to="latest")
         restored = time.monotonic() - began
-        shutil.rmtree(native)
+        shutil.rmtree(native, ignore_errors=True)
         console.print(f"restore {restored:.2f} s, plain copy {copied:.2f} s")
         if turn >= 0:
             restores.append(restored)
