@@ -173,9 +173,9 @@ class Coordination:
         self._ctx.probe("claim.after")
         (barrier,) = taken
         self._barriers[barrier.id] = barrier
-        self._journal.triggered(barrier)
         for stage in self._stages.values():
             stage.offer(barrier)
+        self._journal.triggered(barrier)
         self._handle(protocol.Claimed(now_ms(), barrier, effect.request_id))
 
     def _complete(self, effect: protocol.Complete) -> None:
