@@ -21,6 +21,7 @@ _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 _HOLDING = frozenset(
     ("Aggregate", "FlatMapGroupsWithState", "TransformWithState", "FlatMapGroupsInPandasWithState")
 )
+_COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
 _OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
 
 
@@ -111,7 +112,7 @@ def _delta_index(spark: SparkSession, node: Any) -> Any | None:
 
 
 def refuse_unsupported_session(spark: SparkSession) -> None:
-    """Refuse session settings under which the cut of a stage cannot be known.
+    """Refuse session settings under which the cut of a stage, or what a batch has written, cannot be known.
 
     Raises:
         UsageError: names the setting and the value it must have.
@@ -120,6 +121,10 @@ def refuse_unsupported_session(spark: SparkSession) -> None:
     if conf("spark.sql.streaming.asyncProgressTracking.enabled", "false") == "true":
         raise UsageError(
             "asynchronous progress tracking leaves batches unlogged: unset asyncProgressTracking.enabled"
+        )
+    if conf(_COORDINATION, "true") == "false":
+        raise UsageError(
+            f"two attempts of a task could both leave their files in a batch: unset {_COORDINATION}"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -166,18 +166,22 @@ def with_source(job: Job) -> Job:
     return job
 
 
-@pytest.fixture
-def async_progress(spark: SparkSession) -> Iterator[None]:
-    spark.conf.set("spark.sql.streaming.asyncProgressTracking.enabled", "true")
-    yield
-    spark.conf.unset("spark.sql.streaming.asyncProgressTracking.enabled")
-
-
-def test_asynchronous_progress_tracking_is_refused(
-    spark: SparkSession, tmp_path: Path, async_progress: None
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("spark.sql.streaming.asyncProgressTracking.enabled", "true"),
+        ("spark.hadoop.outputCommitCoordination.enabled", "false"),
+    ],
+)
+def test_a_session_that_cannot_be_trusted_is_refused(
+    spark: SparkSession, tmp_path: Path, setting: str, value: str
 ) -> None:
-    with pytest.raises(UsageError, match="asyncProgressTracking"):
-        with_source(Job("a", root=str(tmp_path / "root"), spark=spark)).start()
+    spark.conf.set(setting, value)
+    try:
+        with pytest.raises(UsageError, match=setting.removesuffix(".enabled").rpartition(".")[2]):
+            with_source(Job("a", root=str(tmp_path / "root"), spark=spark)).start()
+    finally:
+        spark.conf.unset(setting)
 
 
 READS_NOTHING = StageDecl(StageId("a"), (ChannelId("ghost.main"),))
