@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from random import Random
 
 from spark_abs.codec import to_json
 from spark_abs.errors import AbortReason, Fenced
@@ -25,9 +24,6 @@ from spark_abs.model import (
     StageId,
 )
 from spark_abs.protocol import control
-from spark_abs.protocol.coordinator import (
-    Coordinator,
-)
 from spark_abs.protocol.messages import (
     Abort,
     AckAnswer,
@@ -52,8 +48,9 @@ from spark_abs.protocol.trigger import (
     Request,
     TriggerSettings,
 )
+from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import Checkpoint, Lost, Native, Planned, Stage, Storage, digest
-from spark_abs.testing.process import Parts, Process, Run, Steps
+from spark_abs.testing.process import Capture, Parts, Process, Run, Steps
 
 Clock = Callable[[], int]
 _PACE = (1, 1, 1, 2, 5)
@@ -66,14 +63,14 @@ class Driver:
     def __init__(
         self,
         storage: Storage,
-        rng: Random,
+        chance: Chance,
         parts: Parts,
         settings: TriggerSettings,
         clock: Clock,
         seen: Counter[str],
     ) -> None:
         self.storage = storage
-        self.rng = rng
+        self.chance = chance
         self.parts = parts
         self.settings = settings
         self.clock = clock
@@ -84,19 +81,24 @@ class Driver:
         self.on_complete: Callable[[Checkpoint], None] = lambda _: None
         self.faulty = True
         """Whether messages are lost, repeated and out of order."""
-        self._mail: list[Event] = []
-        self._todo: deque[Effect] = deque()
-        self._acks: dict[tuple[CheckpointId, StageId], StageSnapshot] = {}
+        self.mail: list[Event] = []
+        self.todo: deque[Effect] = deque()
+        self.acks: dict[tuple[CheckpointId, StageId], StageSnapshot] = {}
 
     # -- what the scheduler and its faults do
 
     def step(self) -> None:
         """Let one process take a step or a few."""
         names = list(self.actors)
-        name = names[int(self.rng.random() * len(names))]
+        name = names[self.chance.pick("process", len(names))]
+        for _ in range(_PACE[self.chance.pick("pace", len(_PACE))]):
+            if not self.advance(name):
+                break
+
+    def advance(self, name: str) -> bool:
+        """Let a process take one step; return whether it may take another at once."""
         try:
-            for _ in range(_PACE[int(self.rng.random() * len(_PACE))]):
-                next(self.actors[name])
+            next(self.actors[name])
         except StopIteration:
             self.actors.pop(name, None)
         except Lost:
@@ -104,6 +106,9 @@ class Driver:
         except Fenced:
             self.over = True
             self.seen["drivers fenced"] += 1
+        else:
+            return True
+        return False
 
     @property
     def booted(self) -> bool:
@@ -118,19 +123,19 @@ class Driver:
     def crash_snapshotter(self) -> None:
         """Lose every capture and every acknowledgement that is not answered."""
         self.run.captures.clear()
-        self._acks.clear()
+        self.acks.clear()
         self.actors["snapshotter"] = self._snapshotter()
 
     def crash_coordinator(self) -> None:
         """Lose the coordinator's memory and its mail; a new one is told of the claims without an outcome."""
-        self._mail.clear()
+        self.mail.clear()
         self._new_coordinator()
         for claim in self.storage.state.claims:
             self._feed(Claimed(self.clock(), claim.barrier, None))
 
     def ask(self, request: Request) -> None:
         """Ask for a checkpoint or savepoint."""
-        self._mail.append(Requested(0, request))
+        self.mail.append(Requested(0, request))
 
     # -- start
 
@@ -142,7 +147,7 @@ class Driver:
         attempt, floor = storage.state.attempt.id, storage.state.last_claimed
         yield from fence(storage, run.id, before=AttemptId(0))
         paths = {c: storage.path(c, attempt) for stage in storage.graph for c in stage.channels}
-        self.run = Run(storage, self.rng, self.parts, run.id, attempt, floor, paths)
+        self.run = Run(storage, self.chance, self.parts, run.id, attempt, floor, paths)
         self._new_coordinator()
         for stage in storage.graph:
             self._start(stage)
@@ -159,39 +164,43 @@ class Driver:
         self.actors[f"agent:{stage.id}"] = process.agent()
 
     def _new_coordinator(self) -> None:
-        self.coordinator = Coordinator((s.id for s in self.storage.graph), lambda: self.settings)
+        self.coordinator = self.parts.coordinator((s.id for s in self.storage.graph), lambda: self.settings)
         self._feed(StatusChanged(self.clock(), JobStatus.RUNNING))
 
     # -- coordinator and what it asks for
 
     def _deliver(self) -> Steps:
         """Hand one message to the coordinator: any of them, perhaps twice, perhaps never."""
+        happens = self.chance.happens
         while True:
-            if len(self.run.ended) == len(self.storage.graph) and self.rng.random() < 0.05:
+            if len(self.run.ended) == len(self.storage.graph) and happens("the job ends", 0.05):
                 self._finish(JobStatus.FINISHED)
-            if self._mail and self.rng.random() < 0.8:
-                event = self._mail.pop(self._pick())
-                if self.faulty and self.rng.random() < 0.1:
-                    self._mail.append(event)
-                if not (self.faulty and isinstance(event, Acked) and self.rng.random() < 0.1):
-                    self._feed(replace(event, now_ms=self.clock()))
-            elif self.rng.random() < 0.3:
+            if self.mail and happens("a message comes", 0.8):
+                self._hear(self.mail.pop(self._pick()))
+            elif happens("time goes by", 0.3):
                 self._feed(Tick(self.clock()))
             yield
 
+    def _hear(self, event: Event) -> None:
+        happens = self.chance.happens
+        if self.faulty and happens("a message comes twice", 0.1):
+            self.mail.append(event)
+        if not (self.faulty and isinstance(event, Acked) and happens("an acknowledgement is lost", 0.1)):
+            self._feed(replace(event, now_ms=self.clock()))
+
     def _pick(self) -> int:
         """Choose a message; claims keep their order, as they do in `control/`."""
-        number = int(self.rng.random() * len(self._mail))
-        if isinstance(self._mail[number], Claimed):
-            return next(n for n, event in enumerate(self._mail) if isinstance(event, Claimed))
+        number = self.chance.pick("message", len(self.mail))
+        if isinstance(self.mail[number], Claimed):
+            return next(n for n, event in enumerate(self.mail) if isinstance(event, Claimed))
         return number
 
     def _finish(self, status: JobStatus) -> None:
         self._feed(StatusChanged(self.clock(), status))
-        for effect in list(self._todo):
+        for effect in list(self.todo):
             if not isinstance(effect, Claim):
                 self._settle(self._outcome(effect))
-        self._todo.clear()
+        self.todo.clear()
         self.storage.control.append(control.end_run(self.storage.state, self.run.id, status))
         self.over = True
 
@@ -199,9 +208,9 @@ class Driver:
         for effect in self.coordinator.handle(event):
             match effect:
                 case Claim() | Complete() | Abort():
-                    self._todo.append(effect)
+                    self.todo.append(effect)
                 case AckAnswer(checkpoint, stage, result):
-                    self._acks.pop((checkpoint, stage), None)
+                    self.acks.pop((checkpoint, stage), None)
                     self.seen[f"acks {result}"] += 1
                 case Notify(checkpoint, _):
                     if self.run.open and self.run.open.id <= checkpoint:
@@ -220,20 +229,22 @@ class Driver:
     def _committer(self) -> Steps:
         """Carry out effects in order, each commit a step of its own."""
         while True:
-            if self._todo:
-                effect = self._todo[0]
-                if isinstance(effect, Claim):
-                    self._claim(effect)
-                else:
-                    decided = self._outcome(effect)
-                    yield
-                    self._settle(decided)
-                    yield
-                    self._mail.append(decided)
-                if self._todo and self._todo[0] is effect:
-                    self._todo.popleft()
-                self._stop_after_savepoint()
+            if self.todo:
+                yield from self._carry_out(self.todo[0])
             yield
+
+    def _carry_out(self, effect: Effect) -> Steps:
+        if isinstance(effect, Claim):
+            self._claim(effect)
+        else:
+            decided = self._outcome(effect)
+            yield
+            self._settle(decided)
+            yield
+            self.mail.append(decided)
+        if self.todo and self.todo[0] is effect:
+            self.todo.popleft()
+        self._stop_after_savepoint()
 
     def _claim(self, effect: Claim) -> None:
         state, barrier = control.claim(
@@ -241,7 +252,7 @@ class Driver:
         )
         self.storage.control.append(state)
         self.storage.claimed.append(barrier)
-        self._mail.append(Claimed(0, barrier, effect.request_id))
+        self.mail.append(Claimed(0, barrier, effect.request_id))
 
     def _outcome(self, effect: Effect) -> Decided:
         """Commit an outcome; the one that stands is the one that counts."""
@@ -273,42 +284,47 @@ class Driver:
 
     def _snapshotter(self) -> Steps:
         """Capture cuts whose batch is finished, copy them, acknowledge until answered."""
-        run, storage, rng = self.run, self.storage, self.rng
         while True:
-            ready = [c for c in run.captures if self._native(c[1]).committed >= c[2]]
-            if ready:
-                capture = ready[int(rng.random() * len(ready))]
-                run.captures.remove(capture)
-                barrier, stage, batch = capture
-                native = self._native(stage)
-                if batch != NO_BATCH and batch not in native.commits:
-                    gone = f"batch {batch} is no longer in the native checkpoint"
-                    self._mail.append(Declined(0, barrier.id, stage.id, AbortReason.DECLINED, gone))
-                    continue
-                files: tuple[StoredFile, ...] = ()
-                planned = native.offsets[batch] if batch != NO_BATCH else native.start
-                if batch != NO_BATCH:
-                    state = run.parts.captured(native, batch)
-                    yield
-                    size, sha256 = digest(state)
-                    storage.packs[sha256] = state
-                    storage.captured.setdefault(barrier.id, set()).add(sha256)
-                    files = (StoredFile(f"state/{batch + 1}", size, sha256, Location(sha256, 0, 1)),)
-                snapshot = StageSnapshot(
-                    stage.id,
-                    batch,
-                    offsets=str(planned.native),
-                    positions=planned.positions,
-                    outputs=self._output_versions(barrier, stage, batch),
-                    files=files,
-                )
-                yield
-                self._acks[barrier.id, stage.id] = snapshot
-                self._mail.append(Acked(0, barrier.id, snapshot))
-            elif self._acks and rng.random() < 0.1:
-                (checkpoint, _), snapshot = next(iter(self._acks.items()))
-                self._mail.append(Acked(0, checkpoint, snapshot))
+            if ready := self.ready:
+                capture = ready[self.chance.pick("capture", len(ready))]
+                self.run.captures.remove(capture)
+                yield from self._capture(*capture)
+            elif self.acks and self.chance.happens("an acknowledgement comes again", 0.1):
+                (checkpoint, _), snapshot = next(iter(self.acks.items()))
+                self.mail.append(Acked(0, checkpoint, snapshot))
             yield
+
+    @property
+    def ready(self) -> list[Capture]:
+        """The cuts whose batch is finished and that wait to be captured."""
+        return [c for c in self.run.captures if self._native(c[1]).committed >= c[2]]
+
+    def _capture(self, barrier: Barrier, stage: Stage, batch: BatchId) -> Steps:
+        native, storage = self._native(stage), self.storage
+        if batch != NO_BATCH and batch not in native.commits:
+            gone = f"batch {batch} is no longer in the native checkpoint"
+            self.mail.append(Declined(0, barrier.id, stage.id, AbortReason.DECLINED, gone))
+            return
+        files: tuple[StoredFile, ...] = ()
+        planned = native.offsets[batch] if batch != NO_BATCH else native.start
+        if batch != NO_BATCH:
+            state = self.parts.captured(native, batch)
+            yield
+            size, sha256 = digest(state)
+            storage.packs[sha256] = state
+            storage.captured.setdefault(barrier.id, set()).add(sha256)
+            files = (StoredFile(f"state/{batch + 1}", size, sha256, Location(sha256, 0, 1)),)
+        snapshot = StageSnapshot(
+            stage.id,
+            batch,
+            offsets=str(planned.native),
+            positions=planned.positions,
+            outputs=self._output_versions(barrier, stage, batch),
+            files=files,
+        )
+        yield
+        self.acks[barrier.id, stage.id] = snapshot
+        self.mail.append(Acked(0, barrier.id, snapshot))
 
     def _native(self, stage: Stage) -> Native:
         return self.storage.native[self.run.attempt, stage.id]

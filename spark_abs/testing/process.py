@@ -6,10 +6,8 @@ been yielded past is on storage or lost.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from random import Random
 
 from spark_abs.errors import CommitConflict
 from spark_abs.model import (
@@ -21,6 +19,7 @@ from spark_abs.model import (
     Branch,
     ChannelId,
     CheckpointId,
+    Entry,
     Position,
     RunId,
     Version,
@@ -29,11 +28,15 @@ from spark_abs.model import (
 )
 from spark_abs.protocol import cut, gate
 from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.coordinator import Coordinator
+from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import JOB, Native, Planned, Row, Stage, State, Storage, Table, apply, carried
 from spark_abs.testing.cluster import record as native_record
 from spark_abs.testing.invariants import BlockedInput, none_blocked, require
 
 Steps = Iterator[None]
+Capture = tuple[Barrier, Stage, BatchId]
+"""A cut that the snapshotter is to copy: the batch of a stage that passed the barrier on."""
 _NOTHING = gate.Settled(NO_EPOCH, frozenset())
 
 
@@ -50,6 +53,8 @@ class Parts:
     emission: Callable[..., cut.Emission] = cut.emission
     captured: Callable[[Native, BatchId], State] = Native.state
     already: Callable[[Table, str, int], bool] = in_log
+    written: Callable[[Process, BatchId], Entry | None] = lambda process, batch: process.written(batch)
+    coordinator: Callable[..., Coordinator] = Coordinator
 
 
 @dataclass
@@ -57,7 +62,7 @@ class Run:
     """What the processes of one run share: durable storage, and a memory that dies with the driver."""
 
     storage: Storage
-    rng: Random
+    chance: Chance
     parts: Parts
     id: RunId
     attempt: AttemptId
@@ -66,15 +71,10 @@ class Run:
     open: Barrier | None = None
     """The barrier that sources are to take."""
     handed: set[tuple[CheckpointId, str]] = field(default_factory=set)
-    captures: list[tuple[Barrier, Stage, BatchId]] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
-    _unique: Iterator[int] = field(default_factory=itertools.count)
     _read: ControlState | None = None
     _settled: gate.Settled = _NOTHING
-
-    def unique(self) -> str:
-        """Return an id that no other process of any run uses."""
-        return f"{self.id}-{next(self._unique)}"
 
     def settled(self) -> gate.Settled:
         """Return what `control/` says about outcomes."""
@@ -115,24 +115,28 @@ class Process:
         A frozen driver may still plan a batch after that, so the process looks on.
         """
         while True:
-            batch = self.native.planned
-            if batch == self.native.committed:
-                planned = self._plan()
-                if planned is None:
-                    if self._exhausted() and self.stage.id not in self.run.ended:
-                        yield from self._end()
-                    yield
-                    continue
-                batch = BatchId(batch + 1)
-                self.native.plan(batch, planned)
-                yield
-            yield from self._batch(batch)
+            yield from self._turn()
+            yield
+
+    def _turn(self) -> Steps:
+        """Run the batch that was planned, or plan one if anything moves."""
+        batch = self.native.planned
+        if batch == self.native.committed:
+            planned = self._plan()
+            if planned is None:
+                if self._exhausted() and self.stage.id not in self.run.ended:
+                    yield from self._end()
+                return
+            batch = BatchId(batch + 1)
+            self.native.plan(batch, planned)
+            yield
+        yield from self._batch(batch)
 
     def _plan(self) -> Planned | None:
         """Let every gate decide; None if nothing moves."""
         now, run = self.native.newest, self.run
-        settled, rng = run.settled(), run.rng
-        limits = gate.Limits(1 + int(rng.random() * 4), 10 + int(rng.random() * 80))
+        settled, chance = run.settled(), run.chance
+        limits = gate.Limits(1 + chance.pick("entries above 1", 4), 10 + chance.pick("bytes above 10", 80))
         positions = []
         for own in now.positions:
             entries = self.storage.tables[own.channel].after(own.version, run.paths[own.channel])
@@ -141,9 +145,11 @@ class Process:
                 wait = BlockedInput(self.stage.id, own.channel, decision.on)
                 require(none_blocked([wait], dict.fromkeys(settled.aborted, False)))
             positions.append(decision.position)
-        native = min(self.stage.native, now.native + int(rng.random() * 3))
+        native = min(self.stage.native, now.native + chance.pick("records", 3))
         planned = Planned(tuple(positions), native)
-        if planned == now and not (self.native.planned >= 0 and rng.random() < 0.02):
+        if planned == now and not (
+            self.native.planned >= 0 and chance.happens("a batch without input", 0.02)
+        ):
             return None
         return planned
 
@@ -155,8 +161,9 @@ class Process:
         before, planned = self.native.before(batch), self.native.batch(batch)
         barrier, cancel = self._marker(batch, before, planned)
         state, rows = self._evaluate(batch, before, planned)
-        unique = self.run.unique()
-        self.native.states.setdefault(batch + 1, {})[unique] = state
+        files = self.native.states.setdefault(batch + 1, {})
+        unique = f"{self.run.id}-{len(files)}"
+        files[unique] = state
         yield
         for number, (output, table) in enumerate(self.channels):
             while not self._holds(output, table, batch):
@@ -178,7 +185,6 @@ class Process:
             self.run.hand(barrier, self.stage, batch)
         yield
         self.native.commit(batch, unique)
-        yield
 
     def _holds(self, output: str, table: Table, batch: BatchId) -> bool:
         """Say whether an output has the batch; first of all whether the run may still ask.
@@ -230,10 +236,8 @@ class Process:
         self, batch: BatchId, before: Planned, planned: Planned
     ) -> tuple[Barrier | None, CheckpointId | None]:
         """Find the barrier or cancel marker of a batch; an output that holds the batch decides."""
-        for output, table in self.channels:
-            if self._holds(output, table, batch):
-                held = next(e for e in table.newest_first(self.path(table)) if e.batch == batch)
-                return held.barrier, held.cancel
+        if held := self.run.parts.written(self, batch):
+            return held.barrier, held.cancel
         written = max((t.marker(self.path(t)) for _, t in self.channels), default=CheckpointId(0))
         match self.run.parts.emission(before.positions, planned.positions, self.run.id):
             case cut.Cut(checkpoint) if checkpoint > written:
@@ -245,6 +249,13 @@ class Process:
             case cut.Free() if (barrier := self._takes(planned)) and barrier.id > written:
                 return barrier, None
         return None, None
+
+    def written(self, batch: BatchId) -> Entry | None:
+        """Return what an output holds of a batch that is run again."""
+        for output, table in self.channels:
+            if self._holds(output, table, batch):
+                return next(e for e in table.newest_first(self.path(table)) if e.batch == batch)
+        return None
 
     def _end(self) -> Steps:
         for output, table in self.channels:
@@ -275,19 +286,20 @@ class Process:
     def agent(self) -> Steps:
         """Take barriers while no batch does: an entry that holds only the barrier, or none once ended."""
         while True:
-            barrier = self._takes(self.native.newest)
-            if barrier is None:
-                yield
-                continue
-            seen = [table.version for _, table in self.channels]
+            if barrier := self._takes(self.native.newest):
+                yield from self._take(barrier)
             yield
-            batch = self.native.planned
-            if batch != self.native.committed:
-                yield
-            elif not self.channels or (self.stage.id in self.run.ended and not self._wrote(barrier)):
-                self.run.hand(barrier, self.stage, batch)
-            else:
-                yield from self._pass(barrier, seen)
+
+    def _take(self, barrier: Barrier) -> Steps:
+        seen = [table.version for _, table in self.channels]
+        yield
+        batch = self.native.planned
+        if batch != self.native.committed:
+            return
+        if not self.channels or (self.stage.id in self.run.ended and not self._wrote(barrier)):
+            self.run.hand(barrier, self.stage, batch)
+        else:
+            yield from self._pass(barrier, seen)
 
     def _pass(self, barrier: Barrier, seen: list[Version]) -> Steps:
         for number, (output, table) in enumerate(self.channels):

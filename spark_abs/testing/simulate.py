@@ -21,6 +21,7 @@ from spark_abs.protocol.trigger import (
     Request,
     TriggerSettings,
 )
+from spark_abs.testing.chance import Luck
 from spark_abs.testing.checks import check_checkpoint, check_end, check_retention
 from spark_abs.testing.cluster import Checkpoint, Graph, Stage, Storage
 from spark_abs.testing.driver import Driver, restore
@@ -159,7 +160,9 @@ class Simulation:
             self.frozen.remove(driver)
 
     def _new_driver(self) -> Driver:
-        driver = Driver(self.storage, self.rng, self.parts, self.settings, lambda: self.now_ms, self.seen)
+        driver = Driver(
+            self.storage, Luck(self.rng), self.parts, self.settings, lambda: self.now_ms, self.seen
+        )
         driver.on_complete = lambda row: check_checkpoint(self.storage, row)
         return driver
 
