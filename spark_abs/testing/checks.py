@@ -25,6 +25,12 @@ from spark_abs.testing.invariants import (
 
 def check_checkpoint(storage: Storage, row: Checkpoint) -> None:
     """Check a checkpoint the moment it is committed: invariants 1 and 2."""
+    acked = {snapshot.stage for snapshot in row.snapshots}
+    require(
+        f"1: checkpoint {row.id} is completed and holds nothing of {stage.id}"
+        for stage in storage.graph
+        if stage.id not in acked
+    )
     require(_cut(storage, row))
     require(intact(_named(storage, row)))
 

@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from spark_abs.codec import to_json
 from spark_abs.errors import AbortReason, Fenced
 from spark_abs.manifest import Location, OutputVersion, StageSnapshot, StoredFile
 from spark_abs.model import (
@@ -20,7 +19,6 @@ from spark_abs.model import (
     ChannelId,
     CheckpointId,
     CheckpointKind,
-    RunId,
     StageId,
 )
 from spark_abs.protocol import control
@@ -42,7 +40,6 @@ from spark_abs.protocol.messages import (
     StatusChanged,
     Tick,
 )
-from spark_abs.protocol.path import BranchPoint
 from spark_abs.protocol.trigger import (
     JobStatus,
     Request,
@@ -50,9 +47,10 @@ from spark_abs.protocol.trigger import (
 )
 from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import Checkpoint, Lost, Native, Planned, Stage, Storage, digest
-from spark_abs.testing.process import Capture, Parts, Process, Run, Steps
+from spark_abs.testing.memory import Captured, Deciding, detached
+from spark_abs.testing.process import Capture, Parts, Process, Run
+from spark_abs.testing.recovery import Clock, fence, settle
 
-Clock = Callable[[], int]
 _PACE = (1, 1, 1, 2, 5)
 """How many steps a process takes before another one is looked at."""
 
@@ -75,7 +73,13 @@ class Driver:
         self.settings = settings
         self.clock = clock
         self.seen = seen
-        self.actors: dict[str, Steps] = {"boot": self._boot()}
+        self.actors: dict[str, Callable[[], None]] = {"boot": self._boot().__next__}
+        """What each process does when it is its turn."""
+        self.processes: dict[StageId, Process] = {}
+        self.deciding: Deciding | None = None
+        """What the committer has in memory."""
+        self.copying: Captured | Acked | None = None
+        """What the snapshotter has in memory."""
         self.over = False
         self.answers: dict[str, Answer] = {}
         self.on_complete: Callable[[Checkpoint], None] = lambda _: None
@@ -84,6 +88,18 @@ class Driver:
         self.mail: list[Event] = []
         self.todo: deque[Effect] = deque()
         self.acks: dict[tuple[CheckpointId, StageId], StageSnapshot] = {}
+
+    def copy(self, storage: Storage, chance: Chance, clock: Clock) -> Driver:
+        """Return the same driver, booted, with the same processes, on copied storage."""
+        twin = detached(self)
+        twin.storage, twin.chance, twin.clock = storage, chance, clock
+        twin.run = self.run.copy(storage, chance)
+        twin.coordinator = detached(self.coordinator)
+        twin.actors = {}
+        for process in self.processes.values():
+            twin._attach(process.copy(twin.run))
+        twin._attach_shared()
+        return twin
 
     # -- what the scheduler and its faults do
 
@@ -98,7 +114,7 @@ class Driver:
     def advance(self, name: str) -> bool:
         """Let a process take one step; return whether it may take another at once."""
         try:
-            next(self.actors[name])
+            self.actors[name]()
         except StopIteration:
             self.actors.pop(name, None)
         except Lost:
@@ -124,7 +140,7 @@ class Driver:
         """Lose every capture and every acknowledgement that is not answered."""
         self.run.captures.clear()
         self.acks.clear()
-        self.actors["snapshotter"] = self._snapshotter()
+        self.copying = None
 
     def crash_coordinator(self) -> None:
         """Lose the coordinator's memory and its mail; a new one is told of the claims without an outcome."""
@@ -139,7 +155,7 @@ class Driver:
 
     # -- start
 
-    def _boot(self) -> Steps:
+    def _boot(self) -> Iterator[None]:
         storage = self.storage
         storage.control.append(control.begin_run(storage.state, "sim", 1, self.clock()))
         run = storage.state.run
@@ -151,17 +167,24 @@ class Driver:
         self._new_coordinator()
         for stage in storage.graph:
             self._start(stage)
-        self.actors |= {
-            "snapshotter": self._snapshotter(),
-            "committer": self._committer(),
-            "coordinator": self._deliver(),
-        }
+        self._attach_shared()
 
     def _start(self, stage: Stage) -> None:
-        process = Process(self.run, stage)
         self.run.ended.discard(stage.id)
-        self.actors[f"life:{stage.id}"] = process.life()
-        self.actors[f"agent:{stage.id}"] = process.agent()
+        self._attach(Process(self.run, stage))
+
+    def _attach_shared(self) -> None:
+        self.actors |= {
+            "snapshotter": self._capture,
+            "committer": self._carry_out,
+            "coordinator": self._deliver,
+        }
+
+    def _attach(self, process: Process) -> None:
+        stage = process.stage.id
+        self.processes[stage] = process
+        self.actors[f"life:{stage}"] = process.step
+        self.actors[f"agent:{stage}"] = process.look
 
     def _new_coordinator(self) -> None:
         self.coordinator = self.parts.coordinator((s.id for s in self.storage.graph), lambda: self.settings)
@@ -169,17 +192,15 @@ class Driver:
 
     # -- coordinator and what it asks for
 
-    def _deliver(self) -> Steps:
+    def _deliver(self) -> None:
         """Hand one message to the coordinator: any of them, perhaps twice, perhaps never."""
         happens = self.chance.happens
-        while True:
-            if len(self.run.ended) == len(self.storage.graph) and happens("the job ends", 0.05):
-                self._finish(JobStatus.FINISHED)
-            if self.mail and happens("a message comes", 0.8):
-                self._hear(self.mail.pop(self._pick()))
-            elif happens("time goes by", 0.3):
-                self._feed(Tick(self.clock()))
-            yield
+        if len(self.run.ended) == len(self.storage.graph) and happens("the job ends", 0.05):
+            self._finish(JobStatus.FINISHED)
+        if self.mail and happens("a message comes", 0.8):
+            self._hear(self.mail.pop(self._pick()))
+        elif happens("time goes by", 0.3):
+            self._feed(Tick(self.clock()))
 
     def _hear(self, event: Event) -> None:
         happens = self.chance.happens
@@ -226,22 +247,25 @@ class Driver:
         newer = self.run.open is None or barrier.id > self.run.open.id
         return newer and any(p.id == barrier.id and p.verdict is None for p in self.coordinator.pending)
 
-    def _committer(self) -> Steps:
+    def _carry_out(self) -> None:
         """Carry out effects in order, each commit a step of its own."""
-        while True:
+        if self.deciding is None:
             if self.todo:
-                yield from self._carry_out(self.todo[0])
-            yield
-
-    def _carry_out(self, effect: Effect) -> Steps:
-        if isinstance(effect, Claim):
-            self._claim(effect)
+                effect = self.todo[0]
+                if isinstance(effect, Claim):
+                    self._claim(effect)
+                    self._done(effect)
+                else:
+                    self.deciding = Deciding(effect, self._outcome(effect))
+        elif not self.deciding.settled:
+            self._settle(self.deciding.outcome)
+            self.deciding = replace(self.deciding, settled=True)
         else:
-            decided = self._outcome(effect)
-            yield
-            self._settle(decided)
-            yield
-            self.mail.append(decided)
+            self.mail.append(self.deciding.outcome)
+            self._done(self.deciding.effect)
+            self.deciding = None
+
+    def _done(self, effect: Effect) -> None:
         if self.todo and self.todo[0] is effect:
             self.todo.popleft()
         self._stop_after_savepoint()
@@ -282,38 +306,49 @@ class Driver:
 
     # -- snapshots
 
-    def _snapshotter(self) -> Steps:
-        """Capture cuts whose batch is finished, copy them, acknowledge until answered."""
-        while True:
-            if ready := self.ready:
-                capture = ready[self.chance.pick("capture", len(ready))]
-                self.run.captures.remove(capture)
-                yield from self._capture(*capture)
-            elif self.acks and self.chance.happens("an acknowledgement comes again", 0.1):
-                (checkpoint, _), snapshot = next(iter(self.acks.items()))
-                self.mail.append(Acked(0, checkpoint, snapshot))
-            yield
+    def _capture(self) -> None:
+        """Capture a cut whose batch is finished, copy it, acknowledge until answered."""
+        if isinstance(self.copying, Captured):
+            self.copying = self._copied(self.copying)
+        elif self.copying is not None:
+            checkpoint, snapshot = self.copying.id, self.copying.snapshot
+            self.acks[checkpoint, snapshot.stage] = snapshot
+            self.mail.append(self.copying)
+            self.copying = None
+        elif ready := self.ready:
+            cut = ready[self.chance.pick("capture", len(ready))]
+            self.run.captures.remove(cut)
+            self.copying = self._captured(*cut)
+        elif self.acks and self.chance.happens("an acknowledgement comes again", 0.1):
+            (checkpoint, _), snapshot = next(iter(self.acks.items()))
+            self.mail.append(Acked(0, checkpoint, snapshot))
 
     @property
     def ready(self) -> list[Capture]:
         """The cuts whose batch is finished and that wait to be captured."""
         return [c for c in self.run.captures if self._native(c[1]).committed >= c[2]]
 
-    def _capture(self, barrier: Barrier, stage: Stage, batch: BatchId) -> Steps:
-        native, storage = self._native(stage), self.storage
-        if batch != NO_BATCH and batch not in native.commits:
+    def _captured(self, barrier: Barrier, stage: Stage, batch: BatchId) -> Captured | Acked | None:
+        native = self._native(stage)
+        if batch == NO_BATCH:
+            return self._acknowledgement(barrier, stage, batch, native.start, ())
+        if batch not in native.commits:
             gone = f"batch {batch} is no longer in the native checkpoint"
             self.mail.append(Declined(0, barrier.id, stage.id, AbortReason.DECLINED, gone))
-            return
-        files: tuple[StoredFile, ...] = ()
-        planned = native.offsets[batch] if batch != NO_BATCH else native.start
-        if batch != NO_BATCH:
-            state = self.parts.captured(native, batch)
-            yield
-            size, sha256 = digest(state)
-            storage.packs[sha256] = state
-            storage.captured.setdefault(barrier.id, set()).add(sha256)
-            files = (StoredFile(f"state/{batch + 1}", size, sha256, Location(sha256, 0, 1)),)
+            return None
+        return Captured(barrier, stage, batch, native.offsets[batch], self.parts.captured(native, batch))
+
+    def _copied(self, captured: Captured) -> Acked:
+        barrier, batch = captured.barrier, captured.batch
+        size, sha256 = digest(captured.state)
+        self.storage.packs[sha256] = captured.state
+        self.storage.captured.setdefault(barrier.id, set()).add(sha256)
+        file = StoredFile(f"state/{batch + 1}", size, sha256, Location(sha256, 0, 1))
+        return self._acknowledgement(barrier, captured.stage, batch, captured.planned, (file,))
+
+    def _acknowledgement(
+        self, barrier: Barrier, stage: Stage, batch: BatchId, planned: Planned, files: tuple[StoredFile, ...]
+    ) -> Acked:
         snapshot = StageSnapshot(
             stage.id,
             batch,
@@ -322,9 +357,7 @@ class Driver:
             outputs=self._output_versions(barrier, stage, batch),
             files=files,
         )
-        yield
-        self.acks[barrier.id, stage.id] = snapshot
-        self.mail.append(Acked(0, barrier.id, snapshot))
+        return Acked(0, barrier.id, snapshot)
 
     def _native(self, stage: Stage) -> Native:
         return self.storage.native[self.run.attempt, stage.id]
@@ -340,58 +373,3 @@ class Driver:
             at = next((e.version for e in log if e.barrier == barrier), log[0].version if log else 0)
             found.append(OutputVersion(output, "channel", table.name, "", at))  # type: ignore[arg-type]
         return tuple(found)
-
-
-def settle(storage: Storage, checkpoint: CheckpointId, completed: bool, reason: AbortReason) -> None:
-    """Tell the gates of an outcome, through `control/`."""
-    aborted = () if completed else (control.Aborted(checkpoint, reason),)
-    done = (checkpoint,) if completed else ()
-    storage.control.append(control.settle(storage.state, aborted, done))
-
-
-def fence(storage: Storage, run: RunId, before: AttemptId) -> Iterator[None]:
-    """Shut out older runs and the attempts before `before`, then abort every id without an outcome."""
-    for stage in storage.graph:
-        for output, table in storage.outputs(stage):
-            table.fence_runs(run)
-            for attempt in storage.state.attempts:
-                if attempt.id < before:
-                    table.burn(stage.id, output, attempt.id)
-            yield
-    for claim in storage.state.claims:
-        completed = storage.decide(claim.barrier.id, None, run)
-        settle(storage, claim.barrier.id, completed, AbortReason.RUN_ENDED)
-        yield
-
-
-def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[None]:
-    """Bring everything back to a checkpoint under a new attempt; each step may be repeated."""
-    channels = (channel for stage in storage.graph for channel in stage.channels)
-    plan = to_json(BranchPoint({c: storage.cut_version(checkpoint.id, c) for c in channels}))
-    storage.control.append(
-        control.begin_attempt(storage.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock())
-    )
-    yield
-    run, attempt = storage.state.run, storage.state.attempt
-    assert run is not None
-    yield from fence(storage, run.id, before=attempt.id)
-    for stage in storage.graph:
-        storage.native[attempt.id, stage.id] = materialised(storage, stage, checkpoint, attempt.id)
-        yield
-        if stage.sink:
-            name = f"{stage.id}/sink"
-            storage.tables[name].restore(storage.cut_version(checkpoint.id, name))
-            yield
-    storage.control.append(control.finish_attempt(storage.state, attempt.id))
-
-
-def materialised(storage: Storage, stage: Stage, checkpoint: Checkpoint, attempt: AttemptId) -> Native:
-    """Return a native checkpoint built from what a manifest names, and nothing else."""
-    snapshot, native = checkpoint.snapshot(stage.id), storage.fresh(stage, attempt)
-    if snapshot.cut_batch == NO_BATCH:
-        return native
-    batch, (file,) = snapshot.cut_batch, snapshot.files
-    native.offsets[batch] = Planned(snapshot.positions, int(snapshot.offsets))
-    native.commits[batch] = file.sha256
-    native.states[batch + 1] = {file.sha256: storage.packs[file.at.pack]}
-    return native

@@ -1,13 +1,13 @@
 """A stage of the simulated job as it runs: batches in numbered steps, and the agent of a stage without input.
 
-Each `yield` is a moment at which the process may be killed, frozen, or overtaken by somebody else. What has
-been yielded past is on storage or lost.
+Between two steps the process may be killed, frozen, or overtaken by somebody else. What a step has done is on
+storage; what the next one needs of it is a frozen value, the process's memory: so a process can be copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from spark_abs.errors import CommitConflict
 from spark_abs.model import (
@@ -33,8 +33,8 @@ from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import JOB, Native, Planned, Row, Stage, State, Storage, Table, apply, carried
 from spark_abs.testing.cluster import record as native_record
 from spark_abs.testing.invariants import BlockedInput, none_blocked, require
+from spark_abs.testing.memory import Batch, Ending, Taking, detached
 
-Steps = Iterator[None]
 Capture = tuple[Barrier, Stage, BatchId]
 """A cut that the snapshotter is to copy: the batch of a stage that passed the barrier on."""
 _NOTHING = gate.Settled(NO_EPOCH, frozenset())
@@ -76,6 +76,12 @@ class Run:
     _read: ControlState | None = None
     _settled: gate.Settled = _NOTHING
 
+    def copy(self, storage: Storage, chance: Chance) -> Run:
+        """Return the same run on copied storage."""
+        twin = detached(self)
+        twin.storage, twin.chance = storage, chance
+        return twin
+
     def settled(self) -> gate.Settled:
         """Return what `control/` says about outcomes."""
         if self._read is not self.storage.state:
@@ -98,6 +104,16 @@ class Process:
         self.storage = run.storage
         self.native = run.storage.native[run.attempt, stage.id]
         self.channels = [(o, t) for o, t in run.storage.outputs(stage) if o != "sink"]
+        self.at: Batch | BatchId | Ending | None = None
+        """What it has in memory of the batch under way; only its number once it is planned."""
+        self.taking: Taking | None = None
+        """What its agent has in memory."""
+
+    def copy(self, run: Run) -> Process:
+        """Return the same process as part of a copied run."""
+        twin = Process(run, self.stage)
+        twin.at, twin.taking = self.at, self.taking
+        return twin
 
     def app(self, output: str) -> str:
         """Name the application id of an output."""
@@ -109,28 +125,33 @@ class Process:
 
     # -- batches
 
-    def life(self) -> Steps:
-        """Run batches until all inputs have ended; then write the end markers.
+    def step(self) -> None:
+        """Go on with the batch under way, or begin one; write the end markers when all inputs have ended.
 
         A frozen driver may still plan a batch after that, so the process looks on.
         """
-        while True:
-            yield from self._turn()
-            yield
+        match self.at:
+            case None:
+                self.at = self._begin()
+            case Batch():
+                self.at = self._write(self.at)
+            case Ending():
+                self.at = self._end(self.at)
+            case _:
+                self.at = self._evaluated(self.at)
 
-    def _turn(self) -> Steps:
+    def _begin(self) -> Batch | BatchId | Ending | None:
         """Run the batch that was planned, or plan one if anything moves."""
         batch = self.native.planned
-        if batch == self.native.committed:
-            planned = self._plan()
-            if planned is None:
-                if self._exhausted() and self.stage.id not in self.run.ended:
-                    yield from self._end()
-                return
-            batch = BatchId(batch + 1)
-            self.native.plan(batch, planned)
-            yield
-        yield from self._batch(batch)
+        if batch != self.native.committed:
+            return self._evaluated(batch)
+        planned = self._plan()
+        if planned is not None:
+            self.native.plan(BatchId(batch + 1), planned)
+            return BatchId(batch + 1)
+        if self._exhausted() and self.stage.id not in self.run.ended:
+            return self._end(Ending(0))
+        return None
 
     def _plan(self) -> Planned | None:
         """Let every gate decide; None if nothing moves."""
@@ -157,34 +178,43 @@ class Process:
         now = self.native.newest
         return now.native == self.stage.native and all(p.is_closed(self.run.id) for p in now.positions)
 
-    def _batch(self, batch: BatchId) -> Steps:
+    def _evaluated(self, batch: BatchId) -> Batch:
         before, planned = self.native.before(batch), self.native.batch(batch)
         barrier, cancel = self._marker(batch, before, planned)
         state, rows = self._evaluate(batch, before, planned)
         files = self.native.states.setdefault(batch + 1, {})
         unique = f"{self.run.id}-{len(files)}"
         files[unique] = state
-        yield
-        for number, (output, table) in enumerate(self.channels):
-            while not self._holds(output, table, batch):
-                if half := self._half_written():
-                    self._commit_marker(*half)
-                    yield
-                    continue
-                if number == 0 and barrier and table.marker(self.path(table)) >= barrier.id:
-                    barrier = None
-                self._commit(output, table, batch, carried(output, rows), barrier, cancel)
-                break
-            yield
-        if self.stage.sink and rows:
+        return Batch(batch, unique, rows, barrier, cancel)
+
+    def _write(self, batch: Batch) -> Batch | None:
+        """Write the batch to the next output; behind the last, hand the cut over; then finish the batch."""
+        sink = len(self.channels)
+        if batch.output < sink:
+            return self._write_channel(batch)
+        if batch.output == sink and self.stage.sink and batch.rows:
             table = self.storage.tables[f"{self.stage.id}/sink"]
-            if not self._holds("sink", table, batch):
-                self._commit("sink", table, batch, rows, None, None)
-            yield
-        if barrier:
-            self.run.hand(barrier, self.stage, batch)
-        yield
-        self.native.commit(batch, unique)
+            if not self._holds("sink", table, batch.id):
+                self._commit("sink", table, batch.id, batch.rows, None, None)
+            return replace(batch, output=sink + 1)
+        if batch.output <= sink + 1:
+            if batch.barrier:
+                self.run.hand(batch.barrier, self.stage, batch.id)
+            return replace(batch, output=sink + 2)
+        self.native.commit(batch.id, batch.unique)
+        return None
+
+    def _write_channel(self, batch: Batch) -> Batch:
+        output, table = self.channels[batch.output]
+        barrier = batch.barrier
+        if not self._holds(output, table, batch.id):
+            if half := self._half_written():
+                self._commit_marker(*half)
+                return batch
+            if batch.output == 0 and barrier and table.marker(self.path(table)) >= barrier.id:
+                barrier = None
+            self._commit(output, table, batch.id, carried(output, batch.rows), barrier, batch.cancel)
+        return replace(batch, barrier=barrier, output=batch.output + 1)
 
     def _holds(self, output: str, table: Table, batch: BatchId) -> bool:
         """Say whether an output has the batch; first of all whether the run may still ask.
@@ -257,20 +287,22 @@ class Process:
                 return next(e for e in table.newest_first(self.path(table)) if e.batch == batch)
         return None
 
-    def _end(self) -> Steps:
-        for output, table in self.channels:
-            app = f"{self.app(output)}/end"
-            if table.transactions.get(app, 0) < self.run.id:
-                table.require_alive(app, self.run.id)
-                table.commit(
-                    at=table.next,
-                    attempt=self.run.attempt,
-                    run=self.run.id,
-                    transactions={app: self.run.id},
-                    end=True,
-                )
-            yield
-        self.run.ended.add(self.stage.id)
+    def _end(self, ending: Ending) -> Ending | None:
+        if ending.output == len(self.channels):
+            self.run.ended.add(self.stage.id)
+            return None
+        output, table = self.channels[ending.output]
+        app = f"{self.app(output)}/end"
+        if table.transactions.get(app, 0) < self.run.id:
+            table.require_alive(app, self.run.id)
+            table.commit(
+                at=table.next,
+                attempt=self.run.attempt,
+                run=self.run.id,
+                transactions={app: self.run.id},
+                end=True,
+            )
+        return Ending(ending.output + 1)
 
     # -- barriers without a batch
 
@@ -283,37 +315,48 @@ class Process:
             return None
         return barrier
 
-    def agent(self) -> Steps:
-        """Take barriers while no batch does: an entry that holds only the barrier, or none once ended."""
-        while True:
+    def look(self) -> None:
+        """Let the agent take a barrier while no batch does: an entry of its own, or none once ended."""
+        taking = self.taking
+        if taking is None:
             if barrier := self._takes(self.native.newest):
-                yield from self._take(barrier)
-            yield
+                self.taking = Taking(barrier, tuple(table.version for _, table in self.channels))
+        elif taking.passing:
+            self.taking = self._pass(taking)
+        else:
+            self.taking = self._take(taking)
 
-    def _take(self, barrier: Barrier) -> Steps:
-        seen = [table.version for _, table in self.channels]
-        yield
+    def _take(self, taking: Taking) -> Taking | None:
         batch = self.native.planned
         if batch != self.native.committed:
-            return
-        if not self.channels or (self.stage.id in self.run.ended and not self._wrote(barrier)):
-            self.run.hand(barrier, self.stage, batch)
-        else:
-            yield from self._pass(barrier, seen)
+            return None
+        if self.channels and not (self.stage.id in self.run.ended and not self._wrote(taking.barrier)):
+            return self._pass(replace(taking, passing=True))
+        self.run.hand(taking.barrier, self.stage, batch)
+        return None
 
-    def _pass(self, barrier: Barrier, seen: list[Version]) -> Steps:
+    def _pass(self, taking: Taking) -> Taking | None:
+        """Write the barrier to the next output that lacks it; if none does, hand the cut over."""
+        barrier, seen = taking.barrier, list(taking.seen)
         for number, (output, table) in enumerate(self.channels):
-            while table.marker(self.path(table)) < barrier.id:
+            if table.marker(self.path(table)) < barrier.id:
                 try:
                     self._commit_marker(output, table, barrier, Version(seen[number] + 1))
                 except CommitConflict:
                     if number == 0:
-                        return
+                        return None
                     seen[number] = table.version
-                yield
+                return replace(taking, seen=tuple(seen))
         batch = self._cut_batch(barrier)
         if batch is not None and self.native.committed >= batch:
             self.run.hand(barrier, self.stage, batch)
+        return None
+
+    def passed(self, taking: Taking) -> bool:
+        """Say whether every output has the barrier that the agent passes on."""
+        return taking.passing and all(
+            table.marker(self.path(table)) >= taking.barrier.id for _, table in self.channels
+        )
 
     def _wrote(self, barrier: Barrier) -> bool:
         """Say whether the stage has passed a barrier on, perhaps before a crash."""
@@ -350,10 +393,5 @@ class Process:
     def _commit_marker(self, output: str, table: Table, barrier: Barrier, at: Version) -> None:
         app = barrier_app_id(JOB, self.stage.id, output, self.run.attempt)
         table.require_alive(app, self.run.id)
-        table.commit(
-            at=at,
-            attempt=self.run.attempt,
-            run=self.run.id,
-            transactions={app: barrier.id},
-            barrier=barrier,
-        )
+        run = self.run
+        table.commit(at=at, attempt=run.attempt, run=run.id, transactions={app: barrier.id}, barrier=barrier)

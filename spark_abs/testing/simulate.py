@@ -24,9 +24,10 @@ from spark_abs.protocol.trigger import (
 from spark_abs.testing.chance import Luck
 from spark_abs.testing.checks import check_checkpoint, check_end, check_retention
 from spark_abs.testing.cluster import Checkpoint, Graph, Stage, Storage
-from spark_abs.testing.driver import Driver, restore
+from spark_abs.testing.driver import Driver
 from spark_abs.testing.invariants import InvariantViolated
 from spark_abs.testing.process import Parts
+from spark_abs.testing.recovery import restore
 
 RETAINED = 4
 """Checkpoints kept by the simulated retention."""

@@ -1,0 +1,69 @@
+"""What begins a run of the simulated job, and what brings it back: fences, outcomes, restore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from spark_abs.codec import to_json
+from spark_abs.errors import AbortReason
+from spark_abs.model import NO_BATCH, AttemptId, CheckpointId, RunId
+from spark_abs.protocol import control
+from spark_abs.protocol.path import BranchPoint
+from spark_abs.testing.cluster import Checkpoint, Native, Planned, Stage, Storage
+
+Clock = Callable[[], int]
+
+
+def settle(storage: Storage, checkpoint: CheckpointId, completed: bool, reason: AbortReason) -> None:
+    """Tell the gates of an outcome, through `control/`."""
+    aborted = () if completed else (control.Aborted(checkpoint, reason),)
+    done = (checkpoint,) if completed else ()
+    storage.control.append(control.settle(storage.state, aborted, done))
+
+
+def fence(storage: Storage, run: RunId, before: AttemptId) -> Iterator[None]:
+    """Shut out older runs and the attempts before `before`, then abort every id without an outcome."""
+    for stage in storage.graph:
+        for output, table in storage.outputs(stage):
+            table.fence_runs(run)
+            for attempt in storage.state.attempts:
+                if attempt.id < before:
+                    table.burn(stage.id, output, attempt.id)
+            yield
+    for claim in storage.state.claims:
+        completed = storage.decide(claim.barrier.id, None, run)
+        settle(storage, claim.barrier.id, completed, AbortReason.RUN_ENDED)
+        yield
+
+
+def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[None]:
+    """Bring everything back to a checkpoint under a new attempt; each step may be repeated."""
+    channels = (channel for stage in storage.graph for channel in stage.channels)
+    plan = to_json(BranchPoint({c: storage.cut_version(checkpoint.id, c) for c in channels}))
+    storage.control.append(
+        control.begin_attempt(storage.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock())
+    )
+    yield
+    run, attempt = storage.state.run, storage.state.attempt
+    assert run is not None
+    yield from fence(storage, run.id, before=attempt.id)
+    for stage in storage.graph:
+        storage.native[attempt.id, stage.id] = materialised(storage, stage, checkpoint, attempt.id)
+        yield
+        if stage.sink:
+            name = f"{stage.id}/sink"
+            storage.tables[name].restore(storage.cut_version(checkpoint.id, name))
+            yield
+    storage.control.append(control.finish_attempt(storage.state, attempt.id))
+
+
+def materialised(storage: Storage, stage: Stage, checkpoint: Checkpoint, attempt: AttemptId) -> Native:
+    """Return a native checkpoint built from what a manifest names, and nothing else."""
+    snapshot, native = checkpoint.snapshot(stage.id), storage.fresh(stage, attempt)
+    if snapshot.cut_batch == NO_BATCH:
+        return native
+    batch, (file,) = snapshot.cut_batch, snapshot.files
+    native.offsets[batch] = Planned(snapshot.positions, int(snapshot.offsets))
+    native.commits[batch] = file.sha256
+    native.states[batch + 1] = {file.sha256: storage.packs[file.at.pack]}
+    return native

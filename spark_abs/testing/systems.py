@@ -1,0 +1,379 @@
+"""Small systems to explore: the simulated job with its scheduling left open.
+
+What the simulator leaves to chance is enumerated here or fixed. Enumerated: which process takes the next
+step, which message the coordinator hears next, when the one crash strikes and when time runs out. Fixed: a
+batch takes one record or entry of each input, no message is lost or comes twice but by a crash, nothing
+foreign is committed, and a driver that crashes is started again before anything else happens.
+
+Steps that nobody else can tell apart are taken as one, unless the process in question may crash:
+
+- behind its last channel a batch writes its sink, hands its cut over and is finished: sink rows of a batch
+  are in no version recorded for an earlier cut, a cut is not captured before its batch is finished, and the
+  agent of a stage does nothing while a batch is unfinished;
+- a batch with an open channel input is planned and evaluated: evaluating reads what the stage alone writes,
+  and outcomes, of which only an abort counts, so not where there may be one;
+- an agent that has passed a barrier on to every output hands the cut over, and one whose stage has ended
+  does all at once: no batch will come between;
+- cuts are captured, copied and acknowledged at once, and the committer sends its message with the outcome:
+  all that comes of it for others is a message, which may be under way as long as it likes;
+- acknowledgements are heard at once where no checkpoint can run out of time: the last one only asks the
+  committer to complete it, who may wait as long as he likes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from spark_abs.model import CheckpointKind, StageId, channel_id
+from spark_abs.protocol.messages import Acked, Tick
+from spark_abs.protocol.trigger import Request, TriggerSettings
+from spark_abs.testing.checks import check_checkpoint, check_end
+from spark_abs.testing.cluster import LATE, Graph, Native, Stage, Storage, Table
+from spark_abs.testing.driver import Driver
+from spark_abs.testing.explore import Choice, World
+from spark_abs.testing.memory import Batch, detached
+from spark_abs.testing.process import Parts
+from spark_abs.testing.story import inputs, told
+
+TIMEOUT_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What to explore."""
+
+    graph: Graph
+    checkpoints: int = 2
+    crash: str | None = None
+    """What may crash once, at any moment: a stage, `snapshotter`, `coordinator` or `driver`."""
+    timeout: bool = False
+    """Whether an open checkpoint may run out of time at any moment behind the crash, if there is one.
+
+    It has to if the crash lost what it waits for.
+    """
+    parts: Parts = field(default_factory=Parts)
+
+    def first(self) -> World:
+        """Return the system in its first state."""
+        return Small(self)
+
+
+class Names:
+    """Gives every value a number; equal values of one type have one number, and nothing else shares it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def of(self, value: Any) -> int:
+        """Return the number of a value; mutable values are taken as they are now.
+
+        What dicts and sets hold counts, its order does not: nothing in the job depends on it but the order of
+        batches, which is that of their numbers.
+        """
+        try:
+            return self._numbers.setdefault((type(value), value), len(self._numbers))
+        except TypeError:
+            return self.of((type(value).__name__, *self._parts(value)))
+
+    def _parts(self, value: Any) -> Iterable[Any]:
+        if isinstance(value, dict):
+            return sorted((self.of(key), self.of(held)) for key, held in value.items())
+        if isinstance(value, set | frozenset):
+            return sorted(self.of(item) for item in value)
+        if is_dataclass(value):
+            return [self.of(getattr(value, field.name)) for field in fields(value)]
+        return [self.of(item) for item in value]
+
+
+class Fixed:
+    """The answers to what is not enumerated; of messages and cuts the one that was picked."""
+
+    def __init__(self) -> None:
+        self.driver: Driver
+        self.picked = 0
+
+    def happens(self, what: str, likelihood: float) -> bool:  # noqa: ARG002 -- no likelihoods here
+        """Say what always happens and what never does."""
+        match what:
+            case "a message comes":
+                return True
+            case "an acknowledgement comes again":
+                return not self.driver.mail
+            case _:
+                return False
+
+    def pick(self, what: str, count: int) -> int:  # noqa: ARG002
+        """Return what was picked; a source takes one record in a batch, everything else the least."""
+        match what:
+            case "message" | "capture":
+                return self.picked
+            case "records":
+                return 1
+            case _:
+                return 0
+
+
+class Small:
+    """A system in one of its states."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.storage = Storage(system.graph)
+        self.now_ms = 0
+        self.crashes = 0 if system.crash is None else 1
+        self._names = Names()
+        self._numbered: dict[str, tuple[object, int]] = {}
+        self._heard = 0
+        """How often the coordinator may have changed."""
+        self._boot()
+
+    def _boot(self) -> None:
+        settings = TriggerSettings(interval_ms=None, min_pause_ms=0, timeout_ms=TIMEOUT_MS)
+        self.chance = Fixed()
+        self.driver = Driver(
+            self.storage, self.chance, self.system.parts, settings, lambda: self.now_ms, Counter()
+        )
+        self.driver.faulty = False
+        self._wire()
+        while not self.driver.booted:
+            self.driver.advance("boot")
+        for number in range(len(self.storage.claimed), self.system.checkpoints):
+            self.driver.ask(Request(f"request {number + 1}", CheckpointKind.CHECKPOINT))
+            self.driver.advance("coordinator")
+
+    def _wire(self) -> None:
+        self.chance.driver = self.driver
+        self.driver.on_complete = lambda row: check_checkpoint(self.storage, row)
+
+    def copy(self) -> World:
+        """Return the same state, to be moved on its own."""
+        twin = detached(self)
+        twin.storage = detached(self.storage)
+        twin.storage.tables = {name: detached(table) for name, table in self.storage.tables.items()}
+        twin.storage.native = {key: _own(native) for key, native in self.storage.native.items()}
+        twin.chance = Fixed()
+        twin.driver = self.driver.copy(twin.storage, twin.chance, lambda: twin.now_ms)
+        twin._wire()
+        return twin
+
+    def choices(self) -> Sequence[Choice]:
+        """Return whose turn it may be, message by message and cut by cut, and the faults that are left."""
+        found, driver = [], self.driver
+        for actor in driver.actors:
+            if actor == "coordinator":
+                found += [Choice(actor, number) for number in range(len(driver.mail))]
+            elif actor == "snapshotter" and driver.copying is None:
+                found += [Choice(actor, number) for number in range(len(driver.ready) or bool(driver.acks))]
+            elif actor != "committer" or driver.todo or driver.deciding:
+                found.append(Choice(actor))
+        if self.crashes:
+            found.append(Choice(f"crash of {self.system.crash}", fault=True))
+        if (
+            self.system.timeout
+            and not self.crashes
+            and not any(isinstance(event, Tick) for event in driver.mail)
+        ):
+            found += [Choice("time") for pending in driver.coordinator.pending[:1] if pending.verdict is None]
+        return found
+
+    def take(self, choice: Choice) -> None:
+        """Let a process take a step and those that belong to it, or let a fault strike."""
+        self._heard += choice.fault or choice.actor in ("coordinator", "committer")
+        if choice.actor == "time":
+            self.now_ms += TIMEOUT_MS
+            self.driver.mail.append(Tick(0))
+        elif not choice.fault:
+            self.chance.picked = choice.pick
+            self.driver.advance(choice.actor)
+            while self._goes_on(choice.actor):
+                self.driver.advance(choice.actor)
+            self._snapshot()
+        else:
+            self.crashes -= 1
+            self.forget()
+            self._crash(self.system.crash)
+
+    def _goes_on(self, actor: str) -> bool:
+        """Say whether the next step of a process belongs to this one (see the module's text)."""
+        crash, driver = self.system.crash, self.driver
+        if actor == "committer":
+            return driver.deciding is not None and crash != "driver"
+        kind, _, name = actor.partition(":")
+        stage = StageId(name)
+        if stage not in driver.processes or crash in (stage, "driver"):
+            return False
+        process = driver.processes[stage]
+        if kind == "agent":
+            return process.taking is not None and (
+                stage in driver.run.ended or process.passed(process.taking)
+            )
+        if isinstance(process.at, Batch):
+            return process.at.output >= len(process.channels)
+        reads = [p for p in process.native.newest.positions if not p.is_closed(driver.run.id)]
+        return isinstance(process.at, int) and bool(reads) and not self.system.timeout
+
+    def _snapshot(self) -> None:
+        """Capture, copy and acknowledge at once what can be."""
+        self.chance.picked = 0
+        while self.system.crash not in ("snapshotter", "driver") and (
+            self.driver.ready or self.driver.copying
+        ):
+            self.driver.advance("snapshotter")
+        while not self.system.timeout and self._acks():
+            self._heard += 1
+            self.chance.picked = self._acks()[0]
+            self.driver.advance("coordinator")
+
+    def _acks(self) -> list[int]:
+        return [number for number, event in enumerate(self.driver.mail) if isinstance(event, Acked)]
+
+    def _crash(self, what: str | None) -> None:
+        match what:
+            case "driver":
+                self._boot()
+            case "coordinator":
+                self.driver.crash_coordinator()
+            case "snapshotter":
+                self.driver.crash_snapshotter()
+            case _:
+                self.driver.crash_stage(StageId(what or ""))
+
+    def unfinished(self) -> Iterator[str]:
+        """Yield what an ended job still lacks: ends, outcomes, or what a run without failure holds."""
+        run, decided = self.driver.run, {number for number, _ in self.storage.checkpoints}
+        for stage in self.storage.graph:
+            if stage.id not in run.ended:
+                yield f"3: {stage.id} cannot go on: {inputs(run.storage.native[run.attempt, stage.id])}"
+        for barrier in self.storage.claimed:
+            if barrier.id not in decided:
+                yield f"2: checkpoint {barrier.id} gets no outcome"
+        try:
+            check_end(self.storage)
+        except AssertionError as error:
+            yield str(error)
+
+    # -- what tells one state from another
+
+    def fingerprint(self) -> Hashable:
+        """Return what the future can depend on: storage, messages, and what each process remembers."""
+        of, driver, storage = self._names.of, self.driver, self.storage
+        run = driver.run
+        return (
+            self.now_ms,
+            self.crashes,
+            *(self._table(table) for table in storage.tables.values()),
+            *(self._native(f"{key}", native) for key, native in storage.native.items()),
+            self._once("control", storage.state, lambda: of(storage.state)),
+            len(storage.claimed),
+            self._once("outcomes", len(storage.checkpoints), lambda: of(storage.checkpoints)),
+            self._once("packs", len(storage.packs), lambda: of(storage.packs)),
+            of(run.open),
+            of(run.handed),
+            of(sorted(map(of, run.captures))),
+            of(run.ended),
+            of(sorted(map(of, driver.mail))),
+            of(tuple(map(of, driver.todo))),
+            of(driver.acks),
+            self._once("coordinator", self._heard, lambda: of(self._coordinator())),
+            of(driver.deciding),
+            of(driver.copying),
+            *(of(process.at) for process in driver.processes.values()),
+            *(of(process.taking) for process in driver.processes.values()),
+        )
+
+    def forget(self) -> None:
+        """Drop what is kept of the fingerprint; the next one is made anew."""
+        self._numbered.clear()
+
+    def _once(self, what: str, version: object, number: Callable[[], int]) -> int:
+        """Number something anew if its version is another one than when it was numbered last."""
+        known, kept = self._numbered.get(what, (None, 0))
+        if known is not version and known != version:
+            kept = number()
+            self._numbered[what] = version, kept
+        return kept
+
+    def _coordinator(self) -> list[object]:
+        return [held for name, held in vars(self.driver.coordinator).items() if name != "_settings"]
+
+    def _table(self, table: Table) -> int:
+        """Number a table; every change of one adds an entry."""
+        of = self._names.of
+
+        def number() -> int:
+            content = (tuple(table.entries), tuple(table.rows), table.visible[-1], tuple(table.log))
+            return of((of(content), of(table.transactions)))
+
+        return self._once(table.name, len(table.entries), number)
+
+    def _native(self, name: str, native: Native) -> int:
+        """Number what is still read of a native checkpoint; every change of one adds a file.
+
+        That is the newest planned batch and the newest finished one, and what is yet to be captured.
+        """
+        of, files = self._names.of, sum(map(len, native.states.values()))
+
+        def number() -> int:
+            batches = {native.planned, native.committed, *(batch for _, _, batch in self.driver.run.captures)}
+            kept = [(b, native.offsets.get(b), native.commits.get(b)) for b in sorted(batches)]
+            return of((tuple(kept), of([native.states.get(b + 1) for b in sorted(batches)])))
+
+        return self._once(
+            name, (native.planned, native.committed, files, tuple(self.driver.run.captures)), number
+        )
+
+    def facts(self) -> Sequence[str]:
+        """Return what is on storage, in memory and under way, a sentence each."""
+        return list(told(self.driver))
+
+
+def _own(native: Native) -> Native:
+    twin = detached(native)
+    twin.states = {version: dict(files) for version, files in native.states.items()}
+    return twin
+
+
+def source(name: str, records: int, *outputs: str) -> Stage:
+    """Return a source."""
+    return Stage(StageId(name), native=records, outputs=outputs or ("main",))
+
+
+def two_inputs(first: int, second: int) -> Graph:
+    """Return two sources of so many records, and the stage that reads both."""
+    both = Stage(StageId("both"), (channel_id("a"), channel_id("b")), outputs=())
+    return source("a", first), source("b", second), both
+
+
+def two_outputs(records: int) -> Graph:
+    """Return a source that writes two channels, and the stage that reads both."""
+    both = Stage(StageId("both"), (channel_id("a"), channel_id("a", LATE)), outputs=())
+    return source("a", records, "main", LATE), both
+
+
+def diamond(records: int) -> Graph:
+    """Return a source whose channel is read twice: by a stage, and by the one that reads that stage too."""
+    between = Stage(StageId("between"), (channel_id("a"),))
+    both = Stage(StageId("both"), (channel_id("a"), channel_id("between")), outputs=())
+    return source("a", records), between, both
+
+
+def chain(records: int) -> Graph:
+    """Return a source and the stage that reads it."""
+    return source("a", records), Stage(StageId("tail"), (channel_id("a"),), outputs=())
+
+
+SYSTEMS = {
+    "two inputs": System(two_inputs(1, 0), checkpoints=1),
+    "two inputs, two checkpoints": System(two_inputs(0, 0), checkpoints=2),
+    "two outputs, the source crashes": System(two_outputs(1), checkpoints=1, crash="a"),
+    "diamond": System(diamond(1), checkpoints=1),
+    "chain, two checkpoints, the last stage crashes": System(chain(1), checkpoints=2, crash="tail"),
+    "chain, the checkpoint may run out of time": System(chain(1), checkpoints=1, timeout=True),
+    "chain, the coordinator crashes": System(chain(0), checkpoints=1, crash="coordinator", timeout=True),
+    "chain, the snapshotter crashes": System(chain(0), checkpoints=1, crash="snapshotter", timeout=True),
+    "chain, the driver crashes": System(chain(0), checkpoints=1, crash="driver"),
+}
+"""What is explored in whole; the interleavings of larger ones are the simulator's, by chance."""
