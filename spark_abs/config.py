@@ -70,6 +70,11 @@ def _count(value: object) -> int:
     return value
 
 
+def count_or_any(value: object) -> int | None:
+    """Read a whole number, or `any` as None."""
+    return None if isinstance(value, str) and value.strip().lower() == "any" else _count(value)
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("expected text")
@@ -131,6 +136,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("checkpoint", "minPause", "0s", duration_ms, "least time from an outcome to the next trigger"),
     Setting("checkpoint", "timeout", "10m", duration_ms, "age at which a checkpoint is aborted", 1),
     Setting("checkpoint", "synchronous", "false", _switch, "processing waits until the state is copied"),
+    Setting("checkpoint", "tolerableFailures", "any", count_or_any, "checkpoints that may fail in a row"),
     Setting("checkpoint", "numRetained", "3", _count, "completed checkpoints kept beside savepoints", 1),
     Setting("channel", "maxBytesPerBatch", "256mb", size_bytes, "bytes in a batch, one entry at least", 1),
     Setting("channel", "maxEntriesPerBatch", "100", _count, "entries in a batch", 1),
@@ -157,6 +163,8 @@ class Settings:
     min_pause_ms: int
     timeout_ms: int
     synchronous: bool
+    tolerable_failures: int | None
+    """None: any number."""
     num_retained: int
     max_bytes_per_batch: int
     max_entries_per_batch: int

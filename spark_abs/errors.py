@@ -7,6 +7,7 @@ AbsError                      exit code 1
 ├── DamageError               exit code 3: stored bytes are missing or altered
 ├── StageFailed               a stage ended with an error
 ├── StoreFailed               the store refused what a run cannot do without
+├── CheckpointsFailed         more checkpoints have failed in a row than are tolerated
 ├── Refused                   the state of the root forbids it; says what to do next
 │   ├── RunAlive              another run of the job is alive
 │   ├── AttemptNotReady       a restore was begun and not finished
@@ -56,6 +57,10 @@ class StageFailed(AbsError):
 
 class StoreFailed(AbsError):
     """The store refused what a run cannot do without; names what, and the store's own words."""
+
+
+class CheckpointsFailed(AbsError):
+    """More checkpoints have failed in a row than are tolerated; names each with its reason."""
 
 
 class Refused(AbsError):

@@ -148,9 +148,9 @@ def read_table(table: str | Path, version: int | None = None) -> pa.Table:
 
 
 def newest_data(table: str | Path) -> int:
-    """Return the newest version of a table that added rows."""
-    commits = sorted(Path(table, "_delta_log").glob("*.json"), reverse=True)
-    return next(int(c.stem) for c in commits if '{"add":' in c.read_text())
+    """Return the newest version of a table that added rows, -1 if its log has none any more."""
+    commits = Path(table, "_delta_log").glob("*.json")
+    return max((int(c.stem) for c in commits if '{"add":' in c.read_text()), default=-1)
 
 
 def events(root: str, kind: HistoryEvent) -> list[dict[str, object]]:

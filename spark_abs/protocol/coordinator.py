@@ -28,6 +28,7 @@ from spark_abs.protocol.messages import (
     Declined,
     Effect,
     Event,
+    FailJob,
     Joined,
     Notify,
     Release,
@@ -37,6 +38,10 @@ from spark_abs.protocol.messages import (
 )
 from spark_abs.protocol.trigger import JobStatus, Past, Request, TriggerSettings
 
+_FAILURES = frozenset(
+    (AbortReason.EXPIRED, AbortReason.DECLINED, AbortReason.FINALIZE_FAILED, AbortReason.STATE_MISSING)
+)
+"""Reasons that say that a checkpoint could not be made; the others say that nobody wanted it any more."""
 _REMEMBERED = 64
 """Outcomes and answers kept to recognise what comes late or twice."""
 
@@ -80,6 +85,8 @@ class Coordinator:
         self._outcomes: dict[CheckpointId, bool] = {}
         self._answers: dict[str, Answer] = {}
         self._named: set[str] = set()
+        self._failures: list[str] = []
+        """Periodic checkpoints that have failed since one was completed."""
         self._ended = False
 
     @property
@@ -235,7 +242,22 @@ class Coordinator:
             why = f"the job ends with savepoint {event.id}"
             effects += [self._answer(request.id, None, False, why) for request in self._waiting]
             self._waiting = []
-        return tuple(effects)
+        return (*effects, *self._count_failure(pending, event))
+
+    def _count_failure(self, pending: Pending, event: Decided) -> tuple[Effect, ...]:
+        """Fail the job if more checkpoints failed in a row than are tolerated; savepoints do not count."""
+        tolerated = self._settings().tolerated_failures
+        if event.completed:
+            self._failures.clear()
+        counts = pending.barrier.kind is CheckpointKind.CHECKPOINT and event.reason in _FAILURES
+        if event.completed or tolerated is None or not counts:
+            return ()
+        detail = f", {pending.verdict.detail}" if isinstance(pending.verdict, Abort) else ""
+        self._failures.append(f"checkpoint {event.id}: {event.reason}{detail}")
+        if len(self._failures) <= tolerated:
+            return ()
+        head = f"{len(self._failures)} checkpoints have failed in a row, {tolerated} are tolerated"
+        return (FailJob("\n".join([head, *self._failures])),)
 
     def _expire(self, now_ms: int) -> None:
         timeout_ms = self._settings().timeout_ms

@@ -158,4 +158,11 @@ class Answer:
     message: str
 
 
-Effect = Claim | Complete | Abort | AckAnswer | Release | Notify | Answer
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """End the job: more checkpoints have failed in a row than are tolerated (P3)."""
+
+    message: str
+
+
+Effect = Claim | Complete | Abort | AckAnswer | Release | Notify | Answer | FailJob

@@ -29,6 +29,8 @@ class TriggerSettings:
     """From an outcome, completion or abort, to the next periodic trigger; wins over the interval."""
     timeout_ms: int
     """A checkpoint not complete by then is aborted."""
+    tolerated_failures: int | None = None
+    """How many checkpoints may fail in a row before the job does; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,14 @@ from typing import assert_never
 
 from deltalake.exceptions import DeltaError
 
-from spark_abs.errors import AbortReason, CheckpointNotFound, CommitStateUnknown, StoreFailed, UsageError
+from spark_abs.errors import (
+    AbortReason,
+    CheckpointNotFound,
+    CheckpointsFailed,
+    CommitStateUnknown,
+    StoreFailed,
+    UsageError,
+)
 from spark_abs.manifest import Manifest, StageShape
 from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId, checked_name
 from spark_abs.protocol import control as ledger
@@ -64,7 +71,9 @@ class Coordination:
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
         self._journal = Journal(ctx, newest)
         settings = ctx.settings
-        times = TriggerSettings(settings.interval_ms, settings.min_pause_ms, settings.timeout_ms)
+        times = TriggerSettings(
+            settings.interval_ms, settings.min_pause_ms, settings.timeout_ms, settings.tolerable_failures
+        )
         self._coordinator = Coordinator(stages, lambda: times)
         self._events: queue.SimpleQueue[protocol.Event | None] = queue.SimpleQueue()
         self._barriers: dict[CheckpointId, Barrier] = {}
@@ -157,6 +166,8 @@ class Coordination:
                 self._notify(effect)
             case protocol.Answer():
                 self._answer(effect)
+            case protocol.FailJob():
+                raise CheckpointsFailed(effect.message)
             case _:
                 assert_never(effect)
 

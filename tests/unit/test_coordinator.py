@@ -22,6 +22,7 @@ from spark_abs.protocol.messages import (
     Decided,
     Declined,
     Effect,
+    FailJob,
     Notify,
     Release,
     Requested,
@@ -305,3 +306,75 @@ def test_of_two_savepoints_of_one_name_the_second_is_refused() -> None:
         told.append(again(coordinator, 3))
         coordinator.handle(Decided(53, TWO, completed, None))
         assert [*told, again(coordinator, 4)] == [True, True, True, completed]
+
+
+def failed(
+    coordinator: Coordinator, number: int, now_ms: int, request: Request | None = None
+) -> list[Effect]:
+    """Let a checkpoint begin and be declined; return the effects of its outcome."""
+    coordinator.handle(Tick(now_ms) if request is None else Requested(now_ms, request))
+    kind, ask = (PLAIN, None) if request is None else (request.kind, request.id)
+    coordinator.handle(claimed(number, now_ms, kind, ask))
+    declined = AbortReason.DECLINED
+    coordinator.handle(Declined(now_ms, CheckpointId(number), StageId("a"), declined, "no room"))
+    return list(coordinator.handle(Decided(now_ms, CheckpointId(number), False, declined)))
+
+
+def completed(coordinator: Coordinator, number: int, now_ms: int) -> list[Effect]:
+    coordinator.handle(Tick(now_ms))
+    coordinator.handle(claimed(number, now_ms))
+    for stage in ("a", "b"):
+        coordinator.handle(acked(number, stage, now_ms))
+    return list(coordinator.handle(Decided(now_ms, CheckpointId(number), True)))
+
+
+def tolerating(failures: int | None) -> Coordinator:
+    settings = TriggerSettings(interval_ms=100, min_pause_ms=0, timeout_ms=1_000, tolerated_failures=failures)
+    coordinator = Coordinator((StageId("a"), StageId("b")), lambda: settings)
+    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    return coordinator
+
+
+def verdicts(effects: Iterable[Effect]) -> list[FailJob]:
+    return [effect for effect in effects if isinstance(effect, FailJob)]
+
+
+def test_one_failure_in_a_row_more_than_tolerated_fails_the_job_with_every_reason() -> None:
+    coordinator = tolerating(1)
+    assert verdicts(failed(coordinator, 1, 100)) == []
+    (verdict,) = verdicts(failed(coordinator, 2, 200))
+    assert verdict.message == (
+        "2 checkpoints have failed in a row, 1 are tolerated\n"
+        "checkpoint 1: declined, stage a: no room\ncheckpoint 2: declined, stage a: no room"
+    )
+
+
+def test_a_completed_checkpoint_makes_failures_forgotten() -> None:
+    coordinator = tolerating(1)
+    assert verdicts(failed(coordinator, 1, 100)) == []
+    assert verdicts(completed(coordinator, 2, 200)) == []
+    assert verdicts(failed(coordinator, 3, 300)) == []
+    assert len(verdicts(failed(coordinator, 4, 400))) == 1
+
+
+def test_failed_savepoints_and_checkpoints_that_nobody_wants_do_not_count() -> None:
+    coordinator = tolerating(0)
+    assert verdicts(failed(coordinator, 1, 10, SAVEPOINT)) == []
+    coordinator.handle(Tick(110))
+    coordinator.handle(claimed(2, 110))
+    coordinator.handle(StatusChanged(120, JobStatus.STOPPING))
+    assert verdicts(coordinator.handle(Decided(120, TWO, False, AbortReason.JOB_STOPPING))) == []
+
+
+def test_any_number_of_failures_is_tolerated_by_default() -> None:
+    coordinator = tolerating(None)
+    assert [verdicts(failed(coordinator, n, 100 * n)) for n in range(1, 9)] == [[]] * 8
+
+
+def test_an_expired_checkpoint_counts_as_a_failure() -> None:
+    coordinator = tolerating(0)
+    coordinator.handle(Tick(100))
+    coordinator.handle(claimed(1, 100))
+    assert coordinator.handle(Tick(1_100)) == (Abort(ONE, AbortReason.EXPIRED, "after 1000 ms without a, b"),)
+    (verdict,) = verdicts(coordinator.handle(Decided(1_100, ONE, False, AbortReason.EXPIRED)))
+    assert "checkpoint 1: expired, after 1000 ms without a, b" in verdict.message
