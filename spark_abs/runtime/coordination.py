@@ -307,7 +307,7 @@ def _storing(what: str) -> Iterator[None]:
     """Say what a run could not do when the store fails; the innermost purpose is the one that is said."""
     try:
         yield
-    except (DeltaError, OSError) as error:
+    except (CommitStateUnknown, DeltaError, OSError) as error:
         raise StoreFailed(
             f"could not {what}: {error}; start the job again once the store takes writes"
         ) from error

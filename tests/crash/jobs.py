@@ -51,6 +51,8 @@ class Small:
         return {sink: sorted(table(self.base, sink, at.get(sink))) for sink in SINKS}
 
     def start(self, driver: DriverProcess, **options: object) -> None:
+        if not self.files:  # a stream needs a directory to read
+            self.feed()
         driver.start({"base": str(self.base), **options})
 
     def run_until(self, driver: DriverProcess, reached: Callable[[], bool], what: str) -> None:

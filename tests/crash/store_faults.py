@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from spark_abs.store.log import LogCommit
 from spark_abs.store.table import Table
 
-_SLOW_S = 0.3
+_SLOW_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)

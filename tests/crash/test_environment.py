@@ -4,14 +4,17 @@
 |----------------------------------------------|---------------------------------------------------------|
 | no room where root and sinks are             | the job ends and says what failed; the next run goes on |
 | `state/` cannot be written                   | the checkpoint is declined and says so; rows keep coming|
+| a channel cannot be written                  | the stage fails; the next run goes on                   |
 | `checkpoints/` or `control/` cannot          | the job ends and names it; the next run goes on         |
 """
 
 from __future__ import annotations
 
+import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,8 +27,11 @@ from tests.crash.process import DriverProcess, processes_of
 
 pytestmark = pytest.mark.timeout(900)
 
+DISK_MB = 64
 AGAIN = {"takeover": True, "config": {"run": {"leaseTimeout": "1s"}}}
 """The run that ended could not give its lease back, and its process is alive: the next one takes over."""
+
+NoRoom = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
@@ -44,11 +50,41 @@ def set_file_limit(driver: DriverProcess, size: int) -> None:
             resource.prlimit(process, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def test_without_room_the_job_ends_and_with_room_it_goes_on(first: DriverProcess, tmp_path: Path) -> None:
+@contextmanager
+def filled_disk(place: Path) -> Iterator[None]:
+    """Take all that is left of a small file system: ENOSPC."""
+    ballast = place / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+@pytest.fixture(params=["limit", "disk"] if os.geteuid() == 0 else ["limit"])
+def no_room(request: pytest.FixtureRequest, first: DriverProcess, tmp_path: Path) -> Iterator[NoRoom]:
+    """The root lies on a file system of its own where one can be mounted."""
+    if request.param == "limit":
+        yield lambda: limited_files(first)
+        return
+    place = tmp_path / "root"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", place], check=True)
+    try:
+        yield lambda: filled_disk(place)
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_without_room_the_job_ends_and_with_room_it_goes_on(
+    first: DriverProcess, tmp_path: Path, no_room: NoRoom
+) -> None:
     job = Small(tmp_path)
     job.start(first)
     job.run_until(first, lambda: bool(job.completed()), "a checkpoint")
-    with limited_files(first):
+    with no_room():
         first.wait_for(lambda: first.ended(job.base) is not None, "the end", job.feed)
     said = first.message(job.base)
     assert first.ended(job.base) in ("StageFailed", "StoreFailed"), said
@@ -94,6 +130,7 @@ def test_without_permission_to_write_state_a_checkpoint_is_declined_and_rows_kee
 @pytest.mark.parametrize(
     ("place", "error"),
     [
+        ("channels/pair.main", "StageFailed"),
         ("checkpoints", "StoreFailed"),
         ("control", "StoreFailed"),
     ],
