@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _SOURCES_POLL_S = 0.02
-_POLL_LOCAL_MS, _POLL_REMOTE_MS = 50, 500
+_POLL_LOCAL_MS, _POLL_REMOTE_MS = 10, 500
 
 FIRST_ENTRY = Version(0)
 """The commit that creates a channel: every input's first position."""
