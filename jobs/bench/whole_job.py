@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 SECONDS = (1, 3, 10)
 FILES = 150
 """Of each kind: enough for a minute without checkpoints on two cores."""
-_USERS = 200_000
-_CLICKS, _ORDERS = 16_000, 4_000
+_USERS = 20_000
+_CLICKS, _ORDERS = 2_000, 500
 """Events in one file."""
 
 
