@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ from spark_abs.channels.entries import note_of
 from spark_abs.channels.files import Evaluation, evaluation_of
 from spark_abs.errors import CommitConflict
 from spark_abs.model import NO_BATCH, ChannelId, Version, checked_relative
-from spark_abs.store.log import log_files_before
+from spark_abs.store.log import log_file, log_files_before
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -45,9 +44,7 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
     place = root.path(root.channel(channel))
     before = Version(min(before, table.version))
     doomed = log_files_before(root.fs, place, before)
-    behind = [
-        int(stem) for stem in (PurePosixPath(p).name.removesuffix(".json") for p in doomed) if stem.isdigit()
-    ]
+    behind = [version for version, path in doomed if path.endswith(log_file(version))]
     if behind:
         for version in behind:
             commit = table.read_commit(version)
@@ -55,7 +52,7 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
                 _delete(root.fs, place, file.path)
         _forget_missing(table)
         table.delta.create_checkpoint()
-        for path in doomed:
+        for _, path in doomed:
             _delete_file(root.fs, path)
     _sweep(root.fs, place, table, before)
 

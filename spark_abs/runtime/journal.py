@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from deltalake.exceptions import DeltaError
 
-from spark_abs.errors import AbortReason
+from spark_abs.errors import AbortReason, AbsError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import Barrier, StageId
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.stage import StageRunner
+from spark_abs.runtime.stage import CheckpointStanding, StageRunner
 from spark_abs.store.clock import now_ms
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 class Journal:
     """Writes the events of one run. Used from the coordinator's thread.
 
-    A checkpoint does not fail because its event could not be written: that is logged and goes on.
+    Nothing fails because an event, or how far a stage is, could not be found out or written: that is said and
+    the run goes on.
     """
 
     def __init__(self, ctx: RunContext, completed_ms: int | None) -> None:
@@ -98,7 +99,10 @@ class Journal:
         )
 
     def _waiting(self, barrier: Barrier, stage: StageRunner, now: int) -> HistoryRow:
-        standing = stage.standing(barrier)
+        try:
+            standing = stage.standing(barrier)
+        except (AbsError, OSError) as error:
+            standing = CheckpointStanding(None, f"how far it is cannot be read: {error}")
         first = standing.aligning_since_ms
         return self._row(
             HistoryEvent.STAGE_WAITING,

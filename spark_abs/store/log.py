@@ -37,14 +37,14 @@ def log_file(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
-def log_files_before(filesystem: fs.FileSystem, table_path: str, version: int) -> list[str]:
-    """List the log's files of versions before `version`, oldest first: commits, checkpoints, checksums."""
+def log_files_before(filesystem: fs.FileSystem, table_path: str, version: int) -> list[tuple[Version, str]]:
+    """List commits, checkpoints and checksums of versions before `version` with their paths, oldest first."""
     found = []
     for info in filesystem.get_file_info(fs.FileSelector(f"{table_path}/_delta_log")):
         digits = info.base_name.partition(".")[0]
         if digits.isdigit() and int(digits) < version:
-            found.append((int(digits), info.path))
-    return [path for _, path in sorted(found)]
+            found.append((Version(int(digits)), info.path))
+    return sorted(found)
 
 
 def read_commit(filesystem: fs.FileSystem, table_path: str, version: int) -> LogCommit | None:

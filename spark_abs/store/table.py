@@ -259,7 +259,7 @@ class Table:
         if last is None:
             return
         newest = int(json.loads(last)["version"])
-        for path in log_files_before(self.place.fs, self.place.path, newest - kept):
+        for _, path in log_files_before(self.place.fs, self.place.path, newest - kept):
             with suppress(FileNotFoundError):
                 self.place.fs.delete_file(path)
 
