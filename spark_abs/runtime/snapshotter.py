@@ -138,7 +138,7 @@ class Snapshotter:
     def _work(self, taken: Taken) -> None:
         try:
             self._to.event(Acked(now_ms(), taken.barrier.id, self._snapshot(taken)))
-        except _Closed:
+        except _Unwanted:
             pass
         except Fenced as error:
             self._to.failure(error)
@@ -157,7 +157,7 @@ class Snapshotter:
     def _snapshot(self, taken: Taken) -> StageSnapshot:
         ctx, stage = self._ctx, taken.stage
         ctx.probe(f"capture.{stage}.await.before")
-        self._await_commit(stage, taken.batch)
+        self._await_commit(taken)
         began = now_ms()
         ctx.probe(f"capture.{stage}.copy.before")
         copy = snapshot_stage(self._kept, taken.barrier.id, ctx.native(stage), taken.batch)
@@ -190,14 +190,23 @@ class Snapshotter:
         ctx.probe(f"ack.{stage}.before")
         return snapshot
 
-    def _await_commit(self, stage: StageId, batch: BatchId) -> None:
-        """Wait until `commits/<batch>` is there: Spark writes it right after the batch function returns."""
-        if batch == NO_BATCH:
-            return
-        native = NativeLog(self._ctx.native(stage))
-        while not native.has_committed(batch):
+    def _await_commit(self, taken: Taken) -> None:
+        """Wait until the cut's commit file is there: Spark writes it right after the batch function returns.
+
+        A copy that comes to its turn late may find it purged: who waits no longer lets go of the copy.
+
+        Raises:
+            _Unwanted: the checkpoint has its outcome, or the run ends.
+        """
+        native = NativeLog(self._ctx.native(taken.stage))
+        while True:
+            with self._lock:
+                if (taken.stage, taken.barrier.id) not in self._open:
+                    raise _Unwanted
+            if taken.batch == NO_BATCH or native.has_committed(taken.batch):
+                return
             if self._closing.wait(_COMMIT_POLL_S):
-                raise _Closed
+                raise _Unwanted
 
     def _decline(self, taken: Taken, error: Exception) -> None:
         detail = f"{type(error).__name__}: {error}"
@@ -216,5 +225,5 @@ class Snapshotter:
             self._tidying.release()
 
 
-class _Closed(Exception):
-    """The run ends; nobody waits for this snapshot."""
+class _Unwanted(Exception):
+    """Nobody waits for this snapshot any more."""
