@@ -44,7 +44,15 @@ def restore(
     from spark_abs.restore.prepare import prepare
 
     out = ctx.out
-    prepared = prepare(root, to, force=force, fallback=fallback, native_root=native_root, progress=out)
+    prepared = prepare(
+        root,
+        to,
+        force=force,
+        fallback=fallback,
+        native_root=native_root,
+        writing=yes and not dry_run,
+        progress=out,
+    )
     plan = prepared.plan
     if not out.json:
         _show(out, plan)

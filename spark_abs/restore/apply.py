@@ -20,6 +20,7 @@ from spark_abs.errors import CheckpointNotFound, DamageError, Refused
 from spark_abs.model import RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import control as ledger
+from spark_abs.restore.ahead import clear_ahead
 from spark_abs.restore.plan import RestorePlan, plan_json
 from spark_abs.restore.prepare import Prepared, prepare
 from spark_abs.restore.steps import (
@@ -104,7 +105,15 @@ def restore(
         Fenced: another restore or run has taken over meanwhile.
     """
     at = Root(root, Storage.given(dict(spark.conf.getAll) if spark else {}, settings))
-    prepared = prepare(at, to, force=force, fallback=fallback, native_root=native_root, progress=progress)
+    prepared = prepare(
+        at,
+        to,
+        force=force,
+        fallback=fallback,
+        native_root=native_root,
+        writing=not dry_run,
+        progress=progress,
+    )
     if dry_run:
         return RestoreResult(prepared.plan, None)
     return apply(at, prepared, spark=spark, probe=probe, progress=progress)
@@ -124,6 +133,16 @@ def apply(
         Refused: the job has moved on since the plan was made.
         CheckpointNotFound: the run that was alive has retired the checkpoint meanwhile.
     """
+    try:
+        return _carry_out(root, prepared, spark, probe, progress)
+    finally:
+        if prepared.ahead is not None:
+            prepared.ahead.discard()
+
+
+def _carry_out(
+    root: Root, prepared: Prepared, spark: SparkSession | None, probe: Probe, progress: Progress
+) -> RestoreResult:
     restorer = _Restorer(root, prepared, spark)
     try:
         for number, step in enumerate(prepared.plan.steps, 1):
@@ -148,6 +167,7 @@ class _Restorer:
         self._plan = prepared.plan
         self._manifest = prepared.manifest
         self._forced = prepared.forced
+        self._ahead = prepared.ahead
         self._spark = spark
         self._control = Control.open(root)
         self._began_ms = self._beat_ms = now_ms()
@@ -258,8 +278,10 @@ class _Restorer:
             counted(size)
             self._breathe()
 
-        query = self._plan.queries[step.stage]
-        materialise(self._root, snapshot.files, self._root.anywhere(step.directory), query, written)
+        target, query = self._root.anywhere(step.directory), self._plan.queries[step.stage]
+        if self._ahead is not None and self._ahead.move(step.stage, target, query):
+            written(step.size)
+        materialise(self._root, snapshot.files, target, query, written)
 
     def _breathe(self) -> None:
         """Renew the lease during long work, and give up if somebody has taken over."""
@@ -271,6 +293,7 @@ class _Restorer:
 
     def _finish(self) -> None:
         self._record()
+        clear_ahead(self._root.anywhere(self._plan.natives), self.run)
 
         def finish(state: ledger.ControlState) -> ledger.ControlState:
             ledger.require_current(state, self.run)

@@ -31,8 +31,12 @@ def check_checkpoint(
         rows: what `damaged_rows` found.
         progress: told the bytes of each stored file as it has been read.
     """
-    own = (f for f in rows if _concerns(f, manifest.id))
-    return (*own, *_channels(root, manifest), *verify_state(root, (manifest,), progress))
+    return (*_way_back(root, manifest, rows), *verify_state(root, (manifest,), progress))
+
+
+def _way_back(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Check all but the bytes of state: that is quick."""
+    return (*(f for f in rows if _concerns(f, manifest.id)), *_channels(root, manifest))
 
 
 def require_intact(
@@ -43,7 +47,19 @@ def require_intact(
     Raises:
         DamageError: names what is damaged, and the way round it.
     """
-    findings = check_checkpoint(root, manifest, rows, progress)
+    _refuse(manifest, check_checkpoint(root, manifest, rows, progress))
+
+
+def require_way_back(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> None:
+    """Refuse a checkpoint that cannot come back even if the bytes of its state are whole.
+
+    Raises:
+        DamageError: as `require_intact`.
+    """
+    _refuse(manifest, _way_back(root, manifest, rows))
+
+
+def _refuse(manifest: Manifest, findings: tuple[Finding, ...]) -> None:
     if findings:
         named = "; ".join(f"{f.path}: {f.problem}" for f in findings[:3])
         more = f"; and {len(findings) - 3} more" if len(findings) > 3 else ""

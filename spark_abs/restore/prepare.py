@@ -1,4 +1,4 @@
-"""From what a person asks for to a plan: choose the checkpoint, look, verify. Changes nothing."""
+"""From what a person asks for to a plan: choose the checkpoint, look, verify. What is used is not changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from spark_abs.manifest import Manifest
 from spark_abs.observe.alive import live_run
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.control import NATIVES, ControlState, attempt_for
-from spark_abs.restore.check import damaged_rows, require_intact
+from spark_abs.restore.ahead import Ahead, write_ahead
+from spark_abs.restore.check import damaged_rows, require_intact, require_way_back
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import lost_inputs
 from spark_abs.restore.lookup import choose, load, readable
@@ -33,6 +34,8 @@ class Prepared:
     plan: RestorePlan
     manifest: Manifest
     forced: bool
+    ahead: Ahead | None = None
+    """The native directories, if they were written while they were verified."""
 
 
 def prepare(
@@ -42,6 +45,7 @@ def prepare(
     force: bool = False,
     fallback: bool = False,
     native_root: str | None = None,
+    writing: bool = False,
     progress: Progress = SILENT,
 ) -> Prepared:
     """Plan the way back to a checkpoint, after reading every byte that it needs.
@@ -53,6 +57,8 @@ def prepare(
         fallback: if that checkpoint is damaged, take the newest intact one of the current path; the plan's
             notes say so.
         native_root: the `native_root` of the job from now on, empty for none; None if it stays what it was.
+        writing: copy the bytes while they are read, to where nothing uses them yet: for whoever carries the
+            plan out at once. `Prepared.ahead` is then for them to move or to discard; `apply` does.
         progress: told what is being looked at.
 
     Raises:
@@ -74,7 +80,7 @@ def prepare(
         )
     found = survey(root, state.job)
     manifests, rows = readable(root, found), damaged_rows(root)
-    planner = _Planner(root, state, found, manifests, rows, force, natives, progress)
+    planner = _Planner(root, state, found, manifests, rows, force, natives, writing, progress)
     wanted: Summary | None = None
     try:
         wanted = choose(to, found, state)
@@ -105,6 +111,7 @@ class _Planner:
     rows: tuple[Finding, ...]
     force: bool
     natives: str
+    writing: bool
     progress: Progress
 
     def plan(self, summary: Summary, notes: tuple[str, ...] = ()) -> Prepared:
@@ -128,6 +135,20 @@ class _Planner:
             notes=notes,
             natives=self.natives,
         )
-        with self.progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
-            require_intact(root, manifest, self.rows, counted)
-        return Prepared(plan, manifest, self.force)
+        ahead = self._write_ahead(manifest, plan) if self.writing else None
+        if ahead is None:
+            with self.progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
+                require_intact(root, manifest, self.rows, counted)
+        return Prepared(plan, manifest, self.force, ahead)
+
+    def _write_ahead(self, manifest: Manifest, plan: RestorePlan) -> Ahead | None:
+        require_way_back(self.root, manifest, self.rows)
+        what = f"copying checkpoint {manifest.id}"
+        try:
+            with self.progress.count(what, manifest.size_full) as counted:
+                return write_ahead(self.root, manifest, plan, counted)
+        except DamageError:
+            # Names all that is damaged. If nothing is, sweeping has moved bytes under our eyes.
+            require_intact(self.root, manifest, self.rows, lambda _: None)
+        with self.progress.count(what, manifest.size_full) as counted:
+            return write_ahead(self.root, manifest, plan, counted)

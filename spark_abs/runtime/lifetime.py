@@ -12,6 +12,7 @@ from deltalake.exceptions import DeltaError
 from spark_abs.config import Settings
 from spark_abs.errors import AbsError, RunAlive
 from spark_abs.protocol import control as ledger
+from spark_abs.restore.ahead import clear_ahead
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import batches_retained
@@ -66,6 +67,7 @@ def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bou
                 break
             pause.wait(_LEASE_POLL_S)
     write_lease(job.root, own_lease(run, now_ms()))
+    clear_ahead(job.root.anywhere(state.attempt.natives), run)
     job.probe("start.abort.before")
     state = abort_open(control, checkpoints, run)
     job.probe("start.abort.after")

@@ -78,7 +78,9 @@ def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
     from spark_abs.restore.prepare import prepare
 
     if Checkpoints.open(job.root, job.name).summaries():
-        prepared = prepare(job.root, "latest", force=takeover, fallback=True, native_root=native_root)
+        prepared = prepare(
+            job.root, "latest", force=takeover, fallback=True, native_root=native_root, writing=True
+        )
         apply(job.root, prepared)
 
 

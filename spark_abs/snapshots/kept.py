@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +15,25 @@ from spark_abs.errors import AbsError, DamageError, Fenced
 from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import CheckpointId, RunId, run_app_id
 from spark_abs.snapshots.capture import CapturedFile
-from spark_abs.snapshots.packs import CHUNK, PATH, SCHEMA, Packed, PackReader, PackWriter, pack_name, resolve
+from spark_abs.snapshots.packs import (
+    CHUNK,
+    PATH,
+    SCHEMA,
+    Chunk,
+    Packed,
+    PackReader,
+    PackWriter,
+    checked,
+    pack_name,
+    resolve,
+)
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
+
+HELD = 96 * 2**20
+"""Up to this size a file is held in memory between hashing and packing, one at a time: more than RocksDB
+makes one file of. A larger one is read twice, since the rows of a pack begin with the hash of all."""
 
 
 class StaleCapture(AbsError):
@@ -52,6 +68,7 @@ class KeptState:
         self._writing: set[str] = set()
         self._hashes: dict[str, dict[CapturedFile, str]] = {}
         self._indexes: dict[str, Mapping[str, Packed]] = {}
+        self._holding = threading.Lock()
 
     @classmethod
     def open(
@@ -108,17 +125,18 @@ class KeptState:
         known_hashes = self._hashes.get(directory, {})
         try:
             for file in files:
-                data = None
-                if (sha256 := known_hashes.get(file)) is None:
-                    sha256, data = _hash(filesystem, directory, file)
-                hashes[file] = sha256
-                at = fresh.get(sha256) or self._reuse(checkpoint, sha256)
-                if at is None:
-                    writer = writer or self._begin()
-                    chunks = _chunks(filesystem, directory, file) if data is None else (data,)
-                    at = fresh[sha256] = _add(writer, file, sha256, chunks)
-                    size_new += file.size
-                stored.append(StoredFile(file.path, file.size, sha256, at))
+                with self._holding if file.size > CHUNK else contextlib.nullcontext():
+                    data: Sequence[bytes] = ()
+                    if (sha256 := known_hashes.get(file)) is None:
+                        sha256, data = _hash(filesystem, directory, file)
+                    hashes[file] = sha256
+                    at = fresh.get(sha256) or self._reuse(checkpoint, sha256)
+                    if at is None:
+                        writer = writer or self._begin()
+                        chunks = data or _again(filesystem, directory, file, sha256)
+                        at = fresh[sha256] = writer.add(sha256, file.size, chunks)
+                        size_new += file.size
+                    stored.append(StoredFile(file.path, file.size, sha256, at))
             add = writer.close() if writer else None
             if add is not None:
                 self._probe("capture.pack.commit.before")
@@ -246,28 +264,31 @@ def whole_packs(root: Root, sizes: Mapping[str, int]) -> frozenset[str]:
     return frozenset(pack for pack, info in zip(sizes, infos, strict=True) if info.size == sizes[pack])
 
 
-def _add(writer: PackWriter, file: CapturedFile, sha256: str, chunks: Iterable[bytes]) -> Location:
+def _hash(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> tuple[str, Sequence[bytes]]:
+    """Hash a file; return its chunks too unless they are too much to hold."""
+    digest, count, held = hashlib.sha256(), 0, list[bytes]()
+    for data in _chunks(filesystem, directory, file):
+        digest.update(data)
+        count += len(data)
+        if count <= HELD:
+            held.append(data)
+    info = filesystem.get_file_info(f"{directory}/{file.path}")
+    if not (count == info.size == file.size and (info.mtime_ns or 0) == file.modified_ns):
+        raise StaleCapture(f"{file.path} changed while it was copied")
+    return digest.hexdigest(), held if count <= HELD else ()
+
+
+def _again(filesystem: fs.FileSystem, directory: str, file: CapturedFile, sha256: str) -> Iterator[Chunk]:
     try:
-        return writer.add(sha256, file.size, chunks)
+        yield from checked(_chunks(filesystem, directory, file), sha256, file.size, file.path)
     except DamageError as error:
         raise StaleCapture(f"{file.path} changed while it was copied") from error
 
 
-def _hash(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> tuple[str, bytes | None]:
-    """Hash a file; return the bytes too if they are one chunk."""
-    digest, count, data = hashlib.sha256(), 0, b""
-    for data in _chunks(filesystem, directory, file):
-        digest.update(data)
-        count += len(data)
-    info = filesystem.get_file_info(f"{directory}/{file.path}")
-    if not (count == info.size == file.size and (info.mtime_ns or 0) == file.modified_ns):
-        raise StaleCapture(f"{file.path} changed while it was copied")
-    return digest.hexdigest(), data if count == len(data) else None
-
-
 def _chunks(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> Iterator[bytes]:
     try:
-        with filesystem.open_input_stream(f"{directory}/{file.path}") as stream:
+        # Bytes as they are, whatever the name ends with.
+        with filesystem.open_input_stream(f"{directory}/{file.path}", compression=None) as stream:
             yield bytes(stream.read(CHUNK))
             while chunk := bytes(stream.read(CHUNK)):
                 yield chunk

@@ -12,7 +12,8 @@ from spark_abs.manifest import StoredFile
 from spark_abs.model import checked_relative
 from spark_abs.snapshots.kept import active_packs
 from spark_abs.snapshots.layout import relocate_operator
-from spark_abs.snapshots.packs import PATH, PackReader, resolve
+from spark_abs.snapshots.packs import PATH, Chunk, PackReader, resolve
+from spark_abs.snapshots.parallel import for_each
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -41,9 +42,10 @@ def materialise(
     files: Sequence[StoredFile],
     target: Place,
     query_id: str,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+    lands: Place | None = None,
 ) -> None:
-    """Write the files of one stage's cut into `target`, under the query id `query_id`.
+    """Write the files of one stage's cut into `target`, under the query id `query_id`, several at a time.
 
     `metadata`, the file with the id, is written last: a directory that has it is whole, one without it is
     emptied and written again. So killed anywhere it can be repeated; two at a time must be kept apart by the
@@ -56,48 +58,55 @@ def materialise(
         query_id: the id that Spark will find there, not that of the query copied: two queries must not share
             one.
         progress: told the bytes of each file written.
+        lands: where the directory will be moved to once it is whole, if it will be.
 
     Raises:
         DamageError: bytes are missing from `state/` or altered; nothing that is left looks whole.
         Refused: the directory belongs to another query.
     """
-    match _query_id(target):
-        case None:
-            pass
-        case found if found == query_id:
-            return
-        case found:
-            raise Refused(f"{target} belongs to query {found}: a restored stage needs a fresh directory")
+    if is_whole(target, query_id):
+        return
     empty(target)
     if not files:
         return
-    _write_all(root, files, target, progress or (lambda _: None))
+    _write_all(root, files, target, (lands or target).below("state").in_spark_files, progress)
     put(target, METADATA, [json.dumps({"id": query_id}).encode()])
 
 
+def is_whole(target: Place, query_id: str) -> bool:
+    """Say whether a directory was materialised, to the end, under a query id.
+
+    Raises:
+        Refused: it belongs to another query.
+    """
+    found = _query_id(target)
+    if found is not None and found != query_id:
+        raise Refused(f"{target} belongs to query {found}: a restored stage needs a fresh directory")
+    return found is not None
+
+
 def _write_all(
-    root: Root,
-    files: Sequence[StoredFile],
-    target: Place,
-    progress: Callable[[int], None],
+    root: Root, files: Sequence[StoredFile], target: Place, state_uri: str, progress: Callable[[int], None]
 ) -> None:
-    state_uri = target.below("state").in_spark_files
     with PackReader(root) as reader:
         where = resolve(reader, active_packs(_state(root)), files)
         for directory in sorted({checked_relative(f.path).rpartition("/")[0] for f in files}):
             make_directory(target, directory)
         for file in files:
-            if file.path == METADATA:
-                continue
-            if (at := where.get((file.sha256, file.at.pack))) is None:
+            if (file.sha256, file.at.pack) not in where:
                 raise DamageError(
                     f"the bytes of {file.path} (sha256 {file.sha256}) are not in {PATH}/ any more"
                 )
-            chunks: Iterable[bytes] = reader.chunks(at, file.sha256, file.size)
+
+        def write(file: StoredFile) -> None:
+            chunks: Iterable[Chunk] = reader.chunks(where[file.sha256, file.at.pack], file.sha256, file.size)
             if is_operator_metadata(file.path):
                 chunks = [relocate_operator(b"".join(chunks).decode(), state_uri).encode()]
             put(target, file.path, chunks)
-            progress(file.size)
+
+        wanted = [file for file in files if file.path != METADATA]
+        wanted.sort(key=lambda file: (file.at.pack, file.at.row))
+        for_each(wanted, write, lambda file: progress(file.size))
 
 
 def _state(root: Root) -> Table:
@@ -130,11 +139,11 @@ def make_directory(target: Place, relative: str) -> None:
         target.fs.create_dir(f"{target.path}/{relative}", recursive=True)
 
 
-def put(target: Place, relative: str, chunks: Iterable[bytes]) -> None:
+def put(target: Place, relative: str, chunks: Iterable[Chunk]) -> None:
     """Write a file whole or not at all: through a rename on a local disk, as one object elsewhere."""
     path = f"{target.path}/{relative}"
     written = f"{path}.tmp" if target.local else path
-    with target.fs.open_output_stream(written) as stream:
+    with target.fs.open_output_stream(written, compression=None) as stream:
         for chunk in chunks:
             stream.write(chunk)
     if target.local:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,10 +27,16 @@ from spark_abs.store.table import AddFile
 
 PATH = "state"
 CHUNK = 8 * 2**20
+Chunk = bytes | memoryview
+"""A part of a file, never copied on its way from one place to another."""
 SCHEMA = pa.schema(
     [("sha256", pa.string()), ("size", pa.int64()), ("chunk", pa.int32()), ("bytes", pa.binary())]
 )
 _INDEX = ["sha256", "size", "chunk"]
+_BYTES = 3
+_ONE_VALUE = b"\x02\0\0\0\x02\x01"
+"""Definition levels of a page with one value that is there: its length and the value itself follow."""
+_PAGE_HEADER = 96
 _NAME = re.compile(r"(pack|merged)-(\d+)-[0-9a-f]{32}\.parquet")
 
 
@@ -62,21 +69,18 @@ class PackWriter:
         )
         self._rows = 0
 
-    def add(self, sha256: str, size: int, chunks: Iterable[bytes]) -> Location:
+    def add(self, sha256: str, size: int, chunks: Iterable[Chunk]) -> Location:
         """Append the bytes of one file, an empty file as one empty chunk.
 
-        Raises:
-            DamageError: the bytes are not of that size and hash; the pack must be given up.
+        The chunks are `checked` ones: what is raised between them means that the pack must be given up.
         """
-        first, digest, written = self._rows, hashlib.sha256(), 0
+        first = self._rows
         for number, chunk in enumerate(chunks):
-            digest.update(chunk)
-            written += len(chunk)
-            row = pa.record_batch([[sha256], [size], [number], [chunk]], schema=SCHEMA)
+            ends = pa.py_buffer(bytes(4) + len(chunk).to_bytes(4, "little"))
+            value = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(chunk)])
+            row = pa.record_batch([[sha256], [size], [number], value], schema=SCHEMA)
             self._writer.write_batch(row, row_group_size=1)
             self._rows += 1
-        if (written, digest.hexdigest()) != (size, sha256):
-            raise DamageError(f"{written} bytes were read where {size} bytes with sha256 {sha256} should be")
         return Location(self.name, first, self._rows - first)
 
     def close(self) -> AddFile:
@@ -95,12 +99,40 @@ class Packed:
     at: Location
 
 
+def checked(chunks: Iterable[Chunk], sha256: str, size: int, where: str) -> Iterator[Chunk]:
+    """Hand chunks on; the last one comes only if size and hash of all are right.
+
+    Raises:
+        DamageError: they are not; says `where`.
+    """
+    digest, count, last = hashlib.sha256(), 0, None
+    for chunk in chunks:
+        digest.update(chunk)
+        count += len(chunk)
+        if last is not None:
+            yield last
+        last = chunk
+    if (count, digest.hexdigest()) != (size, sha256):
+        raise DamageError(f"{where}: the bytes are not those of sha256 {sha256}")
+    if last is not None:
+        yield last
+
+
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """A pack that is open: `file` is read at positions, from any thread."""
+
+    file: pa.NativeFile
+    parquet: pq.ParquetFile
+
+
 class PackReader:
-    """Reads packs; keeps the ones it read from open. Not thread-safe."""
+    """Reads packs; keeps the ones it read from open. Thread-safe, but for `close`."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        self._open: dict[str, pq.ParquetFile] = {}
+        self._open: dict[str, _Pack] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> PackReader:
         return self
@@ -113,7 +145,7 @@ class PackReader:
     def close(self) -> None:
         """Close all packs."""
         for pack in self._open.values():
-            pack.close(force=True)
+            pack.parquet.close(force=True)
         self._open.clear()
 
     def index(self, pack: str) -> dict[str, Packed]:
@@ -124,7 +156,7 @@ class PackReader:
         """
         found: dict[str, Packed] = {}
         try:
-            metadata = self._pack(pack).metadata
+            metadata = self._pack(pack).parquet.metadata
             for row in range(metadata.num_row_groups):
                 group = metadata.row_group(row)
                 sha256, size, chunk = (group.column(i).statistics.min for i in range(3))
@@ -137,38 +169,47 @@ class PackReader:
             raise DamageError(f"pack {PATH}/{pack} cannot be read: {error}") from error
         return found
 
-    def chunks(self, at: Location, sha256: str, size: int) -> Iterator[bytes]:
+    def chunks(self, at: Location, sha256: str, size: int) -> Iterator[Chunk]:
         """Read the bytes of one file, checked: the last chunk comes only if size and hash are right.
 
         Raises:
             DamageError: the pack is missing or torn, or holds other bytes.
         """
         where = f"pack {PATH}/{at.pack}, rows {at.row} to {at.row + at.chunks - 1}"
-        digest, count, last = hashlib.sha256(), 0, None
+        return checked(self._values(at, where), sha256, size, where)
+
+    def _values(self, at: Location, where: str) -> Iterator[Chunk]:
         try:
             pack = self._pack(at.pack)
             for row in range(at.row, at.row + at.chunks):
-                column = pack.read_row_group(row, columns=["bytes"]).column(0)
-                chunk = column[0].as_py()
-                digest.update(chunk)
-                count += len(chunk)
-                if last is not None:
-                    yield last
-                last = chunk
+                yield self._value(pack, row)
         except (pa.ArrowException, OSError, IndexError, TypeError) as error:
             raise DamageError(f"{where} cannot be read: {error}") from error
-        if (count, digest.hexdigest()) != (size, sha256):
-            raise DamageError(f"{where}: the bytes are not those of sha256 {sha256}")
-        if last is not None:
-            yield last
 
-    def _pack(self, name: str) -> pq.ParquetFile:
-        if name not in self._open:
-            if pack_name(name) is None:
-                raise DamageError(f"{name!r} is not the name of a pack")
-            file = self._root.fs.open_input_file(self._root.path(f"{PATH}/{name}"))
-            self._open[name] = pq.ParquetFile(file)
-        return self._open[name]
+    def _value(self, pack: _Pack, row: int) -> Chunk:
+        """Read one chunk: a page is its header, then the value as it is; read as such, it is not copied.
+
+        A page of any other layout goes through the Parquet reader.
+        """
+        column = pack.parquet.metadata.row_group(row).column(_BYTES)
+        if column.compression == "UNCOMPRESSED":
+            page = pack.file.read_at(column.total_compressed_size, column.data_page_offset)
+            at = page.find(_ONE_VALUE, 0, _PAGE_HEADER) + len(_ONE_VALUE)
+            value = memoryview(page)[at + 4 :]
+            if at >= len(_ONE_VALUE) and int.from_bytes(page[at : at + 4], "little") == len(value):
+                return value
+        with self._lock:
+            (value,) = pack.parquet.read_row_group(row, columns=["bytes"]).column(0)
+        return memoryview(value.as_buffer())
+
+    def _pack(self, name: str) -> _Pack:
+        with self._lock:
+            if name not in self._open:
+                if pack_name(name) is None:
+                    raise DamageError(f"{name!r} is not the name of a pack")
+                file = self._root.fs.open_input_file(self._root.path(f"{PATH}/{name}"))
+                self._open[name] = _Pack(file, pq.ParquetFile(file))
+            return self._open[name]
 
 
 def resolve(

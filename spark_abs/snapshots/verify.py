@@ -23,6 +23,7 @@ from spark_abs.snapshots.capture import CaptureIncomplete, capture
 from spark_abs.snapshots.kept import active_packs
 from spark_abs.snapshots.materialise import is_rewritten
 from spark_abs.snapshots.packs import PATH, PackReader, resolve
+from spark_abs.snapshots.parallel import for_each
 from spark_abs.store.log import log_file
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -73,17 +74,21 @@ def _verify_state(
             where = {}
         except DamageError as error:
             return tuple(Finding(PATH, str(error), m.id) for m in manifests)
-        for manifest in manifests:
-            for stage in manifest.stages:
-                for file in stage.files:
-                    key = (file.sha256, file.at.pack)
-                    if key not in problems:
-                        at = where.get(key)
-                        problems[key] = "missing" if at is None else _problem(reader, at, file)
-                        progress(file.size)
-                    if (problem := problems[key]) is not None:
-                        pack = f"{PATH}/{where[key].pack if key in where else file.at.pack}"
-                        found.append(Finding(pack, f"{problem} ({file.path})", manifest.id, stage.stage))
+
+        def read(file: StoredFile) -> None:
+            at = where.get((file.sha256, file.at.pack))
+            problems[file.sha256, file.at.pack] = "missing" if at is None else _problem(reader, at, file)
+
+        distinct = {(f.sha256, f.at.pack): f for f in files}
+        in_order = sorted(distinct.values(), key=lambda file: (file.at.pack, file.at.row))
+        for_each(in_order, read, lambda file: progress(file.size))
+    for manifest in manifests:
+        for stage in manifest.stages:
+            for file in stage.files:
+                key = (file.sha256, file.at.pack)
+                if (problem := problems[key]) is not None:
+                    pack = f"{PATH}/{where[key].pack if key in where else file.at.pack}"
+                    found.append(Finding(pack, f"{problem} ({file.path})", manifest.id, stage.stage))
     return tuple(found)
 
 

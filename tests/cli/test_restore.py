@@ -17,6 +17,7 @@ from spark_abs.protocol.path import channel_path
 from spark_abs.restore.apply import apply, restore
 from spark_abs.restore.prepare import prepare
 from spark_abs.restore.read import recorded_version
+from spark_abs.snapshots.materialise import materialise
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.salvage import survey
 from tests.cli.conftest import Cli
@@ -374,3 +375,110 @@ def test_a_checkpoint_that_is_retired_as_its_restore_begins_is_refused_and_anoth
     restore(job.root.uri, second)
     assert job.state.attempt.ready
     assert job.rows() == [1, 2]
+
+
+def ahead_of(job: SmallJob) -> list[str]:
+    """What was written ahead and lies about."""
+    return [p.name for p in Path(job.root.path("native")).glob("ahead-*")]
+
+
+def test_every_byte_is_read_once_and_before_anything_is_changed(
+    job: SmallJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step finds the native directories written; the restore reads no pack after that."""
+    from spark_abs.snapshots.packs import PackReader
+
+    job.checkpoint(1)
+    job.step(2)
+    (manifest,) = job.checkpoints.load_all()
+    chunks, read = PackReader.chunks, list[str]()
+
+    def reading(reader: PackReader, at: Any, sha256: str, size: int) -> Any:
+        read.append(sha256)
+        return chunks(reader, at, sha256, size)
+
+    def probe(name: str) -> None:
+        if name == "restore.1.BeginAttempt.before":
+            assert sorted(read) == sorted(
+                f.sha256 for s in manifest.stages for f in s.files if f.path != "metadata"
+            )
+            assert (job.state.attempt.id, job.rows(), len(ahead_of(job))) == (1, [1, 2], 1)
+            read.clear()
+
+    monkeypatch.setattr(PackReader, "chunks", reading)
+    restore(job.root.uri, 1, probe=probe)
+    assert (job.rows(), read, ahead_of(job)) == ([1], [], [])
+
+
+def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
+    job: SmallJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_abs.restore import ahead as module
+
+    job.checkpoint(1)
+    job.step(2)
+
+    def dies(*args: Any, **kwargs: Any) -> None:
+        materialise(*args, **kwargs)
+        raise Killed
+
+    monkeypatch.setattr(module.Ahead, "discard", lambda _: None)
+    monkeypatch.setattr(module, "materialise", dies)
+    with pytest.raises(Killed):
+        restore(job.root.uri, 1)
+    monkeypatch.undo()
+    assert (job.state.attempt.id, job.state.attempt.ready, job.rows()) == (1, True, [1, 2])
+    assert len(ahead_of(job)) == 1
+    natives = job.root.place("native")
+    module.clear_ahead(natives, job.run)
+    assert len(ahead_of(job)) == 1  # somebody may be at work on it
+    job.start()
+    module.clear_ahead(natives, job.run)
+    assert ahead_of(job) == []
+
+
+def test_a_plan_that_is_not_carried_out_copies_nothing(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    before = sorted(Path(job.root.uri).rglob("*"))
+    restore(job.root.uri, 1, dry_run=True)
+    cli("restore", "--to", "1", exits=2)
+    assert sorted(Path(job.root.uri).rglob("*")) == before
+
+
+def test_bytes_that_are_damaged_are_found_before_anything_is_changed(job: SmallJob) -> None:
+    """Both ways end the same: an error that names the checkpoint, or the one before it."""
+    job.checkpoint(1)
+    job.checkpoint(2)
+    manifests = job.checkpoints.load_all()
+    first, second = ({f.at.pack for s in m.stages for f in s.files} for m in manifests)
+    for pack in second - first:
+        path = Path(job.root.path(f"state/{pack}"))
+        data = bytearray(path.read_bytes())
+        data[data.index(b'"batch": 1')] ^= 1
+        path.write_bytes(bytes(data))
+    with pytest.raises(DamageError, match=r"checkpoint 2 is damaged: state/pack.*verify ROOT 2"):
+        restore(job.root.uri, 2)
+    assert (job.state.attempt.id, job.rows(), ahead_of(job)) == (1, [1, 2], [])
+    assert restore(job.root.uri, "latest", fallback=True).plan.checkpoint == 1
+    assert (job.state.attempt.id, job.rows(), ahead_of(job)) == (2, [1], [])
+
+
+def test_what_sweeping_moves_while_a_restore_copies_is_not_damage(
+    job: SmallJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is alive goes on while it is about to be fenced."""
+    from spark_abs.restore import ahead as module
+
+    job.checkpoint(1)
+    calls: list[int] = []
+
+    def once(*args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise DamageError("moved")
+        materialise(*args, **kwargs)
+
+    monkeypatch.setattr(module, "materialise", once)
+    restore(job.root.uri, 1)
+    assert len(calls) > 1
+    assert job.state.attempt.ready

@@ -35,7 +35,8 @@ class Small:
             self.files += 1
 
     def _consumed(self) -> int:
-        natives = sorted(self.base.glob("root/native/*"), key=lambda p: int(p.name))
+        attempts = (p for p in self.base.glob("root/native/*") if p.name.isdigit())
+        natives = sorted(attempts, key=lambda p: int(p.name))
         offsets = natives[-1].glob("events/offsets/*") if natives else ()
         return 1 + max((int(p.name) for p in offsets if p.name.isdigit()), default=-1)
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ from spark_abs.errors import DamageError, Fenced
 from spark_abs.manifest import StoredFile
 from spark_abs.model import CheckpointId, RunId
 from spark_abs.snapshots import kept as module
+from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.kept import KeptState, StaleCapture
 from spark_abs.snapshots.packs import PackReader, pack_name
 from spark_abs.store.root import Root
@@ -162,3 +164,57 @@ def test_names_from_storage_are_checked(root: Root, kept: KeptState) -> None:
 def test_a_stored_hash_is_that_of_the_bytes(kept: KeptState, tmp_path: Path) -> None:
     stored = store(kept, ONE, tmp_path / "a", x=b"abc")
     assert stored.files[0].sha256 == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_a_file_is_read_once_while_it_is_copied(
+    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is more than can be held: then what the second look finds must be what the first one did."""
+    monkeypatch.setattr(module, "CHUNK", 10)
+    monkeypatch.setattr(module, "HELD", 40)
+    chunks, read = module._chunks, list[str]()
+
+    def reading(filesystem: Any, directory: str, file: CapturedFile) -> object:
+        read.append(file.path)
+        return chunks(filesystem, directory, file)
+
+    monkeypatch.setattr(module, "_chunks", reading)
+    data = {"empty": b"", "held": os.urandom(40), "large": os.urandom(41)}
+    stored = store(kept, ONE, tmp_path / "a", **data)
+    assert read == ["empty", "held", "large", "large"]
+    assert contents_of(root, stored.files) == data
+
+    def changing(filesystem: Any, directory: str, file: CapturedFile) -> object:
+        if file.path in read:
+            return iter([b"x" * file.size])
+        return reading(filesystem, directory, file)
+
+    read.clear()
+    monkeypatch.setattr(module, "_chunks", changing)
+    with pytest.raises(StaleCapture, match="other changed"):
+        store(kept, TWO, tmp_path / "b", other=os.urandom(50))
+
+
+@pytest.mark.parametrize(
+    "options", [{"data_page_version": "2.0"}, {"compression": "snappy"}, {"use_dictionary": True}]
+)
+def test_a_pack_of_another_layout_is_read_all_the_same(
+    root: Root, kept: KeptState, tmp_path: Path, options: dict[str, object]
+) -> None:
+    """Packs are Parquet files, whoever has written them."""
+    data = {"empty": b"", "small": b"abc", "large": b"ab" * 70_000}
+    files = store(kept, ONE, tmp_path / "a", **data).files
+    (name,) = packs_in(root)
+    path = Path(root.uri, "state", name)
+    rows = pq.read_table(path)
+    pq.write_table(
+        rows, path, row_group_size=1, **{"compression": "none", "use_dictionary": False, **options}
+    )
+    assert contents_of(root, files) == data
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 255, 256, 65_536, 131_064, 131_072, 2**21])
+def test_a_value_is_found_whatever_its_length(root: Root, kept: KeptState, tmp_path: Path, size: int) -> None:
+    """The length stands before the value, behind bytes that look like lengths themselves."""
+    data = {"zeros": bytes(size), "levels": b"\x02\0\0\0\x02\x01" * (size // 6 + 1)}
+    assert contents_of(root, store(kept, ONE, tmp_path / "a", **data).files) == data
