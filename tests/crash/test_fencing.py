@@ -81,6 +81,35 @@ def test_a_second_start_is_refused_and_with_takeover_fences_the_first(
     check_complete(job.base, job.files)
 
 
+def test_a_driver_frozen_and_taken_over_without_a_restore_harms_nothing_when_it_wakes_up(
+    first: DriverProcess, second: DriverProcess, tmp_path: Path
+) -> None:
+    """Both runs have one native directory: what the woken one does there must not stop the new one."""
+    job = Small(tmp_path)
+    walk = ["batch.tail.files.after@later", "batch.pair.handover.before", "batch.events.files.before"]
+    job.start(first, points=walk)
+    job.run_until(first, lambda: first.at(job.base) == walk, "threads to park")
+    first.signal(signal.SIGSTOP)
+
+    job.start(second, takeover=True, config={"run": {"leaseTimeout": "1s"}})
+    _two_more(job, second)
+
+    first.signal(signal.SIGCONT)
+    first.go()
+    assert job.end(first) == "Fenced"
+    _two_more(job, second)
+    job.stop(second)
+    check(job.base)
+    job.finish(second)
+    check_complete(job.base, job.files)
+
+
+def _two_more(job: Small, driver: DriverProcess) -> None:
+    """Older ones are retired meanwhile: their number says nothing."""
+    newest = max(m.id for m in job.completed())
+    job.run_until(driver, lambda: sum(m.id > newest for m in job.completed()) >= 2, "two more checkpoints")
+
+
 def _newest(job: Small) -> Run:
     run = Control.open(job.root).state.run
     assert run is not None
