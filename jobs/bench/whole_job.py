@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from bench.figures import Figure, figure, ratios, wait
 from bench.traffic import write_events
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, Version, channel_id
 from spark_abs.runtime.native import NativeLog
+from spark_abs.runtime.run import Run
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.log import read_commit
 from spark_abs.store.root import Root
@@ -60,15 +61,19 @@ class WholeJob:
     files: int
     console: Console
     config: attribution.Config = field(init=False)
+    """Of the run under way."""
+    ran: int = 0
     attributed_rows: int | None = None
     """What every variant must have written; learned from the first."""
 
     def __post_init__(self) -> None:
         """Write the input."""
         write_events(self.base / "input", self.files, _CLICKS, _ORDERS, _USERS)
-        plain = attribution.Config.read(Path("conf/attribution.yaml"), str(self.base / "out"))
+
+    def _configure(self, out: Path) -> None:
+        """Give a run a directory of its own: Spark may still write state into that of the run before."""
         self.config = replace(
-            plain,
+            attribution.Config.read(Path("conf/attribution.yaml"), str(out)),
             clicks=str(self.base / "input" / "clicks"),
             orders=str(self.base / "input" / "orders"),
             format="parquet",
@@ -80,7 +85,9 @@ class WholeJob:
 
     def run(self, variant: str) -> Measured:
         """Run a variant from nothing to its end."""
-        shutil.rmtree(self.base / "out", ignore_errors=True)
+        shutil.rmtree(self.base / f"out-{self.ran}", ignore_errors=True)
+        self.ran += 1
+        self._configure(self.base / f"out-{self.ran}")
         kind, _, seconds = variant.partition("-")
         match kind:
             case "none":
@@ -106,12 +113,12 @@ class WholeJob:
         try:
             for source in ("clicks", "orders"):
                 run.query(source).processAllAvailable()
-            self._consumed(job.root, "match", {"clicks", "orders"})
+            self._consumed(run, job.root, "match", {"clicks", "orders"})
             if self.attributed_rows is None:
                 run.query("match").processAllAvailable()
                 self.attributed_rows = _rows(self.config.attributed)
-            wait(lambda: _rows(self.config.attributed) >= (self.attributed_rows or 0))
-            self._consumed(job.root, "totals", {"match"})
+            _wait(run, lambda: _rows(self.config.attributed) >= (self.attributed_rows or 0))
+            self._consumed(run, job.root, "totals", {"match"})
             took = time.monotonic() - began
             self._check()
         finally:
@@ -119,7 +126,7 @@ class WholeJob:
         events = History(job.root).read()["event"].to_pylist()
         return Measured(took, events.count(HistoryEvent.COMPLETED.value))
 
-    def _consumed(self, root: Root, stage: str, producers: set[str]) -> None:
+    def _consumed(self, run: Run, root: Root, stage: str, producers: set[str]) -> None:
         """Wait until a stage has finished a batch behind the last rows of its producers."""
         last = {channel_id(StageId(p), MAIN_OUTPUT): _last_rows(root, p) for p in producers}
         native = NativeLog(root.place(f"native/1/{stage}"))
@@ -128,7 +135,7 @@ class WholeJob:
             at = {p.channel: p.version for p in native.consumed()}
             return all(at.get(channel, Version(0)) >= version for channel, version in last.items())
 
-        wait(reached)
+        _wait(run, reached)
 
     def _plain(self) -> Measured:
         config, spark = self.config, self.spark
@@ -173,6 +180,11 @@ class WholeJob:
         found = _rows(self.config.attributed)
         if found != self.attributed_rows:
             raise AssertionError(f"{found} rows attributed, {self.attributed_rows} in the first run")
+
+
+def _wait(run: Run, condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds of a job; raise what the job ended with."""
+    wait(lambda: condition() or run.await_termination(0))
 
 
 def _await_version(query: StreamingQuery, table: str) -> None:
