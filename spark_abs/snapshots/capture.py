@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,7 +68,9 @@ class Captured:
     shuffle_partitions: int = 0
 
 
-def capture(filesystem: fs.FileSystem, native_dir: str, batch: BatchId) -> Captured:
+def capture(
+    filesystem: fs.FileSystem, native_dir: str, batch: BatchId, kept: Collection[CapturedFile] = ()
+) -> Captured:
     """Name the files that make the cut of `batch`, a batch that has ended.
 
     Reads the two logs, operator metadata, and the heads of state files; copies nothing. Safe beside a
@@ -77,6 +80,8 @@ def capture(filesystem: fs.FileSystem, native_dir: str, batch: BatchId) -> Captu
         filesystem: where the native checkpoint is.
         native_dir: its path as `filesystem` takes it.
         batch: the batch of the cut; `NO_BATCH` gives an empty capture.
+        kept: files that need not be copied: of the ways to load the cut's state, one that needs them is
+            chosen (P12).
 
     Raises:
         CaptureIncomplete: a needed file is not there (purged, or not yet uploaded).
@@ -88,7 +93,7 @@ def capture(filesystem: fs.FileSystem, native_dir: str, batch: BatchId) -> Captu
     vanished: FileNotFoundError | None = None
     for _ in range(ATTEMPTS):
         try:
-            return _Reader(filesystem, native_dir.rstrip("/"), batch).capture()
+            return _Reader(filesystem, native_dir.rstrip("/"), batch, kept).capture()
         except FileNotFoundError as error:
             vanished = error
     raise CaptureIncomplete(f"cut of batch {batch} in {native_dir}: {vanished}") from vanished
@@ -97,8 +102,10 @@ def capture(filesystem: fs.FileSystem, native_dir: str, batch: BatchId) -> Captu
 class _Reader:
     """One attempt at a capture, on one listing. Raises FileNotFoundError if a listed file has vanished."""
 
-    def __init__(self, filesystem: fs.FileSystem, base: str, batch: BatchId) -> None:
-        self._fs, self._base, self._batch = filesystem, base, batch
+    def __init__(
+        self, filesystem: fs.FileSystem, base: str, batch: BatchId, kept: Collection[CapturedFile]
+    ) -> None:
+        self._fs, self._base, self._batch, self._kept = filesystem, base, batch, kept
         self._dirs: dict[str, dict[str, CapturedFile]] = {}
         self._chosen: set[CapturedFile] = set()
         self._shuffle_partitions = 0
@@ -204,6 +211,7 @@ class _Reader:
                 {name: file.size for name, file in files.items()},
                 lambda name: self._bytes(files[name]),
                 lambda name: self._bytes(files[name], HEAD_BYTES),
+                {name for name, file in files.items() if file in self._kept},
             )
         except LookupError as error:
             raise self._incomplete(directory, error) from error

@@ -150,6 +150,12 @@ class KeptState:
         self._hashes[directory] = hashes
         return Stored(tuple(stored), size_new)
 
+    def copied(self, directory: str) -> frozenset[CapturedFile]:
+        """Return the files of a directory that its last copy named and whose bytes are there still."""
+        with self.lock:
+            hashes = self._hashes.get(directory, {})
+            return frozenset(file for file, sha256 in hashes.items() if sha256 in self._known)
+
     def release(self, checkpoint: CheckpointId) -> None:
         """Let go of what a checkpoint pinned: its outcome is durable. Repeatable."""
         with self.lock:

@@ -6,9 +6,11 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import takewhile
 
-from spark_abs.errors import DamageError
+from spark_abs.errors import DamageError, Refused
 from spark_abs.snapshots.layout import Provider, StateFile, StateFileKind, state_file
 from spark_abs.snapshots.lineage import LineageItem, decompress_head, parse_lineage
 
@@ -28,10 +30,16 @@ class Wanted:
 
 
 def files_of_version(
-    wanted: Wanted, sizes: Mapping[str, int], read: Read, read_head: Read
+    wanted: Wanted,
+    sizes: Mapping[str, int],
+    read: Read,
+    read_head: Read,
+    kept: AbstractSet[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Choose the newest snapshot at or below the version, what it refers to, and the changes after it.
+    """Choose a snapshot at or below the version, what it refers to, and the changes after it.
 
+    That is the newest snapshot, unless an older one is kept and less has to be copied with it (P12). What has
+    changed since must be at most half of what it refers to, so that loading stays quick.
     A newer file is never chosen: a store that finds one reads it in silence.
 
     Args:
@@ -39,6 +47,7 @@ def files_of_version(
         sizes: every file of the store, names relative to its directory (`SSTs/…` included), with its size.
         read: reads a file of the store whole.
         read_head: reads the beginning of one.
+        kept: the files that need not be copied.
 
     Raises:
         LookupError: a file that the version needs is not there; the message says which.
@@ -47,50 +56,95 @@ def files_of_version(
     """
     found = [f for f in map(state_file, sizes) if f is not None]
     if wanted.unique_ids is None:
-        snapshot, changes = _by_version(wanted.version, [f for f in found if f.unique_id is None])
+        ways = _by_version(wanted.version, [f for f in found if f.unique_id is None])
     else:
-        snapshot, changes = _by_lineage(wanted, wanted.unique_ids, found, read_head)
-    names = [f.name for f in changes]
-    if snapshot is not None:
-        names.append(snapshot.name)
-        if wanted.provider is Provider.ROCKSDB:
-            names.extend(_referred(snapshot.name, read(snapshot.name), sizes))
-    return tuple(names)
+        ways = _by_lineage(wanted, wanted.unique_ids, found, read_head)
+
+    def size_of(names: Iterable[str]) -> int:
+        return sum(sizes[name] for name in names)
+
+    def based_on(way: _Way) -> tuple[str, ...]:
+        if way.snapshot is None:
+            return ()
+        name = way.snapshot.name
+        refers = _referred(name, read(name), sizes) if wanted.provider is Provider.ROCKSDB else []
+        return (name, *refers)
+
+    newest, *older = ways
+    chosen = (*newest.changes, *based_on(newest))
+    for way in older:
+        if way.snapshot is None or way.snapshot.name not in kept:
+            continue
+        try:
+            base = based_on(way)
+        except LookupError:
+            continue
+        names = (*way.changes, *base)
+        quick = 2 * size_of(way.changes) <= size_of(base)
+        if quick and size_of(set(names) - kept) < size_of(set(chosen) - kept):
+            chosen = names
+    return chosen
 
 
-def _by_version(version: int, found: Iterable[StateFile]) -> tuple[StateFile | None, list[StateFile]]:
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way to load a version: a snapshot, None for nothing, and the changes after it."""
+
+    snapshot: StateFile | None
+    changes: tuple[str, ...]
+
+
+def _by_version(version: int, found: Iterable[StateFile]) -> tuple[_Way, ...]:
+    """Return the ways to load a version, that with the newest snapshot first."""
     snapshots = {f.version: f for f in found if f.kind is StateFileKind.SNAPSHOT}
-    changes = {f.version: f for f in found if f.kind is StateFileKind.CHANGES}
-    base = max((v for v in snapshots if v <= version), default=0)
-    missing = [v for v in range(base + 1, version + 1) if v not in changes]
-    if missing:
-        raise LookupError(f"no changes of version {missing[0]} after snapshot {base}, for version {version}")
-    return snapshots.get(base), [changes[v] for v in range(base + 1, version + 1)]
+    changes = {f.version: f.name for f in found if f.kind is StateFileKind.CHANGES}
+    bases = sorted((v for v in snapshots if v <= version), reverse=True) or [0]
+    needed = range(bases[0] + 1, version + 1)
+    if missing := [v for v in needed if v not in changes]:
+        raise LookupError(
+            f"no changes of version {missing[0]} after snapshot {bases[0]}, for version {version}"
+        )
+    first = min(takewhile(lambda v: v in changes, range(version, 0, -1)), default=version + 1)
+    return tuple(
+        _Way(snapshots.get(base), tuple(changes[v] for v in range(base + 1, version + 1)))
+        for base in bases
+        if base + 1 >= first
+    )
 
 
 def _by_lineage(
     wanted: Wanted, unique_ids: frozenset[str], found: Iterable[StateFile], read_head: Read
-) -> tuple[StateFile | None, list[StateFile]]:
+) -> tuple[_Way, ...]:
+    """Return the ways to load a version along its lineage, that with the newest snapshot first.
+
+    A lineage that Spark writes behind a snapshot begins with it: then there is one way.
+    """
     by_id = {(f.kind, f.version, f.unique_id): f for f in found}
     targets = {f.unique_id for f in found if f.version == wanted.version and f.unique_id in unique_ids}
     if len(targets) != 1:
         raise LookupError(f"{len(targets)} versions {wanted.version} among the ids of the commit, not one")
     target = LineageItem(wanted.version, str(targets.pop()))
-    if snapshot := by_id.get((StateFileKind.SNAPSHOT, target.version, target.unique_id)):
-        return snapshot, []
-    newest = by_id[StateFileKind.CHANGES, target.version, target.unique_id]
-    lineage = parse_lineage(decompress_head(read_head(newest.name), wanted.codec))
-    changes: list[StateFile] = []
+    newest = by_id.get((StateFileKind.CHANGES, target.version, target.unique_id))
+    lineage: tuple[LineageItem, ...] = ()
+    try:
+        if newest is not None:
+            lineage = parse_lineage(decompress_head(read_head(newest.name), wanted.codec))
+    except (DamageError, Refused):
+        if (StateFileKind.SNAPSHOT, target.version, target.unique_id) not in by_id:
+            raise
+    ways, changes = list[_Way](), list[str]()
     for item in reversed((*lineage, target)):
         if snapshot := by_id.get((StateFileKind.SNAPSHOT, item.version, item.unique_id)):
-            return snapshot, changes
+            ways.append(_Way(snapshot, tuple(changes)))
         change = by_id.get((StateFileKind.CHANGES, item.version, item.unique_id))
         if change is None or item.version != wanted.version - len(changes):
+            if ways:
+                return tuple(ways)
             raise LookupError(f"no changes of version {item.version}_{item.unique_id}, nor a snapshot of it")
-        changes.insert(0, change)
-    if changes[0].version != 1:
+        changes.insert(0, change.name)
+    if wanted.version - len(changes) > 0 and not ways:
         raise LookupError(f"no snapshot that version {wanted.version} builds on")
-    return None, changes
+    return tuple(ways) or (_Way(None, tuple(changes)),)
 
 
 def _referred(name: str, data: bytes, sizes: Mapping[str, int]) -> list[str]:

@@ -49,7 +49,7 @@ def snapshot_stage(kept: KeptState, checkpoint: CheckpointId, native: Place, bat
     """
     stale: StaleCapture | None = None
     for _ in range(ATTEMPTS):
-        captured = capture(native.fs, native.path, batch)
+        captured = capture(native.fs, native.path, batch, kept.copied(native.path))
         try:
             stored = kept.store(checkpoint, native.fs, native.path, captured.files)
         except StaleCapture as error:

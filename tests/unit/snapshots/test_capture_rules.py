@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,15 @@ from pyarrow import fs
 from spark_abs.errors import DamageError, Refused
 from spark_abs.model import NO_BATCH, BatchId
 from spark_abs.snapshots import capture as module
-from spark_abs.snapshots.capture import Captured, CaptureIncomplete, capture
+from spark_abs.snapshots.capture import Captured, CapturedFile, CaptureIncomplete, capture
 from spark_abs.snapshots.layout import Provider
 from tests.native_support import Native
 
 LOCAL = fs.LocalFileSystem()
 
 
-def take(native: Native, batch: int) -> Captured:
-    return capture(LOCAL, str(native.directory), BatchId(batch))
+def take(native: Native, batch: int, kept: Collection[CapturedFile] = ()) -> Captured:
+    return capture(LOCAL, str(native.directory), BatchId(batch), kept)
 
 
 def state_of(captured: Captured) -> list[str]:
@@ -66,6 +66,78 @@ def test_without_a_snapshot_all_changes_are_taken(tmp_path: Path) -> None:
         native.batch(batch)
         native.changes(batch + 1)
     assert state_of(take(native, 1)) == ["1.changelog", "2.changelog"]
+
+
+@pytest.fixture
+def compacted(tmp_path: Path) -> tuple[Native, Captured]:
+    """A cut that was copied, and behind it a snapshot with none of its files: a compaction rewrote them."""
+    native = Native(tmp_path)
+    for batch in range(7):
+        native.batch(batch)
+        native.changes(batch + 1)
+    native.snapshot(2, ["a.sst"])
+    copied = take(native, 3)
+    native.snapshot(5, ["b.sst"])
+    return native, copied
+
+
+NEWEST = ["5.zip", "6.changelog", "SSTs/b.sst"]
+SINCE = ["2.zip", "3.changelog", "4.changelog", "5.changelog", "6.changelog", "SSTs/a.sst"]
+
+
+def test_a_snapshot_that_is_kept_is_gone_on_from(compacted: tuple[Native, Captured]) -> None:
+    """Only what has changed since is copied, though a newer snapshot is there (P12)."""
+    native, copied = compacted
+    assert state_of(take(native, 5)) == NEWEST
+    assert state_of(take(native, 5, copied.files)) == SINCE
+    newest = take(native, 5)
+    assert state_of(take(native, 5, [*copied.files, *newest.files])) == NEWEST
+
+
+def replaced(native: Native) -> None:
+    native.snapshot(2, ["c.sst"])
+
+
+def purged(native: Native) -> None:
+    (native.directory / "state/0/0/4.changelog").unlink()
+
+
+def unnamed(native: Native) -> None:
+    (native.directory / "state/0/0/SSTs/a.sst").unlink()
+
+
+@pytest.mark.parametrize("change", [replaced, purged, unnamed])
+def test_the_newest_snapshot_is_taken_where_the_one_that_is_kept_does_not_do(
+    compacted: tuple[Native, Captured], change: Callable[[Native], None]
+) -> None:
+    """It is not the one that was copied, or something is gone."""
+    native, copied = compacted
+    change(native)
+    assert state_of(take(native, 5, copied.files)) == NEWEST
+
+
+def test_what_has_changed_since_does_not_grow_beyond_half_of_a_snapshot(
+    compacted: tuple[Native, Captured],
+) -> None:
+    """Though it is kept as well: a start has to go through it."""
+    native, _ = compacted
+    native.put("state/0/0/4.changelog", bytes(1000))
+    copied = take(native, 3, take(native, 2).files)
+    assert state_of(take(native, 5, copied.files)) == NEWEST
+
+
+def test_the_newest_snapshot_is_taken_where_less_is_to_be_copied_with_it(
+    compacted: tuple[Native, Captured],
+) -> None:
+    """Most of it is kept, and what has changed since the older one is more than the rest."""
+    native, copied = compacted
+    native.put("state/0/0/5.changelog", bytes(60))
+    native.put("state/0/0/6.changelog", b"")
+    native.put("state/0/0/5.zip", (native.directory / "state/0/0/2.zip").read_bytes())
+    newest = take(native, 5)
+    kept = [*copied.files, *(f for f in newest.files if "changelog" not in f.path)]
+    assert state_of(take(native, 5, copied.files)) == SINCE
+    assert state_of(take(native, 5, kept)) == ["5.zip", "6.changelog", "SSTs/a.sst"]
 
 
 def test_hdfs_backed(tmp_path: Path) -> None:
@@ -137,6 +209,28 @@ def test_state_format_2_follows_the_ids_of_the_commit(tmp_path: Path) -> None:
     native.snapshot(3, ["three.sst"], "u3")
     assert state_of(take(native, 2)) == ["3_u3.zip", "SSTs/three.sst"]
     assert state_of(take(native, 3)) == ["3_u3.zip", "4_u4.changelog", "SSTs/three.sst"]
+
+
+def test_state_format_2_goes_on_from_a_snapshot_that_is_kept_along_its_lineage(tmp_path: Path) -> None:
+    """Not from one that a dead batch has left, nor from one that the lineage does not reach."""
+    native, one = Native(tmp_path), "one" * 80 + ".sst"
+    for batch in range(4):
+        native.batch(batch, unique_ids=[[f"u{batch + 1}"]])
+    native.snapshot(1, [one], "u1")
+    native.snapshot(2, ["dead.sst"], "dead")
+    native.changelog(2, "u2", [(1, "u1")])
+    native.changelog(3, "u3", [(1, "u1"), (2, "u2")])
+    native.changelog(4, "u4", [(1, "u1"), (2, "u2"), (3, "u3")])
+    copied = take(native, 1)
+    native.snapshot(3, ["three.sst"], "u3")
+    every = [
+        CapturedFile(str(p.relative_to(tmp_path)), p.stat().st_size, p.stat().st_mtime_ns)
+        for p in (tmp_path / "state/0/0").rglob("2_dead.zip")
+    ]
+    since = ["1_u1.zip", "2_u2.changelog", "3_u3.changelog", "4_u4.changelog", f"SSTs/{one}"]
+    assert state_of(take(native, 3, [*copied.files, *every])) == since
+    native.changelog(4, "u4", [(3, "u3")])
+    assert state_of(take(native, 3, copied.files)) == ["3_u3.zip", "4_u4.changelog", "SSTs/three.sst"]
 
 
 def test_state_format_2_from_its_first_version(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from spark_abs.snapshots import materialise as module
 from spark_abs.snapshots.capture import CapturedFile, CaptureIncomplete
 from spark_abs.snapshots.kept import KeptState, StaleCapture, Stored
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
+from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.take import StageCopy, snapshot_stage
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -57,6 +58,19 @@ def test_what_a_stage_acknowledges(kept: KeptState, native: Native) -> None:
     assert [o.name for o in copy.operators] == ["stateStoreSave"]
     assert copy.size_new == sum({f.sha256: f.size for f in copy.files}.values())
     assert taken(kept, native).size_new == 0
+
+
+def test_a_snapshot_that_spark_has_made_anew_is_not_copied_anew(kept: KeptState, native: Native) -> None:
+    """As long as the copy of the one before it is there: sweeping may have taken it."""
+    taken(kept, native, 1)
+    native.snapshot(3, ["b.sst"])
+    second = taken(kept, native, 2)
+    names = {f.path.rpartition("/")[2] for f in second.files}
+    assert {"1.zip", "2.changelog", "3.changelog"} <= names
+    assert not {"3.zip", "b.sst"} & names
+    kept.release(ONE)
+    sweep(kept, list)
+    assert "3.zip" in {f.path.rpartition("/")[2] for f in taken(kept, native, 2).files}
 
 
 def test_a_stage_without_a_batch_acknowledges_nothing(kept: KeptState, tmp_path: Path) -> None:
