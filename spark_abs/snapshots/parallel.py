@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TypeVar
 
-T = TypeVar("T")
+from spark_abs.manifest import StoredFile
 
 THREADS = min(8, 2 * (os.cpu_count() or 1))
+_FEW, _SMALL = 16, 2**20
+"""So few files, and so few bytes in all, are sooner done than threads are started for them."""
 
 
-def for_each(items: Iterable[T], work: Callable[[T], None], done: Callable[[T], None]) -> None:
-    """Call `work` for every item in threads, begun in their order, and `done` in this one as each ends.
+def for_each(
+    files: Sequence[StoredFile], work: Callable[[StoredFile], None], done: Callable[[StoredFile], None]
+) -> None:
+    """Call `work` for every file in threads, begun in their order, and `done` in this one as each ends.
 
     The first error is raised, from either, when no thread is at work any more; what had not begun is left.
     """
+    if len(files) <= _FEW and sum(file.size for file in files) <= _SMALL:
+        for file in files:
+            work(file)
+            done(file)
+        return
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="spark-abs-files")
     try:
-        futures = {pool.submit(work, item): item for item in items}
+        futures = {pool.submit(work, file): file for file in files}
         for future in as_completed(futures):
             future.result()
             done(futures[future])
