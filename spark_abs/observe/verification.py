@@ -14,7 +14,14 @@ from spark_abs.observe.progress import Progress
 from spark_abs.protocol.control import NATIVES, ControlState
 from spark_abs.restore.check import check_checkpoint, damaged_rows
 from spark_abs.restore.lookup import lookup, readable
-from spark_abs.snapshots.verify import Finding, verify_channel, verify_native, verify_state, verify_table
+from spark_abs.snapshots.verify import (
+    Finding,
+    verify_channel,
+    verify_native,
+    verify_packs,
+    verify_state,
+    verify_table,
+)
 from spark_abs.store import checkpoints, history
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
@@ -32,7 +39,8 @@ def verify_one(root: Root, checkpoint: str, progress: Progress) -> tuple[Finding
     """
     manifest = lookup(root, checkpoint).manifest
     with progress.count(f"checkpoint {manifest.id}", manifest.size_full) as counted:
-        return check_checkpoint(root, manifest, damaged_rows(root), counted)
+        found = check_checkpoint(root, manifest, damaged_rows(root), counted)
+    return found or verify_packs(root, (manifest,))
 
 
 def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
@@ -57,7 +65,7 @@ def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
             found += check(root, table)
     manifests = readable(root, survey(root, state.job))
     with progress.count(f"{len(manifests)} checkpoints", _distinct_bytes(manifests)) as counted:
-        found += verify_state(root, manifests, counted)
+        found += verify_state(root, manifests, counted) or verify_packs(root, manifests)
     current = [m for m in manifests if state.on_path(m.attempt, m.id)]
     if current:
         found += _channels(root, current[-1], progress)

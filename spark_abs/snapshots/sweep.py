@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from spark_abs.errors import DamageError
 from spark_abs.manifest import Location, Manifest
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.packs import PATH, Packed, PackReader, PackWriter, resolve
@@ -39,7 +40,8 @@ def sweep(kept: KeptState, manifests: Callable[[], Iterable[Manifest]]) -> Swept
 
     Raises:
         Fenced: a newer run owns the root; nothing was removed.
-        DamageError: a manifest or a pack cannot be read: nothing is removed on a guess.
+        DamageError: a manifest or a pack cannot be read, or a pack does not say that it holds what is needed
+            of it: nothing is removed on a guess.
         CommitStateUnknown: the store did not say; the next sweep finds out.
     """
     with kept.lock:
@@ -48,7 +50,9 @@ def sweep(kept: KeptState, manifests: Callable[[], Iterable[Manifest]]) -> Swept
         files = [f for m in manifests() for s in m.stages for f in s.files]
         with PackReader(kept.root) as reader:
             live |= {(sha256, at.pack) for (sha256, _), at in resolve(reader, sizes, files).items()}
-            plan = plan_sweep(kept.indexes(reader), live)
+            indexes = kept.indexes(reader)
+            _require_named(indexes, live)
+            plan = plan_sweep(indexes, live)
             merged, moved = _merge(kept, reader, plan.moved)
         if plan.removed:
             kept.replace(plan.removed, merged, moved)
@@ -61,6 +65,15 @@ def sweep(kept: KeptState, manifests: Callable[[], Iterable[Manifest]]) -> Swept
         leftovers=len(set(leftovers) - set(plan.removed)),
         bytes_freed=sum(sizes[pack] for pack in plan.removed) - (merged.size if merged else 0),
     )
+
+
+def _require_named(indexes: Mapping[str, Mapping[str, Packed]], live: Iterable[tuple[str, str]]) -> None:
+    lost = sorted((pack, sha256) for sha256, pack in live if sha256 not in indexes.get(pack, {}))
+    if lost:
+        raise DamageError(
+            f"the footer of {PATH}/{lost[0][0]} does not name sha256 {lost[0][1]}, which is still needed: "
+            "nothing is removed from packs; see `spark-abs verify`"
+        )
 
 
 def _merge(

@@ -1,5 +1,9 @@
 """Compare what is stored with what it should be, byte by byte, and name what is damaged. No JVM.
 
+Every byte that a retained manifest names is read and hashed, and so is the manifest; data pages of our other
+tables, and native files, are read against their checksums. What has neither hash nor checksum is seen only
+if it cannot be read: Parquet footers and commit files. Bytes of packs that no manifest names are not read:
+they are not needed, and sweeping removes them.
 A live job goes on meanwhile: what it purges, moves or retires under our eyes is not damage.
 """
 
@@ -9,7 +13,7 @@ import hashlib
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,7 +26,7 @@ from spark_abs.model import NO_BATCH, BatchId, ChannelId, CheckpointId, StageId,
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
 from spark_abs.snapshots.kept import active_packs
 from spark_abs.snapshots.materialise import is_rewritten
-from spark_abs.snapshots.packs import PATH, PackReader, resolve
+from spark_abs.snapshots.packs import PATH, Packed, PackReader, resolve
 from spark_abs.snapshots.parallel import for_each
 from spark_abs.store.log import log_file
 from spark_abs.store.root import Root
@@ -92,6 +96,37 @@ def _verify_state(
     return tuple(found)
 
 
+def verify_packs(root: Root, manifests: Iterable[Manifest]) -> tuple[Finding, ...]:
+    """Check that footers of packs name what manifests do: by them sweeping knows what a pack holds."""
+    manifests = tuple(manifests)
+    first = _verify_packs(root, manifests)
+    return first and _verify_packs(root, manifests)
+
+
+def _verify_packs(root: Root, manifests: tuple[Manifest, ...]) -> tuple[Finding, ...]:
+    found: list[Finding] = []
+    indexes: dict[str, Mapping[str, Packed]] = {}
+    with PackReader(root) as reader:
+        try:
+            active = active_packs(Table.open(root.place(PATH)))
+        except (FileNotFoundError, DamageError):
+            return ()  # said by who reads the bytes
+        for manifest in manifests:
+            for stage in manifest.stages:
+                for file in stage.files:
+                    if (pack := file.at.pack) not in active:
+                        continue
+                    if pack not in indexes:
+                        try:
+                            indexes[pack] = reader.index(pack)
+                        except DamageError:
+                            indexes[pack] = {}
+                    if indexes[pack].get(file.sha256) != Packed(file.size, file.at):
+                        problem = f"its footer does not name sha256 {file.sha256} ({file.path})"
+                        found.append(Finding(f"{PATH}/{pack}", problem, manifest.id, stage.stage))
+    return tuple(found)
+
+
 def _problem(reader: PackReader, at: Location, file: StoredFile) -> str | None:
     try:
         for _ in reader.chunks(at, file.sha256, file.size):
@@ -112,7 +147,7 @@ def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
     found = []
     for name, size in active_packs(table).items():
         path = f"{relative}/{checked_relative(name)}"
-        if (problem := _parquet_problem(root, path, size, whole=True)) is not None:
+        if (problem := _parquet_problem(root, path, size)) is not None:
             found.append(Finding(path, problem))
     table.refresh()
     still = active_packs(table)
@@ -120,7 +155,7 @@ def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
 
 
 def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Finding, ...]:
-    """Check that every entry after a version is there, with its data files whole.
+    """Check that every entry after a version is there, with its data files whole: their pages are read.
 
     Args:
         root: the job's root.
@@ -147,7 +182,7 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
             continue
         for file in commit.adds:
             path = f"{relative}/{checked_relative(file.path)}"
-            if (problem := _parquet_problem(root, path, file.size, whole=False)) is not None:
+            if (problem := _parquet_problem(root, path, file.size)) is not None:
                 found.append(Finding(path, problem))
     return tuple(found)
 
@@ -249,7 +284,7 @@ def _newest_commit(filesystem: fs.FileSystem, base: str) -> BatchId:
     return max((BatchId(int(name)) for name in names if name.isdecimal()), default=NO_BATCH)
 
 
-def _parquet_problem(root: Root, path: str, size: int, *, whole: bool) -> str | None:
+def _parquet_problem(root: Root, path: str, size: int) -> str | None:
     info = root.fs.get_file_info(root.path(path))
     if info.type is fs.FileType.NotFound:
         return "missing"
@@ -257,9 +292,9 @@ def _parquet_problem(root: Root, path: str, size: int, *, whole: bool) -> str | 
         return f"torn: {info.size} bytes, {size} in the log"
     try:
         with root.fs.open_input_file(root.path(path)) as file:
-            parquet = pq.ParquetFile(file, page_checksum_verification=whole)
-            if whole:
-                parquet.read()
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            for group in range(parquet.num_row_groups):
+                parquet.read_row_group(group)
     except (pa.ArrowException, OSError) as error:
         return f"altered: {error}"
     return None

@@ -14,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark_abs.errors import DamageError
 from spark_abs.model import BatchId, ChannelId, CheckpointId, Version
+from spark_abs.snapshots import kept as kept_module
 from spark_abs.snapshots import verify as module
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.kept import KeptState
@@ -22,7 +24,13 @@ from spark_abs.snapshots.materialise import materialise
 from spark_abs.snapshots.packs import PackReader
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.take import snapshot_stage
-from spark_abs.snapshots.verify import verify_channel, verify_native, verify_state, verify_table
+from spark_abs.snapshots.verify import (
+    verify_channel,
+    verify_native,
+    verify_packs,
+    verify_state,
+    verify_table,
+)
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile, Commit, Table
@@ -61,6 +69,46 @@ def test_every_checkpoint_that_needs_altered_bytes_is_named(
     assert len(verify_state(root, manifests)) == 3
     Path(root.uri, "state").rename(Path(root.uri, "elsewhere"))
     assert {f.problem for f in verify_state(root, manifests)} == {"missing (x)", "missing (y)", "missing (z)"}
+
+
+def test_every_byte_that_is_named_is_read(
+    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is altered in turn; what no manifest names is not read."""
+    monkeypatch.setattr(kept_module, "CHUNK", 8)
+    data = {"a": os.urandom(20), "b": os.urandom(8), "dead": os.urandom(20)}
+    files = {f.path: f for f in store(kept, ONE, tmp_path / "native", **data).files}
+    pack = Path(root.uri, "state", files["a"].at.pack)
+    whole, retained = pack.read_bytes(), [manifest_of(1, [files["a"], files["b"]])]
+    for path, content in data.items():
+        parts = [content[at : at + 8] for at in range(0, len(content), 8)]
+        for at in [whole.index(part) + i for part in parts for i in range(len(part))]:
+            pack.write_bytes(whole)
+            altered(pack, at)
+            problems = [f.problem for f in verify_state(root, retained)]
+            assert [p for p in problems if p.endswith(f"({path})")] == problems
+            assert len(problems) == (path != "dead")
+
+
+def test_a_pack_whose_footer_forgets_what_is_needed_is_said_and_not_swept(
+    root: Root, kept: KeptState, tmp_path: Path
+) -> None:
+    """The bytes can still be read: a restore works, and sweeping must not take them for dead."""
+    files = store(kept, ONE, tmp_path / "a", x=b"x" * 10, y=b"y" * 100).files
+    retained = [manifest_of(1, files)]
+    kept.release(ONE)
+    assert verify_packs(root, retained) == ()
+    pack = Path(root.uri, "state", files[0].at.pack)
+    data = pack.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    forgotten = data[footer:].replace(files[0].sha256.encode(), b"0" * 64)
+    pack.write_bytes(data[:footer] + forgotten)
+    (found,) = verify_packs(root, retained)
+    assert (found.path, found.checkpoint, found.stage) == (f"state/{pack.name}", 1, "match")
+    assert verify_state(root, retained) == ()
+    with pytest.raises(DamageError, match=rf"{pack.name} does not name sha256 {files[0].sha256}"):
+        sweep(kept, lambda: retained)
+    materialise(root, files, Place(str(tmp_path / "new")), "query")
 
 
 def test_bytes_that_sweeping_moves_meanwhile_are_not_damage(
@@ -223,6 +271,10 @@ def test_a_channel_is_whole_behind_its_slowest_reader(root: Root) -> None:
     table = table_of(root, "channels/a.main")
     files = Path(root.uri, "channels/a.main")
     assert verify_channel(root, channel, Version(0)) == ()
+    altered(files / "2.parquet", 1000)
+    (page,) = verify_channel(root, channel, Version(0))
+    assert (page.path, page.problem.partition(":")[0]) == ("channels/a.main/2.parquet", "altered")
+    altered(files / "2.parquet", 1000)
     (files / "1.parquet").unlink()
     assert [f.path for f in verify_channel(root, channel, Version(0))] == ["channels/a.main/1.parquet"]
     assert verify_channel(root, channel, Version(1)) == ()
