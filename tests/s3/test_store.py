@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,15 +14,19 @@ from click.testing import CliRunner
 from spark_abs.channels.trim import trim
 from spark_abs.cli.main import main
 from spark_abs.errors import CommitConflict, UsageError
-from spark_abs.model import ChannelId, RunId, Version
-from spark_abs.snapshots.materialise import empty, put
+from spark_abs.model import ChannelId, CheckpointId, RunId, Version
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.materialise import empty, is_whole, materialise, put
+from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, read_lease, write_lease
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
 from tests.s3.server import SECRET, Server
+from tests.snapshot_support import manifest_of, store
 
 SCHEMA = pa.schema([("n", pa.int64())])
 WRITERS, COMMITS = 4, 5
@@ -101,3 +107,18 @@ def test_verbs_find_the_store_through_the_environment(root: Root, server: Server
 def test_where_no_job_is_it_says_so(root: Root) -> None:
     with pytest.raises(UsageError, match="is not the root of a job"):
         Control.open(root)
+
+
+def test_state_is_packed_verified_and_brought_back(root: Root, tmp_path: Path) -> None:
+    """In threads that share the packs they read; to the store, and to a disk beside it."""
+    kept = KeptState.open(root, "job", RunId(1))
+    data = {f"{number}.delta": os.urandom(100) for number in range(1, 30)}
+    data |= {"metadata": b"{}", "1.snapshot": os.urandom(9 * 2**20)}
+    stored = store(kept, CheckpointId(1), tmp_path / "native", **data).files
+    assert verify_state(root, [manifest_of(1, stored)]) == ()
+    for target in (root.place("native/1/stage"), Place(str(tmp_path / "back"))):
+        materialise(root, stored, target, "query")
+        assert {path: target.read(path) for path in data if path != "metadata"} == {
+            path: content for path, content in data.items() if path != "metadata"
+        }
+        assert is_whole(target, "query")
