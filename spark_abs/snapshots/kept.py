@@ -32,7 +32,7 @@ from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 
 HELD = 96 * 2**20
-"""Up to this size a file is held in memory between hashing and packing, one at a time: more than RocksDB
+"""Up to this size a file is held in memory between hashing and packing, two at a time: more than RocksDB
 makes one file of. A larger one is read twice, since the rows of a pack begin with the hash of all."""
 
 
@@ -68,7 +68,7 @@ class KeptState:
         self._writing: set[str] = set()
         self._hashes: dict[str, dict[CapturedFile, str]] = {}
         self._indexes: dict[str, Mapping[str, Packed]] = {}
-        self._holding = threading.Lock()
+        self._holding = threading.BoundedSemaphore(2)
 
     @classmethod
     def open(
@@ -125,7 +125,7 @@ class KeptState:
         known_hashes = self._hashes.get(directory, {})
         try:
             for file in files:
-                with self._holding if file.size > CHUNK else contextlib.nullcontext():
+                with self._holding if CHUNK < file.size <= HELD else contextlib.nullcontext():
                     data: Sequence[bytes] = ()
                     if (sha256 := known_hashes.get(file)) is None:
                         sha256, data = _hash(filesystem, directory, file)
