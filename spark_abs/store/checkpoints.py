@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import CheckpointNotFound, DamageError, Fenced
 from spark_abs.manifest import Manifest
-from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, run_app_id
+from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version, run_app_id
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -70,6 +70,7 @@ class Checkpoints:
         self._root = root
         self._job = job
         self._table = table
+        self._read: tuple[Version, tuple[Manifest, ...]] | None = None
 
     @classmethod
     def open(cls, root: Root, job: str) -> Checkpoints:
@@ -124,8 +125,12 @@ class Checkpoints:
         return found[0]
 
     def load_all(self) -> tuple[Manifest, ...]:
-        """Read every manifest, by id."""
-        return tuple(sorted(self._load(None), key=lambda m: m.id))
+        """Read every manifest, by id; again only when the table has another version."""
+        self._table.refresh()
+        if self._read is None or self._read[0] != self._table.version:
+            found = tuple(sorted(self._load(None), key=lambda m: m.id))
+            self._read = (self._table.version, found)
+        return self._read[1]
 
     def retire(self, checkpoints: Sequence[CheckpointId], run: RunId) -> bool:
         """Remove manifests; what only they named may be swept afterwards.
