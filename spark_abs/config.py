@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -109,6 +109,8 @@ class Setting:
     minimum: int = 0
     secret: bool = False
     """Whether no error may show the value."""
+    live: bool = False
+    """Whether it can be changed while the job runs."""
 
     @property
     def key(self) -> str:
@@ -132,9 +134,19 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("checkpoint", "interval", "10s", duration_ms, "time between two periodic triggers", 1),
-    Setting("checkpoint", "minPause", "0s", duration_ms, "least time from an outcome to the next trigger"),
-    Setting("checkpoint", "timeout", "10m", duration_ms, "age at which a checkpoint is aborted", 1),
+    Setting("checkpoint", "interval", "10s", duration_ms, "time between two periodic triggers", 1, live=True),
+    Setting(
+        "checkpoint",
+        "minPause",
+        "0s",
+        duration_ms,
+        "least time from an outcome to the next trigger",
+        live=True,
+    ),
+    Setting(
+        "checkpoint", "timeout", "10m", duration_ms, "age at which a checkpoint is aborted", 1, live=True
+    ),
+    Setting("checkpoint", "maxConcurrent", "1", _count, "checkpoints that may be open at once", 1, live=True),
     Setting("checkpoint", "synchronous", "false", _switch, "processing waits until the state is copied"),
     Setting("checkpoint", "tolerableFailures", "any", count_or_any, "checkpoints that may fail in a row"),
     Setting("checkpoint", "numRetained", "3", _count, "completed checkpoints kept beside savepoints", 1),
@@ -162,6 +174,7 @@ class Settings:
     interval_ms: int
     min_pause_ms: int
     timeout_ms: int
+    max_concurrent: int
     synchronous: bool
     tolerable_failures: int | None
     """None: any number."""
@@ -212,6 +225,40 @@ class Settings:
                     raise ConfigError(_unknown(name, layer, known))
                 values[known[name]] = _read(known[name], value, f"{name} ({layer})")
         return cls(**{setting.field: value for setting, value in values.items()})
+
+    def changed(self, given: Mapping[str, object]) -> Settings:
+        """Return these settings with some of the live ones changed; `given` as arguments.
+
+        Raises:
+            ConfigError: one is unknown, cannot be changed while a job runs, or its value cannot be read; the
+                message says which can and how values are written.
+        """
+        live = {setting.argument: setting for setting in SETTINGS if setting.live}
+        forms = ", ".join(f"{name}={setting.default}" for name, setting in live.items())
+        if not given:
+            raise ConfigError(f"nothing to set; of a running job one can set, e.g., {forms}")
+        values = {}
+        for name, value in given.items():
+            if name not in live:
+                raise ConfigError(f"{name!r} cannot be set while a job runs; one can set, e.g., {forms}")
+            values[live[name].field] = _read(live[name], value, name)
+        return replace(self, **values)
+
+    def differences(self, after: Settings) -> str:
+        """Say what was changed, e.g. `interval 10s -> 30s, timeout 10m -> 5m`; empty if nothing was."""
+        return ", ".join(
+            f"{s.argument} {shown(s, getattr(self, s.field))} -> {shown(s, getattr(after, s.field))}"
+            for s in SETTINGS
+            if s.live and getattr(self, s.field) != getattr(after, s.field)
+        )
+
+
+def shown(setting: Setting, value: object) -> str:
+    """Write a value as one would give it."""
+    if isinstance(value, int) and setting.read in (duration_ms, duration_or_auto):
+        unit = max((u for u in _MILLISECONDS if value % _MILLISECONDS[u] == 0), key=_MILLISECONDS.__getitem__)
+        return f"{value // _MILLISECONDS[unit]}{unit}" if value else "0s"
+    return str(value)
 
 
 def _flat(yaml: Mapping[str, object]) -> dict[str, object]:

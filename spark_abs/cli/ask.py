@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from spark_abs.cli.verb import Context
 from spark_abs.errors import Refused
@@ -15,7 +17,13 @@ from spark_abs.store.root import Root
 LOOK_EVERY_S = 0.2
 
 
-def ask_job(ctx: Context, root: Root, kind: CommandKind, name: str | None) -> Command:
+def ask_job(
+    ctx: Context,
+    root: Root,
+    kind: CommandKind,
+    name: str | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> Command:
     """Ask the running job and wait for its answer.
 
     Interrupted here, the command stays: the job answers it all the same.
@@ -25,7 +33,7 @@ def ask_job(ctx: Context, root: Root, kind: CommandKind, name: str | None) -> Co
     """
     control = Control.open(root)
     run = _require_alive(ctx, root, control.state)
-    command = Command(uuid.uuid4().hex, kind, name, ctx.now_ms())
+    command = Command(uuid.uuid4().hex, kind, name, ctx.now_ms(), settings=dict(settings))
     control.update(lambda state: ask(state, command))
     while True:
         # Looked at in this order: an answer given just before the end is still seen.

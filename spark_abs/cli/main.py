@@ -11,6 +11,7 @@ from spark_abs.cli.checkpoints import list_checkpoints
 from spark_abs.cli.history import history
 from spark_abs.cli.restore import restore
 from spark_abs.cli.savepoint import savepoint
+from spark_abs.cli.set import set_live
 from spark_abs.cli.show import show
 from spark_abs.cli.status import status
 from spark_abs.cli.stop import stop
@@ -43,5 +44,5 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
-for command in (list_checkpoints, show, status, history, savepoint, stop, restore, verify):
+for command in (list_checkpoints, show, status, history, savepoint, set_live, stop, restore, verify):
     main.add_command(command)

@@ -6,8 +6,8 @@ again on a newer state and must then decide anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from spark_abs.errors import (
@@ -88,6 +88,8 @@ class CommandKind(StrEnum):
     SAVEPOINT = "savepoint"
     STOP = "stop"
     """Stop in order; with a name, take an exact savepoint first."""
+    SET = "set"
+    """Change settings until the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Command:
     ok: bool = False
     checkpoint: CheckpointId | None = None
     message: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What to set, by the names that arguments have, as text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,10 +68,11 @@ class Pending:
 class Coordinator:
     """Turns events into effects. Not thread-safe; the caller carries effects out in the order given.
 
-    Guarantees: one open checkpoint at a time unless `Claimed` comes for more; verdicts leave one at a time,
-    in id order; a checkpoint is completed only with the acknowledgements of all stages; every claimed id
-    gets a verdict. Any event may come twice or late, except that `Claimed` first comes in id order: a new
-    coordinator hears it for every claim without an outcome before it hears anything of a later one.
+    Guarantees: one claim at a time, and of periodic and requested checkpoints no more than may be open at
+    once; verdicts leave one at a time, in id order; a checkpoint is completed only with the acknowledgements
+    of all stages; every claimed id gets a verdict. Any event may come twice or late, except that `Claimed`
+    first comes in id order: a new coordinator hears it for every claim without an outcome before it hears
+    anything of a later one.
     """
 
     def __init__(self, stages: Iterable[StageId], settings: Callable[[], TriggerSettings]) -> None:
@@ -211,11 +212,21 @@ class Coordinator:
         complete = None
         if acks.keys() == self._stages:
             complete = Complete(event.id, tuple(acks[name] for name in sorted(acks)))
-            for older in self.pending:
-                if older.id < event.id:
-                    self._abort(older.id, AbortReason.SUBSUMED, f"checkpoint {event.id} is complete")
+            self._subsume(pending.barrier)
         self._pending[event.id] = replace(pending, acks=acks, verdict=complete)
         return AckResult.SUCCESS
+
+    def _subsume(self, complete: Barrier) -> None:
+        """Give up the older checkpoints that one makes needless (P8), as Flink does.
+
+        A savepoint is never given up. One behind which the job goes on makes nothing needless: it is not what
+        a failed job goes back to.
+        """
+        if complete.kind is CheckpointKind.SAVEPOINT:
+            return
+        for older in self.pending:
+            if older.id < complete.id and older.barrier.kind is CheckpointKind.CHECKPOINT:
+                self._abort(older.id, AbortReason.SUBSUMED, f"checkpoint {complete.id} is complete")
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
         """Give a checkpoint the verdict abort, unless it has one, or is none of ours."""
@@ -275,8 +286,11 @@ class Coordinator:
         return (first.verdict,)
 
     def _begin(self, now_ms: int) -> tuple[Effect, ...]:
-        busy = bool(self._pending or self._claiming or self._ended)
-        match trigger.decide(now_ms, self._status, self._settings(), self._waiting, busy, self._past):
+        busy = bool(self._claiming or self._ended or self._ending())
+        pending = len(self._pending)
+        match trigger.decide(
+            now_ms, self._status, self._settings(), self._waiting, busy, self._past, pending
+        ):
             case trigger.WaitUntil():
                 return ()
             case trigger.Trigger(request):
@@ -286,6 +300,10 @@ class Coordinator:
                     self._waiting.remove(request)
                     self._claiming = Claim(request.kind, request.name, request.id)
                 return (self._claiming,)
+
+    def _ending(self) -> bool:
+        """Say whether a savepoint is open with which the job ends: nothing begins behind it."""
+        return any(p.barrier.kind is CheckpointKind.SYNC_SAVEPOINT for p in self.pending)
 
     def _answer(self, request_id: str, checkpoint: CheckpointId | None, ok: bool, message: str) -> Answer:
         answer = Answer(request_id, checkpoint, ok, message)

@@ -31,6 +31,8 @@ class TriggerSettings:
     """A checkpoint not complete by then is aborted."""
     tolerated_failures: int | None = None
     """How many checkpoints may fail in a row before the job does; None: any number."""
+    max_concurrent: int = 1
+    """How many may be open when a periodic or requested checkpoint begins; savepoints begin all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +76,23 @@ def decide(
     waiting: Sequence[Request],
     busy: bool,
     past: Past,
+    pending: int = 0,
 ) -> Trigger | WaitUntil:
     """Decide whether a checkpoint begins now.
 
-    One is open at a time. A request goes before a periodic checkpoint and waits for neither interval nor
-    pause, only for the open one. Nothing begins unless the job is running, but for the savepoint with which
-    a job that is stopping ends.
+    One is claimed at a time. Savepoints go first and wait for nothing else; then requested checkpoints, which
+    wait for a place among those that may be open at once; then periodic ones, which wait for the interval
+    and the pause, too. Nothing begins unless the job is running, but for the savepoint with which a job that
+    is stopping ends.
 
     Args:
         now_ms: the clock of the event that asks.
         status: of the job.
         settings: as they are now; they may change between decisions.
         waiting: requests not yet begun, oldest first.
-        busy: whether a checkpoint is open or being claimed.
+        busy: whether an id is being claimed, or the job ends with a savepoint that is open or taken.
         past: the newest trigger and outcome.
+        pending: how many checkpoints and savepoints are open.
     """
     if busy:
         return WaitUntil(None)
@@ -95,6 +100,10 @@ def decide(
         last = next((r for r in waiting if r.kind is CheckpointKind.SYNC_SAVEPOINT), None)
         return Trigger(last) if last else WaitUntil(None)
     if status is not JobStatus.RUNNING:
+        return WaitUntil(None)
+    if savepoint := next((r for r in waiting if r.kind.owned_by_user), None):
+        return Trigger(savepoint)
+    if pending >= settings.max_concurrent:
         return WaitUntil(None)
     if waiting:
         return Trigger(waiting[0])

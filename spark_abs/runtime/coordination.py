@@ -25,9 +25,10 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
 from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
-from spark_abs.protocol.trigger import JobStatus, Request, TriggerSettings
+from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.journal import Journal
+from spark_abs.runtime.live import LiveSettings
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.checkpoints import Checkpoints
@@ -70,11 +71,10 @@ class Coordination:
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
         self._journal = Journal(ctx, newest)
-        settings = ctx.settings
-        times = TriggerSettings(
-            settings.interval_ms, settings.min_pause_ms, settings.timeout_ms, settings.tolerable_failures
-        )
-        self._coordinator = Coordinator(stages, lambda: times)
+        self._live = LiveSettings(ctx.settings)
+        self._changes: queue.SimpleQueue[tuple[Mapping[str, object], queue.SimpleQueue[protocol.Answer]]]
+        self._changes = queue.SimpleQueue()
+        self._coordinator = Coordinator(stages, self._live.times)
         self._events: queue.SimpleQueue[protocol.Event | None] = queue.SimpleQueue()
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
@@ -96,6 +96,18 @@ class Coordination:
         answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
         self._answers[request.id] = answer
         self.put(protocol.Requested(now_ms(), request))
+        return answer
+
+    def change(self, given: Mapping[str, object]) -> queue.SimpleQueue[protocol.Answer]:
+        """Change settings until the run ends; the answer, which comes through the queue, says what changed.
+
+        Raises:
+            ConfigError: one cannot be set, or not to this; nothing was changed.
+        """
+        self._live.now.changed(given)
+        answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
+        self._changes.put((given, answer))
+        self.put(protocol.Tick(now_ms()))
         return answer
 
     def join(self, stage: StageRunner) -> None:
@@ -126,6 +138,9 @@ class Coordination:
             return False
         if isinstance(event, protocol.Joined):
             self._welcome(self._joining.get())
+        while not self._changes.empty():
+            given, answer = self._changes.get()
+            answer.put(protocol.Answer("set", None, True, self._set(given)))
         self._handle(event)
         for stage in self._stages.values():
             stage.offer_idle()
@@ -161,7 +176,7 @@ class Coordination:
                 self._ctx.probe(f"ack.{effect.stage}.after")
                 log.debug("ack of %s for checkpoint %s: %s", effect.stage, effect.id, effect.result)
             case protocol.Release():
-                self._snapshots.release(effect.id)
+                self._snapshots.release(effect.id, completed=False)
             case protocol.Notify():
                 self._notify(effect)
             case protocol.Answer():
@@ -254,7 +269,7 @@ class Coordination:
         self._barriers.pop(effect.id, None)
         for stage in self._stages.values():
             stage.notify(effect.id, effect.completed)
-        self._snapshots.release(effect.id)
+        self._snapshots.release(effect.id, completed=effect.completed)
         if effect.completed:
             self._snapshots.tidy()
 
@@ -282,6 +297,12 @@ class Coordination:
         if command.kind is CommandKind.STOP and command.name is None:
             self._answer(protocol.Answer(command.id, None, True, "stopping"))
             return
+        if command.kind is CommandKind.SET:
+            try:
+                self._answer(protocol.Answer(command.id, None, True, self._set(command.settings)))
+            except UsageError as error:
+                self._answer(protocol.Answer(command.id, None, False, str(error)))
+            return
         exact = command.kind is CommandKind.STOP
         kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
         try:
@@ -290,6 +311,14 @@ class Coordination:
             self._answer(protocol.Answer(command.id, None, False, str(error)))
             return
         self._handle(protocol.Requested(now_ms(), Request(command.id, kind, command.name)))
+
+    def _set(self, given: Mapping[str, object]) -> str:
+        changed = self._live.change(given)
+        if not changed:
+            return "nothing changed: these are the settings already"
+        self._journal.settings_changed(changed)
+        log.info("settings changed: %s", changed)
+        return f"{changed}; at its next start the job takes its own configuration again"
 
     def check_name(self, name: str | None) -> None:
         """Refuse a savepoint name that is no name or is taken."""

@@ -80,6 +80,11 @@ class Journal:
             ),
         )
 
+    def settings_changed(self, what: str) -> None:
+        """Record that settings of the running job were changed, from what to what."""
+        event, ctx = HistoryEvent.SETTINGS_CHANGED, self._ctx
+        self._append(HistoryRow(now_ms(), event, ctx.attempt, ctx.run, detail=what))
+
     def _acked(self, barrier: Barrier, snapshot: StageSnapshot) -> HistoryRow:
         timings = snapshot.timings
         return self._row(

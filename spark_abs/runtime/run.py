@@ -98,6 +98,17 @@ class Run:
         """Take a checkpoint now and return its id; errors as `savepoint`."""
         return self._request(CheckpointKind.CHECKPOINT, None, timeout)
 
+    def set(self, **settings: object) -> str:
+        """Change settings of the running job, e.g. `run.set(interval="30s")`; returns what was changed.
+
+        They hold from the next decision on until the run ends: the next start reads the job's own.
+
+        Raises:
+            ConfigError: one cannot be set while a job runs, or not to this; nothing was changed.
+            Refused: the job is not running.
+        """
+        return self._answer(self._running().change(settings), None).message
+
     def stop(self, savepoint: str | None = None) -> CheckpointId | None:
         """Stop in order: every stage ends its batch. With a name, take an exact savepoint first.
 
@@ -142,15 +153,18 @@ class Run:
         self._stop.set()
 
     def _request(self, kind: CheckpointKind, name: str | None, timeout: float | None) -> CheckpointId:
-        coordination = self._coordination
-        if coordination is None or self._done.is_set():
-            raise Refused("the job is not running")
+        coordination = self._running()
         if kind is not CheckpointKind.CHECKPOINT:
             coordination.check_name(name)
         answer = self._answer(coordination.request(Request(uuid.uuid4().hex, kind, name)), timeout)
         if not answer.ok or answer.id is None:
             raise Refused(f"{kind.value} {name or ''} was not taken: {answer.message}")
         return answer.id
+
+    def _running(self) -> Coordination:
+        if self._coordination is None or self._done.is_set():
+            raise Refused("the job is not running")
+        return self._coordination
 
     def _answer(self, answers: queue.SimpleQueue[Answer], timeout: float | None) -> Answer:
         until = None if timeout is None else time.monotonic() + timeout

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from deltalake.exceptions import DeltaError
 
@@ -81,6 +83,7 @@ class Snapshotter:
         self._pool = ThreadPoolExecutor(ctx.settings.copy_threads, thread_name_prefix="spark-abs-copy")
         self._lock = threading.Lock()
         self._open: dict[tuple[StageId, CheckpointId], BatchId] = {}
+        self._copying: dict[StageId, threading.Lock] = {}
         self._closing = threading.Event()
         self._tidying = threading.Lock()
         self._listener: Listener | None = None
@@ -95,7 +98,10 @@ class Snapshotter:
         return self._listener
 
     def submit(self, taken: Taken) -> None:
-        """Capture and copy a cut as soon as Spark has recorded the end of its batch, then acknowledge it."""
+        """Capture and copy a cut as soon as Spark has recorded the end of its batch, then acknowledge it.
+
+        Cuts of one stage are copied one after the other.
+        """
         with self._lock:
             self._open[taken.stage, taken.barrier.id] = taken.batch
         self._pool.submit(self._work, taken)
@@ -108,10 +114,11 @@ class Snapshotter:
             return True
         return not self._ctx.settings.synchronous and batch - min(mine) <= self._ctx.batches_retained // 2
 
-    def release(self, checkpoint: CheckpointId) -> None:
+    def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Let go of what a checkpoint has pinned; its outcome is durable.
 
-        Nobody waits for a copy that is still under way, nor for the store: it may hang.
+        What an aborted one has copied, or is still copying, is left to the next copy of the same stage. Nobody
+        waits for a copy that is still under way, nor for the store: it may hang.
         """
         with self._lock:
             late = [key for key in self._open if key[1] == checkpoint]
@@ -119,7 +126,7 @@ class Snapshotter:
                 del self._open[key]
         for stage, _ in late:
             self._to.wake(stage)
-        self._pool.submit(self._kept.release, checkpoint)
+        self._pool.submit(partial(self._kept.release, checkpoint, completed=completed))
 
     def missing(self, manifest: Manifest) -> tuple[str, ...]:
         """Return the files that a manifest would name and that are not there."""
@@ -151,16 +158,17 @@ class Snapshotter:
             with self._lock:
                 late = self._open.pop((taken.stage, taken.barrier.id), None) is None
             if late:
-                self._kept.release(taken.barrier.id)
+                self._kept.release(taken.barrier.id, completed=False)
             self._to.wake(taken.stage)
 
     def _snapshot(self, taken: Taken) -> StageSnapshot:
         ctx, stage = self._ctx, taken.stage
         ctx.probe(f"capture.{stage}.await.before")
         self._await_commit(taken)
-        began = now_ms()
         ctx.probe(f"capture.{stage}.copy.before")
-        copy = snapshot_stage(self._kept, taken.barrier.id, ctx.native(stage), taken.batch)
+        with self._turn(taken):
+            began = now_ms()
+            copy = snapshot_stage(self._kept, taken.barrier.id, ctx.native(stage), taken.batch)
         ctx.probe(f"capture.{stage}.copy.after")
         facts = self._facts[stage]
         took = now_ms() - began
@@ -200,13 +208,32 @@ class Snapshotter:
         """
         native = NativeLog(self._ctx.native(taken.stage))
         while True:
-            with self._lock:
-                if (taken.stage, taken.barrier.id) not in self._open:
-                    raise _Unwanted
+            self._require_wanted(taken)
             if taken.batch == NO_BATCH or native.has_committed(taken.batch):
                 return
-            if self._closing.wait(_COMMIT_POLL_S):
-                raise _Unwanted
+            self._closing.wait(_COMMIT_POLL_S)
+
+    @contextmanager
+    def _turn(self, taken: Taken) -> Iterator[None]:
+        """Wait while an older cut of the stage is copied: what that copies need not be copied twice.
+
+        Raises:
+            _Unwanted: the checkpoint has its outcome, or the run ends.
+        """
+        with self._lock:
+            turn = self._copying.setdefault(taken.stage, threading.Lock())
+        while not turn.acquire(timeout=_COMMIT_POLL_S):
+            self._require_wanted(taken)
+        try:
+            yield
+        finally:
+            turn.release()
+
+    def _require_wanted(self, taken: Taken) -> None:
+        with self._lock:
+            wanted = (taken.stage, taken.barrier.id) in self._open
+        if not wanted or self._closing.is_set():
+            raise _Unwanted
 
     def _decline(self, taken: Taken, error: Exception) -> None:
         detail = f"{type(error).__name__}: {error}"

@@ -81,7 +81,8 @@ class StageRunner:
         self._start = start
         self._snapshots = snapshots
         self.native = NativeLog(ctx.native(name))
-        self._pending: Barrier | None = None
+        self._offered: tuple[Barrier, ...] = ()
+        """Claimed barriers without an outcome, oldest first."""
         self._taken = NO_EPOCH
         self._aborted: set[CheckpointId] = set()
         self._aligning_since: dict[CheckpointId, int] = {}
@@ -196,17 +197,15 @@ class StageRunner:
         )
 
     def _open_barrier(self) -> Barrier | None:
-        pending = self._pending
-        if pending is None or pending.id <= self._taken or pending.id in self._aborted:
-            return None
-        return pending
+        """Return the oldest barrier that the stage has still to take, if it takes barriers like a source."""
+        return next((b for b in self._offered if b.id > self._taken and b.id not in self._aborted), None)
 
     def offer(self, barrier: Barrier) -> None:
-        """Tell the stage of a claimed barrier; it matters only while no channel input is open."""
-        self._pending = barrier
+        """Tell the stage of a claimed barrier, in id order; it matters while no channel input is open."""
+        self._offered = (*self._offered, barrier)
 
     def offer_idle(self) -> None:
-        """Take the open barrier if the stage takes barriers like a source and no batch is under way (P1).
+        """Take the oldest open barrier if the stage takes them like a source and no batch is under way (P1).
 
         If a batch came first, the barrier is void here: that batch carries it.
         """
@@ -260,6 +259,7 @@ class StageRunner:
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""
+        self._offered = tuple(b for b in self._offered if b.id != checkpoint)
         if not completed:
             self._aborted.add(checkpoint)
             self.turns.release(checkpoint)

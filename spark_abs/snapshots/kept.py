@@ -27,6 +27,7 @@ from spark_abs.snapshots.packs import (
     pack_name,
     resolve,
 )
+from spark_abs.snapshots.pins import Pins, follow
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
@@ -52,7 +53,8 @@ class KeptState:
     """`state/` as one run writes it. Thread-safe; one per process and root.
 
     Every byte that a capture names or reuses is pinned under the checkpoint's id until `release`, so that
-    sweeping cannot take it away before the manifest names it.
+    sweeping cannot take it away before the manifest names it; of an aborted checkpoint until the next
+    capture of the same stage is in, which then need not copy it again.
     """
 
     def __init__(self, root: Root, job: str, run: RunId, table: Table, probe: Probe = no_probe) -> None:
@@ -64,7 +66,7 @@ class KeptState:
         self.lock = threading.RLock()
         """Held while sweeping: nothing is pinned, released or committed meanwhile."""
         self._known: dict[str, Location] = {}
-        self._pins: dict[CheckpointId, dict[str, Location]] = {}
+        self._pins = Pins()
         self._writing: set[str] = set()
         self._hashes: dict[str, dict[CapturedFile, str]] = {}
         self._indexes: dict[str, Mapping[str, Packed]] = {}
@@ -113,7 +115,7 @@ class KeptState:
         found again. The bytes stay pinned until `release(checkpoint)`.
 
         Raises:
-            StaleCapture: a file is not any more what the capture saw.
+            StaleCapture: a file is not any more what the capture saw; what was copied before it is kept.
             Fenced: a newer run owns the root.
             CommitStateUnknown: the store did not say; the checkpoint must be declined.
         """
@@ -122,6 +124,7 @@ class KeptState:
         stored: list[StoredFile] = []
         size_new = 0
         writer: PackWriter | None = None
+        whole = True
         known_hashes = self._hashes.get(directory, {})
         try:
             for file in files:
@@ -130,17 +133,23 @@ class KeptState:
                     if (sha256 := known_hashes.get(file)) is None:
                         sha256, data = _hash(filesystem, directory, file)
                     hashes[file] = sha256
-                    at = fresh.get(sha256) or self._reuse(checkpoint, sha256)
+                    at = fresh.get(sha256) or self._reuse(checkpoint, directory, sha256)
                     if at is None:
                         writer = writer or self._begin()
                         chunks = data or _again(filesystem, directory, file, sha256)
+                        whole = False
                         at = fresh[sha256] = writer.add(sha256, file.size, chunks)
+                        whole = True
                         size_new += file.size
                     stored.append(StoredFile(file.path, file.size, sha256, at))
             add = writer.close() if writer else None
             if add is not None:
                 self._probe("capture.pack.commit.before")
-                self._commit(checkpoint, add, fresh)
+                self._commit(checkpoint, directory, add, fresh)
+        except StaleCapture:
+            if writer is not None and whole and fresh:
+                self._commit(checkpoint, directory, writer.close(), fresh)
+            raise
         finally:
             # A pack that did not get its commit stays behind; sweeping tells it from one that did.
             if writer is not None:
@@ -148,6 +157,8 @@ class KeptState:
                 with self.lock:
                     self._writing.discard(writer.name)
         self._hashes[directory] = hashes
+        with self.lock:
+            self._pins.captured(directory)
         return Stored(tuple(stored), size_new)
 
     def copied(self, directory: str) -> frozenset[CapturedFile]:
@@ -156,10 +167,10 @@ class KeptState:
             hashes = self._hashes.get(directory, {})
             return frozenset(file for file, sha256 in hashes.items() if sha256 in self._known)
 
-    def release(self, checkpoint: CheckpointId) -> None:
+    def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Let go of what a checkpoint pinned: its outcome is durable. Repeatable."""
         with self.lock:
-            self._pins.pop(checkpoint, None)
+            self._pins.release(checkpoint, completed=completed)
 
     def missing(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
         """Return the files whose bytes `state/` has no more: ask it before a manifest is committed.
@@ -182,9 +193,9 @@ class KeptState:
             return active_packs(self._table)
 
     def pinned(self) -> set[tuple[str, str]]:
-        """Return hash and pack of everything that open captures name."""
+        """Return hash and pack of everything that open captures name, or that the next one may reuse."""
         with self.lock:
-            return {(sha256, at.pack) for pins in self._pins.values() for sha256, at in pins.items()}
+            return self._pins.pinned()
 
     def indexes(self, reader: PackReader) -> Mapping[str, Mapping[str, Packed]]:
         """Return what each active pack holds, by hash. The footer of a pack is read once in a run.
@@ -209,12 +220,8 @@ class KeptState:
         commit = Commit([merged] if merged else [], removes=sorted(removed))
         self._table.commit(lambda table: self._if_current(table, commit))
         gone = frozenset(removed)
-        for places in (self._known, *self._pins.values()):
-            for sha256 in [sha256 for sha256, at in places.items() if at.pack in gone]:
-                if sha256 in moved:
-                    places[sha256] = moved[sha256]
-                else:
-                    del places[sha256]
+        follow(self._known, gone, moved)
+        self._pins.move(gone, moved)
 
     def leftovers(self) -> tuple[str, ...]:
         """Return the packs that no commit names and no copy of this process is writing.
@@ -233,18 +240,20 @@ class KeptState:
             self._writing.add(writer.name)
             return writer
 
-    def _reuse(self, checkpoint: CheckpointId, sha256: str) -> Location | None:
+    def _reuse(self, checkpoint: CheckpointId, directory: str, sha256: str) -> Location | None:
         with self.lock:
             at = self._known.get(sha256)
             if at is not None:
-                self._pins.setdefault(checkpoint, {})[sha256] = at
+                self._pins.hold(checkpoint, directory, {sha256: at})
             return at
 
-    def _commit(self, checkpoint: CheckpointId, add: AddFile, fresh: Mapping[str, Location]) -> None:
+    def _commit(
+        self, checkpoint: CheckpointId, directory: str, add: AddFile, fresh: Mapping[str, Location]
+    ) -> None:
         with self.lock:
             self._table.commit(lambda table: self._if_current(table, Commit([add])))
             self._known.update(fresh)
-            self._pins.setdefault(checkpoint, {}).update(fresh)
+            self._pins.hold(checkpoint, directory, fresh)
 
     def _fence(self, table: Table) -> Commit | None:
         fence = self._if_current(table, Commit(transactions={run_app_id(self._job): self.run}))

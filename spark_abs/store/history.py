@@ -56,6 +56,8 @@ class HistoryEvent(StrEnum):
     ABORTED = "aborted"
     RESTORED = "restored"
     RETIRED = "retired"
+    SETTINGS_CHANGED = "settings-changed"
+    """`detail` says what of the running job was changed, from what to what."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,17 +234,16 @@ class Driver:
                     self.acks.pop((checkpoint, stage), None)
                     self.seen[f"acks {result}"] += 1
                 case Notify(checkpoint, _):
-                    if self.run.open and self.run.open.id <= checkpoint:
-                        self.run.open = None
+                    self.run.open = tuple(b for b in self.run.open if b.id > checkpoint)
                 case Answer():
                     self.answers[effect.request_id] = effect
                 case Release():
                     pass
         if isinstance(event, Claimed) and self._is_collecting(event.barrier):
-            self.run.open = event.barrier
+            self.run.open = (*self.run.open, event.barrier)
 
     def _is_collecting(self, barrier: Barrier) -> bool:
-        newer = self.run.open is None or barrier.id > self.run.open.id
+        newer = all(barrier.id > known.id for known in self.run.open)
         return newer and any(p.id == barrier.id and p.verdict is None for p in self.coordinator.pending)
 
     def _carry_out(self) -> None:

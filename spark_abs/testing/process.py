@@ -68,8 +68,8 @@ class Run:
     attempt: AttemptId
     floor: CheckpointId
     paths: dict[ChannelId, tuple[Branch, ...]]
-    open: Barrier | None = None
-    """The barrier that sources are to take."""
+    open: tuple[Barrier, ...] = ()
+    """The barriers that sources are to take, oldest first."""
     handed: set[tuple[CheckpointId, str]] = field(default_factory=set)
     captures: list[Capture] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
@@ -307,13 +307,12 @@ class Process:
     # -- barriers without a batch
 
     def _takes(self, planned: Planned) -> Barrier | None:
-        """Return the barrier that a stage without open channel inputs is to take."""
-        barrier = self.run.open
-        if barrier is None or (barrier.id, self.stage.id) in self.run.handed:
+        """Return the oldest barrier that a stage without open channel inputs has still to take."""
+        if any(not p.is_closed(self.run.id) for p in planned.positions):
             return None
-        if any(not p.is_closed(self.run.id) or p.epoch >= barrier.id for p in planned.positions):
-            return None
-        return barrier
+        passed = max((p.epoch for p in planned.positions), default=NO_EPOCH)
+        taken = max((c for c, stage in self.run.handed if stage == self.stage.id), default=NO_EPOCH)
+        return next((b for b in self.run.open if b.id > max(passed, taken)), None)
 
     def look(self) -> None:
         """Let the agent take a barrier while no batch does: an entry of its own, or none once ended."""

@@ -96,6 +96,7 @@ class Simulation:
             interval_ms=self.rng.choice((30, 100, 200)),
             min_pause_ms=self.rng.choice((0, 30)),
             timeout_ms=self.rng.choice((200, 500, 2_000)),
+            max_concurrent=1 + seed % 3,
         )
         self.driver = self._new_driver()
         self._menu: list[tuple[str, Callable[[], bool], int]] = [

@@ -24,8 +24,7 @@ def told(driver: Driver) -> Iterator[str]:
     for number, row in storage.checkpoints:
         yield f"checkpoint {number} is {'completed' if row else 'aborted'}"
     yield from (f"gates know that {aborted.id} is aborted" for aborted in storage.state.aborted)
-    if driver.run.open:
-        yield f"sources may take barrier {driver.run.open.id}"
+    yield from (f"sources may take barrier {barrier.id}" for barrier in driver.run.open)
     for process in driver.processes.values():
         if isinstance(process.at, Batch):
             left = [output for output, _ in process.channels][process.at.output :]

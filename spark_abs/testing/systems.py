@@ -47,6 +47,8 @@ class System:
 
     graph: Graph
     checkpoints: int = 2
+    concurrent: int = 1
+    """How many of them may be open at once."""
     crash: str | None = None
     """What may crash once, at any moment: a stage, `snapshotter`, `coordinator` or `driver`."""
     timeout: bool = False
@@ -131,7 +133,12 @@ class Small:
         self._boot()
 
     def _boot(self) -> None:
-        settings = TriggerSettings(interval_ms=None, min_pause_ms=0, timeout_ms=TIMEOUT_MS)
+        settings = TriggerSettings(
+            interval_ms=None,
+            min_pause_ms=0,
+            timeout_ms=TIMEOUT_MS,
+            max_concurrent=self.system.concurrent,
+        )
         self.chance = Fixed()
         self.driver = Driver(
             self.storage, self.chance, self.system.parts, settings, lambda: self.now_ms, Counter()
@@ -371,6 +378,7 @@ SYSTEMS = {
     "two outputs, the source crashes": System(two_outputs(1), checkpoints=1, crash="a"),
     "diamond": System(diamond(1), checkpoints=1),
     "chain, two checkpoints, the last stage crashes": System(chain(1), checkpoints=2, crash="tail"),
+    "chain, two checkpoints at once": System(chain(1), checkpoints=2, concurrent=2),
     "chain, the checkpoint may run out of time": System(chain(1), checkpoints=1, timeout=True),
     "chain, the coordinator crashes": System(chain(0), checkpoints=1, crash="coordinator", timeout=True),
     "chain, the snapshotter crashes": System(chain(0), checkpoints=1, crash="snapshotter", timeout=True),

@@ -70,7 +70,9 @@ def test_a_no_is_an_error_with_the_reason(job: SmallJob, cli: Cli) -> None:
     assert "already" in cli("savepoint", "twice", exits=1).stderr
 
 
-@pytest.mark.parametrize("verb", [("savepoint", "s"), ("stop",), ("stop", "--savepoint", "s")])
+@pytest.mark.parametrize(
+    "verb", [("savepoint", "s"), ("stop",), ("stop", "--savepoint", "s"), ("set", "timeout=5m")]
+)
 def test_nobody_is_asked_when_nobody_is_alive(job: SmallJob, cli: Cli, verb: tuple[str, ...]) -> None:
     result = cli(*verb, exits=1)
     assert "no run of job 'job' is alive: run 1 died" in result.stderr
@@ -124,6 +126,30 @@ def test_a_bad_name_is_refused_before_anybody_is_asked(
 ) -> None:
     job.come_alive()
     assert "is not a name" in cli(*verb, exits=2).stderr
+    assert job.state.commands == ()
+
+
+def test_settings_are_sent_as_they_were_given_and_the_answer_is_shown(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(nothing, answering(job, True, None, "interval 10s -> 30s"))
+    assert cli("set", "interval=30s", "min_pause=5s").stdout == "interval 10s -> 30s\n"
+    (asked,) = job.state.commands
+    assert (asked.kind, asked.settings) == (ledger.CommandKind.SET, {"interval": "30s", "min_pause": "5s"})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("interval", "'interval' is not KEY=VALUE, such as interval=30s"),
+        ("interval=soon", "setting interval: 'soon': expected a duration such as 500ms, 10s or 5m"),
+        ("copy_threads=8", "'copy_threads' cannot be set while a job runs; one can set, e.g., interval=10s"),
+    ],
+)
+def test_what_cannot_be_set_is_refused_before_anybody_is_asked(
+    job: SmallJob, cli: Cli, change: str, said: str
+) -> None:
+    job.come_alive()
+    assert said in cli("set", change, exits=2).stderr
     assert job.state.commands == ()
 
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from spark_abs.model import BatchId, Position
 from spark_abs.protocol import gate
+from spark_abs.protocol.coordinator import Coordinator
+from spark_abs.protocol.messages import Effect
 from spark_abs.testing.cluster import Graph, Native, State
 from spark_abs.testing.invariants import InvariantViolated
 from spark_abs.testing.process import Parts
@@ -111,6 +113,22 @@ def test_a_gate_that_does_not_see_barriers_is_caught() -> None:
 def test_a_capture_that_takes_newer_state_is_caught() -> None:
     """State from behind the barrier is in the checkpoint: no consistent cut."""
     assert violated(Parts(captured=newest_state)) == "1"
+
+
+class InAnyOrder(Coordinator):
+    """Lets the verdict on the newest id out first that has one."""
+
+    def _commit_next(self) -> tuple[Effect, ...]:
+        for pending in reversed(self.pending):
+            if pending.verdict and not pending.committing:
+                self._pending[pending.id] = replace(pending, committing=True)
+                return (pending.verdict,)
+        return ()
+
+
+def test_outcomes_that_do_not_come_in_id_order_are_caught() -> None:
+    """With several checkpoints open, a late completion would follow what was decided of a younger one."""
+    assert violated(Parts(coordinator=InAnyOrder)) == "2"
 
 
 def test_a_writer_that_does_not_check_its_transaction_is_caught() -> None:

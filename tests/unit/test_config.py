@@ -52,6 +52,35 @@ def test_the_later_layer_wins() -> None:
     )
 
 
+def test_live_settings_are_changed_by_their_names_as_arguments() -> None:
+    before = resolve()
+    after = before.changed(
+        {"interval": "90s", "min_pause": "1500ms", "max_concurrent": "2", "timeout": "10m"}
+    )
+    assert (after.interval_ms, after.min_pause_ms, after.max_concurrent) == (90_000, 1500, 2)
+    said = "interval 10s -> 90s, min_pause 0s -> 1500ms, max_concurrent 1 -> 2"
+    assert (before.differences(after), before.differences(before)) == (said, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"num_retained": "5"},
+            "'num_retained' cannot be set while a job runs; one can set, e.g., interval=10s",
+        ),
+        ({"intervall": "5s"}, "'intervall' cannot be set while a job runs; one can set, e.g., interval=10s"),
+        ({"interval": "5"}, "setting interval: '5': expected a duration such as 500ms, 10s or 5m"),
+        ({"max_concurrent": "0"}, "setting max_concurrent: '0': the least is 1"),
+        ({}, "nothing to set; of a running job one can set, e.g., interval=10s, min_pause=0s, timeout=10m"),
+    ],
+)
+def test_what_cannot_be_set_on_a_running_job_is_said(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve().changed(given)
+    assert said in str(refused.value)
+
+
 def test_an_argument_that_is_none_was_not_given() -> None:
     assert resolve("checkpoint: {interval: 1s}", interval=None).interval_ms == 1000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
@@ -39,12 +40,20 @@ ONE, TWO = CheckpointId(1), CheckpointId(2)
 PLAIN = CheckpointKind.CHECKPOINT
 STOP = CheckpointKind.SYNC_SAVEPOINT
 SAVEPOINT = Request("r1", CheckpointKind.SAVEPOINT, "mine")
+ASKED = Request("r0", PLAIN)
 SETTINGS = TriggerSettings(interval_ms=100, min_pause_ms=0, timeout_ms=1_000)
 
 
 def running(*stages: str) -> Coordinator:
     """A coordinator of a running job, at time 0."""
     coordinator = Coordinator((StageId(s) for s in stages or ("a", "b")), lambda: SETTINGS)
+    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    return coordinator
+
+
+def with_settings(settings: TriggerSettings, *stages: str) -> Coordinator:
+    """The same with other settings."""
+    coordinator = Coordinator((StageId(s) for s in stages or ("a",)), lambda: settings)
     coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
     return coordinator
 
@@ -196,13 +205,85 @@ def test_a_request_is_claimed_at_once_and_answered_when_durable() -> None:
     )
 
 
-def test_a_request_waits_for_the_open_checkpoint() -> None:
+def test_a_requested_checkpoint_waits_for_the_open_one() -> None:
     coordinator = running("a")
     coordinator.handle(claimed(1))
-    waits = coordinator.handle(Requested(105, SAVEPOINT))
+    waits = coordinator.handle(Requested(105, ASKED))
     coordinator.handle(acked(1, "a"))
     then = coordinator.handle(Decided(120, ONE, True))
-    assert (waits, only(Claim, then)) == ((), [Claim(SAVEPOINT.kind, "mine", "r1")])
+    assert (waits, only(Claim, then)) == ((), [Claim(PLAIN, None, "r0")])
+
+
+def test_a_savepoint_does_not_wait_for_the_open_checkpoint() -> None:
+    """As with Flink's forced requests; one claim at a time all the same."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    begun = coordinator.handle(Requested(105, SAVEPOINT))
+    waits = coordinator.handle(Requested(106, Request("r3", CheckpointKind.SAVEPOINT, "other")))
+    then = coordinator.handle(claimed(2, 107, SAVEPOINT.kind, "r1"))
+    assert (begun, waits, only(Claim, then)) == (
+        (Claim(SAVEPOINT.kind, "mine", "r1"),),
+        (),
+        [Claim(SAVEPOINT.kind, "other", "r3")],
+    )
+
+
+def test_as_many_are_open_as_the_settings_allow() -> None:
+    """Each an interval after the one before; the third waits until the first is decided."""
+    coordinator = with_settings(replace(SETTINGS, max_concurrent=2))
+    begun = []
+    for now_ms in (100, 200, 300):
+        begun.append(bool(only(Claim, coordinator.handle(Tick(now_ms)))))
+        if begun[-1]:
+            coordinator.handle(claimed(len(begun), now_ms))
+    coordinator.handle(acked(1, "a", 310))
+    then = coordinator.handle(Decided(320, ONE, True))
+    assert (begun, only(Claim, then)) == ([True, True, False], [Claim(PLAIN, None, None)])
+
+
+def test_several_that_are_open_complete_in_id_order() -> None:
+    """The manifest of the second leaves when the first is durable."""
+    coordinator = with_settings(replace(SETTINGS, max_concurrent=2), "a", "b")
+    for number in (1, 2):
+        coordinator.handle(claimed(number))
+    found = [effect for stage in "ab" for n in (1, 2) for effect in coordinator.handle(acked(n, stage))]
+    then = coordinator.handle(Decided(120, ONE, True))
+    both = (snapshot("a"), snapshot("b"))
+    assert (only(Complete, found), only(Complete, then)) == ([Complete(ONE, both)], [Complete(TWO, both)])
+    assert only(Abort, found) == []
+
+
+def test_a_savepoint_is_never_subsumed() -> None:
+    """The younger checkpoint is complete and waits for its outcome; the older checkpoint is given up (P8)."""
+    coordinator = with_settings(replace(SETTINGS, max_concurrent=3))
+    three = CheckpointId(3)
+    coordinator.handle(claimed(1))
+    coordinator.handle(claimed(2, 101, SAVEPOINT.kind, "r1"))
+    coordinator.handle(claimed(3, 102))
+    first = coordinator.handle(acked(3, "a"))
+    assert first[1:] == (Abort(ONE, AbortReason.SUBSUMED, "checkpoint 3 is complete"),)
+    assert only(Complete, coordinator.handle(Decided(120, ONE, False, AbortReason.SUBSUMED))) == []
+    assert only(Complete, coordinator.handle(acked(2, "a"))) == [Complete(TWO, (snapshot("a"),))]
+    then = coordinator.handle(Decided(130, TWO, True))
+    assert only(Complete, then) == [Complete(three, (snapshot("a"),))]
+
+
+def test_a_savepoint_subsumes_nothing_unless_the_job_ends_with_it() -> None:
+    """As in Flink: only what a job goes back to makes older checkpoints needless."""
+    given_up = []
+    for kind in (CheckpointKind.SAVEPOINT, STOP):
+        coordinator = running("a")
+        coordinator.handle(claimed(1))
+        coordinator.handle(claimed(2, 101, kind, "r1"))
+        given_up.append(bool(only(Abort, coordinator.handle(acked(2, "a")))))
+    assert given_up == [False, True]
+
+
+def test_nothing_begins_behind_an_open_savepoint_with_which_the_job_ends() -> None:
+    """Not even another savepoint, however many may be open (P21)."""
+    coordinator = with_settings(replace(SETTINGS, max_concurrent=9))
+    coordinator.handle(claimed(1, 6, STOP, "r2"))
+    assert (coordinator.handle(Tick(900)), coordinator.handle(Requested(901, SAVEPOINT))) == ((), ())
 
 
 def test_a_request_that_comes_twice_takes_one_savepoint() -> None:

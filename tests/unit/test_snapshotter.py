@@ -35,7 +35,7 @@ class Copies:
             native=lambda _: Place(str(native)),
             batches_retained=10,
         )
-        kept: Any = SimpleNamespace(release=lambda _: None)
+        kept: Any = SimpleNamespace(release=lambda _, completed: None)
         self.snapshots = Snapshotter(ctx, kept, {}, lambda: None)
         ignore: Any = lambda *_: None  # noqa: E731 - what it is told is not looked at
         self.snapshots.report_to(Listener(ignore, lambda _: self.woken.release(), ignore))
@@ -65,7 +65,7 @@ def test_a_copy_does_not_wait_for_a_commit_that_was_purged_when_its_checkpoint_i
     copies.snapshots.submit(taken(1, 4))  # waits for commits/4, which never comes again
     copies.snapshots.submit(taken(2, 90))
     copies.commit(90)
-    copies.snapshots.release(CheckpointId(1))
+    copies.snapshots.release(CheckpointId(1), completed=False)
     copies.await_end_of_copies(3)  # the release wakes the stage, too
     assert copies.tried == [(2, 90)]
     copies.snapshots.close()
@@ -75,7 +75,7 @@ def test_a_queued_copy_of_a_settled_checkpoint_is_not_made(copies: Copies) -> No
     copies.snapshots.submit(taken(1, 4))
     copies.snapshots.submit(taken(2, 5))
     copies.commit(5)
-    copies.snapshots.release(CheckpointId(2))
+    copies.snapshots.release(CheckpointId(2), completed=False)
     copies.commit(4)
     copies.await_end_of_copies(3)
     assert copies.tried == [(1, 4)]

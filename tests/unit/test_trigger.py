@@ -18,6 +18,7 @@ from spark_abs.protocol.trigger import (
 )
 
 SETTINGS = TriggerSettings(interval_ms=100, min_pause_ms=40, timeout_ms=1_000)
+PLAIN = Request("r0", CheckpointKind.CHECKPOINT)
 SAVEPOINT = Request("r1", CheckpointKind.SAVEPOINT, "mine")
 STOP = Request("r2", CheckpointKind.SYNC_SAVEPOINT)
 
@@ -42,9 +43,33 @@ def test_the_pause_wins_over_the_interval() -> None:
     assert decide(300, JobStatus.RUNNING, SETTINGS, (), busy=False, past=past) == WaitUntil(330)
 
 
-def test_one_at_a_time() -> None:
+def test_one_is_claimed_at_a_time() -> None:
     found = decide(10_000, JobStatus.RUNNING, SETTINGS, (SAVEPOINT,), busy=True, past=Past())
     assert found == WaitUntil(None)
+
+
+@pytest.mark.parametrize(
+    ("most", "pending", "begins"), [(1, 0, True), (1, 1, False), (3, 2, True), (3, 3, False)]
+)
+def test_no_more_are_open_at_once_than_allowed(most: int, pending: int, begins: bool) -> None:
+    """Periodic and requested ones alike."""
+    settings = replace(SETTINGS, max_concurrent=most)
+    periodic = decide(10_000, JobStatus.RUNNING, settings, (), False, Past(), pending)
+    asked = decide(10_000, JobStatus.RUNNING, settings, (PLAIN,), False, Past(), pending)
+    expected = (Trigger(None), Trigger(PLAIN)) if begins else (WaitUntil(None), WaitUntil(None))
+    assert (periodic, asked) == expected
+
+
+def test_a_savepoint_waits_for_no_place() -> None:
+    """And goes before a checkpoint that was asked for earlier."""
+    found = decide(5, JobStatus.RUNNING, SETTINGS, (PLAIN, SAVEPOINT), False, Past(), pending=1)
+    assert found == Trigger(SAVEPOINT)
+
+
+def test_with_several_open_the_pause_still_runs_from_the_newest_outcome() -> None:
+    settings = replace(SETTINGS, max_concurrent=3)
+    past = Past(0, triggered_ms=100, decided_ms=290)
+    assert decide(300, JobStatus.RUNNING, settings, (), False, past, pending=1) == WaitUntil(330)
 
 
 def test_a_request_waits_for_neither_interval_nor_pause() -> None:

@@ -21,7 +21,7 @@ from tests.snapshot_support import manifest_of, packs_in, store
 
 
 class Keeping(RuleBasedStateMachine):
-    """The model is a dictionary of manifests and one of open captures, with the bytes of each."""
+    """The model is a dictionary of manifests, one of open captures, one of what aborted ones have left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,36 +29,46 @@ class Keeping(RuleBasedStateMachine):
         self.root = Root(str(self.directory / "root"))
         self.run, self.last = 1, 0
         self.manifests: dict[int, Manifest] = {}
-        self.open: dict[int, tuple[StoredFile, ...]] = {}
+        self.open: dict[int, tuple[str, tuple[StoredFile, ...]]] = {}
+        self.left: dict[str, dict[str, StoredFile]] = {}
         self.kept = KeptState.open(self.root, "job", RunId(1))
 
     def teardown(self) -> None:
         shutil.rmtree(self.directory)
 
-    @rule(letters=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True))
-    def capture(self, letters: list[str]) -> None:
-        """State that shares much with that of other checkpoints: sizes differ, so that packs thin out."""
+    @rule(
+        stage=st.sampled_from(("one", "two")),
+        letters=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True),
+    )
+    def capture(self, stage: str, letters: list[str]) -> None:
+        """State that shares much with that of other checkpoints: sizes differ, so that packs thin out.
+
+        What an aborted capture of the stage had copied is not copied again.
+        """
         self.last += 1
         contents = {letter: letter.encode() * 10 * (1 + ord(letter) - ord("a")) for letter in letters}
-        native = self.directory / f"native{self.last}"
-        self.open[self.last] = store(self.kept, CheckpointId(self.last), native, **contents).files
+        found = store(self.kept, CheckpointId(self.last), self.directory / stage, **contents)
+        left = self.left.pop(stage, {})
+        assert found.size_new <= sum(len(data) for name, data in contents.items() if name not in left)
+        self.open[self.last] = stage, found.files
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
         """The manifest is committed only if its handles are there, as they must be."""
         checkpoint = data.draw(st.sampled_from(sorted(self.open)))
-        files = self.open.pop(checkpoint)
+        _, files = self.open.pop(checkpoint)
         assert self.kept.missing(files) == ()
         self.manifests[checkpoint] = manifest_of(checkpoint, files)
-        self.kept.release(CheckpointId(checkpoint))
+        self.kept.release(CheckpointId(checkpoint), completed=True)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         checkpoint = data.draw(st.sampled_from(sorted(self.open)))
-        del self.open[checkpoint]
-        self.kept.release(CheckpointId(checkpoint))
+        stage, files = self.open.pop(checkpoint)
+        self.left.setdefault(stage, {}).update({file.path: file for file in files})
+        self.kept.release(CheckpointId(checkpoint), completed=False)
 
     @precondition(lambda self: self.manifests)
     @rule(data=st.data())
@@ -70,23 +80,25 @@ class Keeping(RuleBasedStateMachine):
         """Afterwards no pack is there that nothing needs."""
         sweep(self.kept, lambda: list(self.manifests.values()))
         needed = [*(f for m in self.manifests.values() for f in m.stages[0].files)]
-        needed += [f for files in self.open.values() for f in files]
+        needed += [f for _, files in self.open.values() for f in files]
+        needed += [f for files in self.left.values() for f in files.values()]
         active = self.kept.active()
         with PackReader(self.root) as reader:
             used = {at.pack for at in resolve(reader, active, needed).values()}
         assert sorted(active) == packs_in(self.root)
-        assert active.keys() == used | {pack for _, pack in self.kept.pinned()}
+        assert active.keys() == used
 
     @rule()
     def restart(self) -> None:
         """The process was killed: what was open is aborted, a new run begins."""
         self.run += 1
         self.open.clear()
+        self.left.clear()
         self.kept = KeptState.open(self.root, "job", RunId(self.run), list(self.manifests.values()))
 
     @invariant()
     def everything_named_is_readable(self) -> None:
-        open_captures = [manifest_of(checkpoint, files) for checkpoint, files in self.open.items()]
+        open_captures = [manifest_of(checkpoint, files) for checkpoint, (_, files) in self.open.items()]
         assert verify_state(self.root, [*self.manifests.values(), *open_captures]) == ()
 
 

@@ -19,6 +19,7 @@ from spark_abs.snapshots import kept as module
 from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.kept import KeptState, StaleCapture
 from spark_abs.snapshots.packs import PackReader, pack_name
+from spark_abs.snapshots.sweep import sweep
 from spark_abs.store.root import Root
 from tests.snapshot_support import LOCAL, captured, manifest_of, packs_in, store
 
@@ -73,12 +74,25 @@ def test_a_file_that_was_copied_is_not_read_again(
     assert store(kept, TWO, tmp_path / "a", x=b"same").files == first.files
 
 
+def test_a_file_that_changes_while_it_is_written_spoils_the_pack(
+    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is committed; it is a leftover that is recognised."""
+    monkeypatch.setattr(module, "CHUNK", 10)
+    reads = iter(([b"0123456789", b"ab"], [b"0123456789", b"xy"]))
+    monkeypatch.setattr(module, "_chunks", lambda *_: next(reads))
+    with pytest.raises(StaleCapture, match="b changed"):
+        kept.store(ONE, LOCAL, str(tmp_path / "native"), captured(tmp_path / "native", b=b"0123456789ab"))
+    assert kept.active() == {}
+    assert list(kept.leftovers()) == packs_in(root) != []
+
+
 def test_a_file_that_changes_or_goes_makes_the_capture_stale(
     root: Root, kept: KeptState, tmp_path: Path
 ) -> None:
-    """And leaves no commit; what was half written is a leftover that is recognised."""
+    """And leaves no commit."""
     native = tmp_path / "native"
-    files = captured(native, a=b"first", b=b"before")
+    files = captured(native, b=b"before")
     (native / "b").write_bytes(b"after!")
     os.utime(native / "b", ns=(1, 1))
     with pytest.raises(StaleCapture, match="b changed"):
@@ -86,8 +100,55 @@ def test_a_file_that_changes_or_goes_makes_the_capture_stale(
     (native / "b").unlink()
     with pytest.raises(StaleCapture, match="b was purged"):
         kept.store(ONE, LOCAL, str(native), files)
-    assert kept.active() == {}
-    assert list(kept.leftovers()) == packs_in(root) != []
+    assert (kept.active(), packs_in(root)) == ({}, [])
+
+
+def test_what_was_copied_before_a_file_was_purged_is_not_copied_again(
+    root: Root, kept: KeptState, tmp_path: Path
+) -> None:
+    """The checkpoint is declined; the next capture of the stage copies only what is new to it."""
+    native = tmp_path / "native"
+    files = captured(native, a=b"first", b=b"before")
+    (native / "b").unlink()
+    with pytest.raises(StaleCapture, match="b was purged"):
+        kept.store(ONE, LOCAL, str(native), files)
+    kept.release(ONE, completed=False)
+    assert kept.leftovers() == ()
+    again = store(kept, TWO, native, a=b"first", c=b"more")
+    assert (again.size_new, len(packs_in(root))) == (4, 2)
+    assert contents_of(root, again.files) == {"a": b"first", "c": b"more"}
+
+
+def test_what_an_aborted_checkpoint_has_packed_waits_for_the_next_capture_of_its_stage(
+    root: Root, kept: KeptState, tmp_path: Path
+) -> None:
+    """Sweeping spares it until then, and takes what the next capture did not use (P3)."""
+    native, other = tmp_path / "native", tmp_path / "other"
+    store(kept, ONE, native, used=b"u" * 700, unused=b"n" * 300)
+    kept.release(ONE, completed=False)
+    store(kept, TWO, other, theirs=b"t")
+    assert sweep(kept, list).bytes_freed == 0
+    again = store(kept, TWO, native, used=b"u" * 700, more=b"m" * 50)
+    assert again.size_new == 50
+    kept.release(TWO, completed=True)
+    retained = [manifest_of(2, again.files)]
+    store(kept, CheckpointId(3), native, used=b"u" * 700)
+    sweep(kept, lambda: retained)
+    with PackReader(root) as reader:
+        held = {sha256 for pack in kept.active() for sha256 in reader.index(pack)}
+    assert hashlib.sha256(b"t").hexdigest() not in held
+    assert contents_of(root, again.files)["used"] == b"u" * 700
+
+
+def test_what_was_left_for_a_capture_that_never_came_is_swept_after_a_restart(
+    root: Root, kept: KeptState, tmp_path: Path
+) -> None:
+    store(kept, ONE, tmp_path / "native", x=b"x")
+    kept.release(ONE, completed=False)
+    sweep(kept, list)
+    assert len(packs_in(root)) == 1
+    sweep(KeptState.open(root, "job", RunId(2)), list)
+    assert packs_in(root) == []
 
 
 def test_an_older_run_writes_nothing_more(root: Root, kept: KeptState, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_sweep_plan() -> None:
 
 def taken(kept: KeptState, tmp_path: Path, checkpoint: int, **contents: bytes) -> tuple[StoredFile, ...]:
     files = store(kept, CheckpointId(checkpoint), tmp_path / f"native{checkpoint}", **contents).files
-    kept.release(CheckpointId(checkpoint))
+    kept.release(CheckpointId(checkpoint), completed=True)
     return files
 
 
@@ -116,7 +116,7 @@ def test_dead_packs_go_and_thin_ones_are_rewritten(root: Root, kept: KeptState, 
     # The same after a restart that has but the manifests.
     later = KeptState.open(root, "job", RunId(2), retained)
     assert store(later, CheckpointId(5), tmp_path / "native5", keep5=b"y" * 90).size_new == 0
-    later.release(CheckpointId(5))
+    later.release(CheckpointId(5), completed=True)
     assert sweep(later, list).packs == 2
     assert packs_in(root) == []
 
@@ -129,7 +129,7 @@ def test_an_open_capture_is_never_swept(root: Root, kept: KeptState, tmp_path: P
     assert sweep(kept, list).rewritten == 1
     assert kept.missing(two) == ()
     assert verify_state(root, [manifest_of(2, two)]) == ()
-    kept.release(CheckpointId(2))
+    kept.release(CheckpointId(2), completed=True)
     sweep(kept, lambda: [manifest_of(2, two)])
     assert verify_state(root, [manifest_of(2, two)]) == ()
     sweep(kept, list)

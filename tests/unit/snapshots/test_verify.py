@@ -122,7 +122,7 @@ def test_bytes_that_sweeping_moves_meanwhile_are_not_damage(
         nonlocal swept
         if not swept:
             swept = True
-            kept.release(ONE)
+            kept.release(ONE, completed=True)
             sweep(kept, lambda: retained)
         return chunks(*args)  # type: ignore[arg-type]
 

@@ -1,0 +1,157 @@
+"""Several checkpoints open at once, given up for younger ones, cancelled on their way."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from spark_abs.channels.entries import entry_of
+from spark_abs.cli.main import main
+from spark_abs.errors import AbortReason, ConfigError, Refused
+from spark_abs.model import Entry, channel_id
+from spark_abs.runtime.job import Job
+from spark_abs.store.control import Control
+from spark_abs.store.history import HistoryEvent
+from spark_abs.store.log import read_commit
+from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.root import Root
+from tests.job_support import Feed, events, eventually, hold_until, manifests, read_table
+from tests.spark.conftest import Start
+from tests.spark.test_job_life import Line
+
+
+@dataclass
+class Pair:
+    """Two sources, a stage that reads both, and one behind it with a table: left, right -> both -> tail."""
+
+    spark: SparkSession
+    tmp: Path
+    probe: Probe = no_probe
+    left: Feed = field(init=False)
+    right: Feed = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.root = str(self.tmp / "root")
+        self.left = Feed(self.spark, self.tmp / "left", "id long")
+        self.right = Feed(self.spark, self.tmp / "right", "id long")
+
+    def write(self, feed: Feed, files: int = 1) -> None:
+        for _ in range(files):
+            feed.write({"id": len(feed.files)})
+
+    def job(self, **settings: Any) -> Job:
+        given = {"interval": "1h", **settings}
+        job = Job("pair", root=self.root, spark=self.spark, probe=lambda at: self.probe(at), **given)
+        left, right = job.source("left", self.left.stream()), job.source("right", self.right.stream())
+        both = job.stage("both", [left, right], lambda a, b: a.union(b))
+        job.sink("tail", job.stage("tail", [both], lambda frame: frame), table=str(self.tmp / "tail"))
+        return job
+
+    def has_all(self) -> bool:
+        return self.rows() == sorted([*range(len(self.left.files)), *range(len(self.right.files))])
+
+    def rows(self) -> list[int]:
+        table = self.tmp / "tail"
+        return sorted(read_table(table)["id"].to_pylist()) if (table / "_delta_log").exists() else []
+
+    def markers(self, stage: str) -> list[tuple[str, int]]:
+        """Return the markers in the log of a stage's channel, in order."""
+        return [
+            ("cancel", int(entry.cancel)) if entry.cancel is not None else ("barrier", int(entry.barrier.id))
+            for entry in self.log(stage)
+            if entry.cancel is not None or entry.barrier is not None
+        ]
+
+    def log(self, stage: str) -> list[Entry]:
+        root, found = Root(self.root), []
+        table = root.path(root.channel(channel_id(stage)))
+        while (commit := read_commit(root.fs, table, len(found))) is not None:
+            found.append(entry_of(commit))
+        return found
+
+    def claimed(self) -> int:
+        return int(Control.open(Root(self.root)).state.last_claimed)
+
+    def aborted(self) -> dict[int, AbortReason]:
+        return {int(a.id): a.reason for a in Control.open(Root(self.root)).state.aborted}
+
+
+@pytest.fixture
+def pair(spark: SparkSession, tmp_path: Path) -> Pair:
+    return Pair(spark, tmp_path)
+
+
+def test_a_younger_checkpoint_that_completes_first_subsumes_the_older_one(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Two are open at once; the copy of the older one hangs, and nobody waits for it (P3, P8)."""
+    line = Line(spark, tmp_path)
+    hold = hold_until("capture.twice.copy.before", lambda: 1 in line.aborted())
+    line.probe = lambda at: hold(at)
+    line.write(2)
+    run = start(line.job(interval="300ms", max_concurrent=2))
+    eventually(run, lambda: len(manifests(line.root)) > 1, "two checkpoints completed")
+    run.stop()
+    (first,) = [row for row in events(line.root, HistoryEvent.ABORTED) if row["checkpoint"] == 1]
+    assert (first["reason"], first["detail"]) == ("subsumed", "checkpoint 2 is complete")
+    assert manifests(line.root)[0].id == 2
+    triggered = {r["checkpoint"]: r["at_ms"] for r in events(line.root, HistoryEvent.TRIGGERED)}
+    assert triggered[2] < first["at_ms"]
+    line.assert_all_once()
+    line.assert_cuts()
+
+
+def test_a_stage_passes_a_cancel_marker_on_where_the_barrier_would_be(pair: Pair, start: Start) -> None:
+    """The checkpoint ran out of time before `both` had its cut: its channel cancels it (P9).
+
+    The next one is given more time while the job runs, and does not copy again what the first had copied.
+    """
+    told = threading.Event()
+    pair.probe = hold_until("batch.both.find.before", lambda: pair.claimed() == 0 or told.is_set())
+    for feed in (pair.left, pair.right):
+        pair.write(feed)
+    run = start(pair.job(timeout="2s"))
+    eventually(run, pair.has_all, "the first rows through")
+    with pytest.raises(Refused, match=r"aborted: expired, after 2000 ms without .*both, .*tail"):
+        run.checkpoint()
+    packed = {path.name for path in Path(pair.root, "state").glob("pack-*")}
+    assert run.set(timeout="5m").startswith("timeout 2s -> 5m; at its next start")
+    told.set()
+    eventually(run, lambda: pair.markers("both"), "a marker in the channel of `both`")
+    for feed in (pair.left, pair.right):
+        pair.write(feed)
+    eventually(run, pair.has_all, "all rows through")
+    assert run.checkpoint() == 2
+    run.stop()
+    assert pair.markers("left") == pair.markers("right") == [("barrier", 1), ("barrier", 2)]
+    assert pair.markers("both") == [("cancel", 1), ("barrier", 2)]
+    (found,) = manifests(pair.root)
+    assert {f.at.pack for s in found.stages for f in s.files if s.stage in ("left", "right")} & packed
+    (changed,) = events(pair.root, HistoryEvent.SETTINGS_CHANGED)
+    assert (changed["detail"], changed["run"]) == ("timeout 2s -> 5m", 1)
+
+
+def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Checkpoints begin at once where none would have begun for an hour (P3)."""
+    line = Line(spark, tmp_path)
+    line.write(1)
+    run = start(line.job())
+    result = CliRunner().invoke(main, ["set", line.root, "interval=100ms"])
+    assert (result.exit_code, "interval 1h -> 100ms" in result.stdout) == (0, True)
+    eventually(run, lambda: len(manifests(line.root)) > 1, "checkpoints began")
+    with pytest.raises(ConfigError, match="cannot be set while a job runs"):
+        run.set(num_retained=2)
+    run.stop()
+    taken = manifests(line.root)[-1].id
+    again = start(line.job())
+    assert "nothing changed" in again.set(interval="1h")
+    again.stop()
+    assert manifests(line.root)[-1].id == taken
