@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
-_FINISHING = CheckpointId(-1)
-"""What a stage is held for while its query is stopped at the end of a bounded run."""
 
 
 class Run:
@@ -226,10 +224,11 @@ class Run:
             if name in self._ended:
                 continue
             runner = self._stages[name]
-            if query.isActive and not (runner.reads_channels and self._drained(runner, query)):
-                continue
-            if query.isActive or query.exception() is None:
-                query.stop()
+            if query.isActive:
+                if not (runner.reads_channels and self._drained(runner, query)):
+                    continue
+                self._halt(runner, query)
+            if runner.failure is None and (query.exception() is None or runner.turns.refused):
                 self._ctx.probe(f"end.{name}.before")
                 runner.end()
                 self._ctx.probe(f"end.{name}.after")
@@ -237,7 +236,7 @@ class Run:
         return len(self._ended) == len(self._queries)
 
     def _drained(self, runner: StageRunner, query: StreamingQuery) -> bool:
-        """Say whether a stage has read all its channels to the end and has nothing more to do."""
+        """Say whether a stage has read its channels to the end, and what its native sources had by then."""
         batch = runner.native.idle_at()
         if batch is None or not runner.inputs_closed(batch):
             return False
@@ -245,11 +244,15 @@ class Run:
             query.processAllAvailable()
         except StreamingQueryException:  # the next look for failures says it
             return False
-        runner.turns.hold(_FINISHING)
-        if runner.native.idle_at() is None:
-            runner.turns.release(_FINISHING)
-            return False
         return True
+
+    def _halt(self, runner: StageRunner, query: StreamingQuery) -> None:
+        """Stop a query in order: its batch ends, one that was planned meanwhile is left to the next run."""
+        runner.turns.stop()
+        self._ctx.probe(f"end.{runner.name}.halt")
+        while query.isActive and runner.native.idle_at() is None:
+            self._quiet.wait(_WATCH_S)
+        query.stop()
 
     def _last_checkpoint(self) -> None:
         assert self._coordination is not None
@@ -268,11 +271,7 @@ class Run:
         failed = self._failure is not None
         self._coordination.put(StatusChanged(now_ms(), JobStatus.FAILED if failed else JobStatus.STOPPING))
         for name, query in self._queries.items():
-            runner = self._stages[name]
-            runner.turns.stop()
-            while query.isActive and runner.native.idle_at() is None:
-                self._quiet.wait(_WATCH_S)
-            query.stop()
+            self._halt(self._stages[name], query)
         self._coordination.close()
         self._snapshots.close()
         end(self._ctx, f"failed: {self._failure}" if failed else how)

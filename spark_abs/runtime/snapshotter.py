@@ -117,8 +117,8 @@ class Snapshotter:
     def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Let go of what a checkpoint has pinned; its outcome is durable.
 
-        What an aborted one has copied, or is still copying, is left to the next copy of the same stage. Nobody
-        waits for a copy that is still under way, nor for the store: it may hang.
+        What an aborted one has copied, or is still copying, is left to the next copy of the same stage.
+        Nobody waits for a copy that is still under way, nor for the store: it may hang.
         """
         with self._lock:
             late = [key for key in self._open if key[1] == checkpoint]

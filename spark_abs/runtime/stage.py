@@ -84,6 +84,7 @@ class StageRunner:
         self._offered: tuple[Barrier, ...] = ()
         """Claimed barriers without an outcome, oldest first."""
         self._taken = NO_EPOCH
+        self._ended = False
         self._aborted: set[CheckpointId] = set()
         self._aligning_since: dict[CheckpointId, int] = {}
 
@@ -225,7 +226,8 @@ class StageRunner:
             self._hand_over(barrier, cut.batch, positions, cut.channels, began, 0)
 
     def _last_batch_if_idle(self) -> BatchId | None:
-        batch = self.native.idle_at()
+        # Once the query has stopped, what it has planned and not begun is the next run's.
+        batch = self.native.newest_committed() if self._ended else self.native.idle_at()
         return batch if batch is not None and self._is_free(batch) else None
 
     def _is_free(self, batch: BatchId) -> bool:
@@ -267,4 +269,6 @@ class StageRunner:
 
     def end(self) -> None:
         """Write end markers; the query has stopped."""
-        self._outputs.end()
+        with self.turns.alone():
+            self._ended = True
+            self._outputs.end()

@@ -28,6 +28,8 @@ class Turns:
         self._busy = False
         self._stopping = False
         self._held: CheckpointId | None = None
+        self.refused = False
+        """Whether a batch that was planned came too late to begin."""
 
     @contextmanager
     def batch(self, may_begin: Callable[[], bool]) -> Iterator[int]:
@@ -43,6 +45,7 @@ class Turns:
             while not self._stopping and (self._busy or self._held is not None or not may_begin()):
                 self._change.wait(_POLL_S)
             if self._stopping:
+                self.refused = True
                 raise StageStopped("the stage is being stopped; the batch will be repeated by the next run")
             self._busy = True
         try:
@@ -61,6 +64,18 @@ class Turns:
         finally:
             if mine:
                 self._leave()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Enter when neither a batch nor the agent is at work."""
+        with self._change:
+            while self._busy:
+                self._change.wait(_POLL_S)
+            self._busy = True
+        try:
+            yield
+        finally:
+            self._leave()
 
     def hold(self, checkpoint: CheckpointId) -> None:
         """Let no batch begin until `release`: the stage has passed the barrier of an exact savepoint."""

@@ -27,7 +27,7 @@ class Pins:
         self._held.setdefault(checkpoint, {}).setdefault(directory, {}).update(files)
 
     def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
-        """Let go of what a checkpoint pinned; of an aborted one it is left to the next captures. Repeatable."""
+        """Let go of what a checkpoint pinned; if it was aborted, leave that to the next captures."""
         for directory, files in self._held.pop(checkpoint, {}).items():
             if not completed:
                 self._left.setdefault(directory, {}).update(files)

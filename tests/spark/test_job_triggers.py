@@ -14,8 +14,9 @@ from pyspark.sql import SparkSession
 from spark_abs.channels.entries import entry_of
 from spark_abs.cli.main import main
 from spark_abs.errors import AbortReason, ConfigError, Refused
-from spark_abs.model import Entry, channel_id
+from spark_abs.model import AttemptId, Entry, StageId, channel_id
 from spark_abs.runtime.job import Job
+from spark_abs.runtime.native import NativeLog
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.log import read_commit
@@ -155,3 +156,31 @@ def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
     assert "nothing changed" in again.set(interval="1h")
     again.stop()
     assert manifests(line.root)[-1].id == taken
+
+
+def test_a_batch_planned_while_a_bounded_run_ends_is_left_to_the_next_run(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """A stage that also reads a native stream: its last cut does not wait for the refused batch (P10)."""
+    root, table = str(tmp_path / "root"), tmp_path / "mixed"
+    numbers, extra = Feed(spark, tmp_path / "numbers", "id long"), Feed(spark, tmp_path / "extra", "id long")
+    native = NativeLog(Root(root).native("native", AttemptId(1), StageId("mixed")))
+
+    def one_more(at: str) -> None:
+        if at == "end.mixed.halt" and len(extra.files) == 1:
+            extra.write({"id": 3})
+            planned = hold_until(at, lambda: native.idle_at() is None)
+            planned(at)
+
+    def rows(probe: Probe) -> tuple[list[int], int]:
+        job = Job("mixed", root=root, spark=spark, probe=probe, interval="1h", timeout="2m")
+        source = job.source("numbers", numbers.stream())
+        mixed = job.stage("mixed", [source, extra.stream()], lambda one, two: one.union(two))
+        job.sink("mixed", mixed, table=str(table))
+        assert start(job, available_now=True).await_termination(100)
+        return sorted(read_table(table)["id"].to_pylist()), len(manifests(root))
+
+    numbers.write({"id": 1})
+    extra.write({"id": 2})
+    assert rows(one_more) == ([1, 2], 1)
+    assert rows(no_probe) == ([1, 2, 3], 2)

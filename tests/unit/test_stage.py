@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from spark_abs.model import NO_BATCH, NO_EPOCH, Barrier, CheckpointId, CheckpointKind, StageId
+from spark_abs.model import NO_EPOCH, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.runtime.outputs import IdleCut
+from spark_abs.runtime.snapshotter import Taken
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
+
+
+def commit_barrier(_: Barrier, last_batch: Callable[[], BatchId | None]) -> IdleCut | None:
+    """Do what outputs do with a barrier, but for writing it."""
+    batch = last_batch()
+    return None if batch is None else IdleCut(batch, {})
 
 
 class IdleSource:
@@ -24,10 +32,16 @@ class IdleSource:
             native=lambda stage: root.native("native", 1, stage),
         )
         outputs: Any = SimpleNamespace(
-            commit_barrier=lambda barrier, last: IdleCut(NO_BATCH, {}), versions=lambda *_: ()
+            commit_barrier=commit_barrier, versions=lambda *_: (), end=lambda: None
         )
         self.taken: list[int] = []
-        snapshots: Any = SimpleNamespace(submit=lambda taken: self.taken.append(taken.barrier.id))
+        self.batches: list[int] = []
+
+        def submit(taken: Taken) -> None:
+            self.taken.append(taken.barrier.id)
+            self.batches.append(taken.batch)
+
+        snapshots: Any = SimpleNamespace(submit=submit)
         self.runner = StageRunner(ctx, StageId("clicks"), outputs, (), snapshots)
 
     def offer(self, *numbers: int) -> None:
@@ -54,3 +68,18 @@ def test_a_barrier_whose_checkpoint_was_aborted_is_not_taken(tmp_path: Path) -> 
     source.offer(1, 2)
     source.runner.notify(CheckpointId(1), completed=False)
     assert source.look(3) == [2]
+
+
+def test_a_batch_that_was_planned_and_refused_at_the_end_does_not_keep_the_last_barrier_back(
+    tmp_path: Path,
+) -> None:
+    """The query has stopped: the cut is the last batch that it finished (P10)."""
+    native = tmp_path / "native/1/clicks"
+    for name in ("offsets/0", "commits/0", "offsets/1"):
+        (native / name).parent.mkdir(parents=True, exist_ok=True)
+        (native / name).write_text("v1\n{}\n")
+    source = IdleSource(Root(str(tmp_path)))
+    source.offer(1)
+    assert source.look(1) == []
+    source.runner.end()
+    assert (source.look(1), source.batches) == ([1], [0])
