@@ -62,6 +62,11 @@ def _quantity(value: object, units: Mapping[str, int], wanted: str) -> int:
     return int(match[1]) * units[match[2]]
 
 
+def size_or_none(value: object) -> int | None:
+    """Read a size as `size_bytes`, or -1 as None: no bound."""
+    return None if str(value).strip() == "-1" else size_bytes(value)
+
+
 def _count(value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"[0-9]+", value.strip()):
         value = int(value)
@@ -147,6 +152,9 @@ SETTINGS: tuple[Setting, ...] = (
         "checkpoint", "timeout", "10m", duration_ms, "age at which a checkpoint is aborted", 1, live=True
     ),
     Setting("checkpoint", "maxConcurrent", "1", _count, "checkpoints that may be open at once", 1, live=True),
+    Setting(
+        "checkpoint", "alignmentLimit", "-1", size_or_none, "bytes behind blocked inputs; -1: any number"
+    ),
     Setting("checkpoint", "synchronous", "false", _switch, "processing waits until the state is copied"),
     Setting("checkpoint", "tolerableFailures", "any", count_or_any, "checkpoints that may fail in a row"),
     Setting("checkpoint", "numRetained", "3", _count, "completed checkpoints kept beside savepoints", 1),
@@ -175,6 +183,8 @@ class Settings:
     min_pause_ms: int
     timeout_ms: int
     max_concurrent: int
+    alignment_limit: int | None
+    """Bytes; None: no bound."""
     synchronous: bool
     tolerable_failures: int | None
     """None: any number."""
@@ -237,7 +247,7 @@ class Settings:
         forms = ", ".join(f"{name}={setting.default}" for name, setting in live.items())
         if not given:
             raise ConfigError(f"nothing to set; of a running job one can set, e.g., {forms}")
-        values = {}
+        values: dict[str, Any] = {}
         for name, value in given.items():
             if name not in live:
                 raise ConfigError(f"{name!r} cannot be set while a job runs; one can set, e.g., {forms}")

@@ -98,6 +98,8 @@ class AbortReason(StrEnum):
     """It was not complete when its timeout ended."""
     SUBSUMED = "subsumed"
     """A newer barrier overtook it."""
+    ALIGNMENT_LIMIT = "alignment-limit"
+    """More had queued up behind its barrier than the alignment limit allows."""
     DECLINED = "declined"
     """A stage could not capture or copy its state."""
     RUN_ENDED = "run-ended"

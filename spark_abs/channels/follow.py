@@ -87,18 +87,31 @@ class LogTail:
                 yield int(stem)
 
 
-def queued_bytes(root: Root, positions: Sequence[Position]) -> int:
-    """Return the size of what waits in channels behind some positions. Opens a file per entry.
+class Queued:
+    """How many bytes wait in a channel behind a position; every entry is opened once. Not thread-safe."""
 
-    Raises:
-        DamageError: a commit is missing below a newer one, or cannot be read.
-    """
-    size = 0
-    for position in positions:
-        tail = LogTail(root.fs, root.path(root.channel(position.channel)), position.version)
-        while (commit := tail.next()) is not None:
-            size += sum(file.size for file in commit.adds)
-    return size
+    def __init__(self, root: Root, position: Position, poll_ms: int = 0) -> None:
+        self._tail = LogTail(root.fs, root.path(root.channel(position.channel)), position.version, poll_ms)
+        self._ahead: LogCommit | None = None
+        self.size = 0
+        """Bytes read so far."""
+
+    def read(self, most: int, until_ms: int | None = None) -> int:
+        """Read at most so many new entries, none that was written after `until_ms`; return `size`.
+
+        Raises:
+            DamageError: a commit is missing below a newer one, or cannot be read.
+        """
+        for _ in range(most):
+            commit = self._ahead or self._tail.next()
+            self._ahead = None
+            if commit is None:
+                break
+            if until_ms is not None and commit.at_ms > until_ms:
+                self._ahead = commit
+                break
+            self.size += sum(file.size for file in commit.adds)
+        return self.size
 
 
 class Follower:

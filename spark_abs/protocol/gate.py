@@ -112,6 +112,29 @@ def decide(
     return Advance(reached) if taken else Idle(own)
 
 
+def waiting(stage: Sequence[Position], settled: Settled, run: RunId) -> tuple[Position, ...]:
+    """Return the inputs of a stage that `decide` keeps at their barriers.
+
+    What stands behind them in their channels is what the alignment holds up (P6).
+    """
+    return tuple(
+        own
+        for own in stage
+        if own.at_barrier
+        and not own.is_closed(run)
+        and own.epoch not in settled
+        and _must_wait(own, stage, run)
+    )
+
+
+def exceeds(queued_bytes: int, limit: int | None) -> bool:
+    """Say whether an alignment has to be given up: more waits behind its barrier than `limit`, None for none.
+
+    Then the checkpoint is aborted, the inputs go on, and nothing is lost: the data is in the log (P6).
+    """
+    return limit is not None and queued_bytes > limit
+
+
 def _must_wait(own: Position, stage: Sequence[Position], run: RunId) -> bool:
     """Say whether the barrier at which `own` stands is still to come on another input (P8).
 

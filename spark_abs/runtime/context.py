@@ -13,6 +13,8 @@ from spark_abs.store.probe import Probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 
+_POLL_LOCAL_MS, _POLL_REMOTE_MS = 10, 500
+
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
@@ -35,6 +37,12 @@ class RunContext:
     def native(self, stage: StageId) -> Place:
         """Return the place of a stage's Spark checkpoint."""
         return self.root.native(self.natives, self.attempt, stage)
+
+    def poll_ms(self, place: Place) -> int:
+        """Return the least time between two looks at a place: Spark would ask every ten milliseconds."""
+        if self.settings.poll_interval_ms is not None:
+            return self.settings.poll_interval_ms
+        return _POLL_LOCAL_MS if place.local else _POLL_REMOTE_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,8 @@ class Coordination:
         self._handle(event)
         for stage in self._stages.values():
             stage.offer_idle()
+            for declined in stage.over_limit(self._ctx.settings.alignment_limit):
+                self.put(declined)
         now = now_ms()
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:
             self._commands_ms = now

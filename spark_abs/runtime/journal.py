@@ -117,6 +117,7 @@ class Journal:
             duration_ms=now - barrier.timestamp_ms,
             start_delay_ms=(first or now) - barrier.timestamp_ms,
             alignment_ms=None if first is None else now - first,
+            alignment_bytes=standing.alignment_bytes,
         )
 
     def _age(self, now: int) -> int | None:

@@ -39,7 +39,6 @@ from spark_abs.sinks.delta import DeltaSink, ensure_sink
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
-from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _SOURCES_POLL_S = 0.02
-_POLL_LOCAL_MS, _POLL_REMOTE_MS = 10, 500
 
 FIRST_ENTRY = Version(0)
 """The commit that creates a channel: every input's first position."""
@@ -226,18 +224,11 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
             max_entries=ctx.settings.max_entries_per_batch,
             max_bytes=ctx.settings.max_bytes_per_batch,
             partition_bytes=ctx.settings.partition_bytes,
-            poll_ms=_poll_ms(ctx, ctx.root.top),
-            native_poll_ms=_poll_ms(ctx, native),
+            poll_ms=ctx.poll_ms(ctx.root.top),
+            native_poll_ms=ctx.poll_ms(native),
         ),
         ctx.root.storage,
     )
-
-
-def _poll_ms(ctx: RunContext, place: Place) -> int:
-    """Return how often a place is looked at: Spark would ask every ten milliseconds."""
-    if ctx.settings.poll_interval_ms is not None:
-        return ctx.settings.poll_interval_ms
-    return _POLL_LOCAL_MS if place.local else _POLL_REMOTE_MS
 
 
 def _shapes(graph: JobGraph, frames: Frames, ids: Mapping[ChannelId, str]) -> tuple[StageShape, ...]:

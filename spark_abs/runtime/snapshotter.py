@@ -12,7 +12,6 @@ from functools import partial
 
 from deltalake.exceptions import DeltaError
 
-from spark_abs.channels.follow import queued_bytes
 from spark_abs.errors import AbortReason, AbsError, Fenced
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot, Timings
 from spark_abs.model import NO_BATCH, Barrier, BatchId, CheckpointId, Position, StageId, Version
@@ -20,6 +19,7 @@ from spark_abs.protocol.messages import (
     Acked,
     Declined,
 )
+from spark_abs.runtime.alignment import ENTRIES_AT_THE_END, Backlog
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots.kept import KeptState
@@ -43,6 +43,10 @@ class Taken:
     start_delay_ms: int
     alignment_ms: int
     sync_ms: int
+    aligned_ms: int = 0
+    """When the alignment ended."""
+    backlog: Backlog | None = None
+    """What had queued up by then; None if no input had to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,7 @@ class Snapshotter:
                 taken.alignment_ms,
                 taken.sync_ms + (took if ctx.settings.synchronous else 0),
                 0 if ctx.settings.synchronous else took,
-                queued_bytes(ctx.root, taken.positions) if taken.alignment_ms else 0,
+                taken.backlog.read(ENTRIES_AT_THE_END, taken.aligned_ms) if taken.backlog else 0,
                 now_ms() - taken.barrier.timestamp_ms,
             ),
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from spark_abs.channels.entries import entry_of
-from spark_abs.errors import DamageError
+from spark_abs.errors import AbortReason, DamageError
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
@@ -26,6 +26,9 @@ from spark_abs.model import (
     positions_of,
 )
 from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing, emission
+from spark_abs.protocol.gate import Settled, exceeds, waiting
+from spark_abs.protocol.messages import Declined
+from spark_abs.runtime.alignment import AlignmentWatch
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.outputs import NO_MARKER, BatchFacts, Marker, Outputs
@@ -56,13 +59,15 @@ class CheckpointStanding:
     aligning_since_ms: int | None
     """When the first input had the barrier, None if none had."""
     what: str
+    alignment_bytes: int = 0
+    """What had queued up behind the barrier on inputs that had to wait."""
 
 
 class StageRunner:
     """The batch function of one stage, and the agent that takes barriers while the stage is idle.
 
-    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle` and `notify` from the
-    coordinator's thread.
+    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit` and `notify`
+    from the coordinator's thread.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class StageRunner:
         self._ended = False
         self._aborted: set[CheckpointId] = set()
         self._aligning_since: dict[CheckpointId, int] = {}
+        self._alignment = AlignmentWatch(ctx.root, ctx.poll_ms(ctx.root.top))
 
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
         """Run one micro-batch.
@@ -167,6 +173,22 @@ class StageRunner:
         for position in after:
             if position.at_barrier:
                 self._aligning_since.setdefault(position.epoch, now)
+        settled = Settled(self._ctx.floor, frozenset(self._aborted))
+        self._alignment.blocked(waiting(after, settled, self._ctx.run))
+
+    def over_limit(self, limit: int | None) -> tuple[Declined, ...]:
+        """Look on while inputs wait; decline what has more than `limit` bytes behind its barrier (P6)."""
+        return tuple(
+            Declined(
+                now_ms(),
+                checkpoint,
+                self.name,
+                AbortReason.ALIGNMENT_LIMIT,
+                f"{size} bytes have queued up behind its barrier, the limit is {limit}",
+            )
+            for checkpoint, size in self._alignment.look()
+            if exceeds(size, limit)
+        )
 
     def _hand_over(
         self,
@@ -194,6 +216,8 @@ class StageRunner:
                 start_delay_ms=max(0, first - barrier.timestamp_ms),
                 alignment_ms=began_ms - first,
                 sync_ms=waited_ms,
+                aligned_ms=began_ms,
+                backlog=self._alignment.over(barrier.id),
             )
         )
 
@@ -247,7 +271,7 @@ class StageRunner:
 
     def standing(self, barrier: Barrier) -> CheckpointStanding:
         """Say how far the stage is with a checkpoint, off its newest planned batch."""
-        since = self._aligning_since.get(barrier.id)
+        since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
         if self._taken >= barrier.id:
             return CheckpointStanding(since, "its state is being copied")
         batch = self.native.newest_planned()
@@ -256,12 +280,13 @@ class StageRunner:
             {p.channel for p in positions if p.epoch < barrier.id and not p.is_closed(self._ctx.run)}
         )
         if late:
-            return CheckpointStanding(since, f"the barrier has not come out of {', '.join(late)}")
+            return CheckpointStanding(since, f"the barrier has not come out of {', '.join(late)}", size)
         return CheckpointStanding(since, f"the batch that takes the barrier, after {batch}, has not ended")
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""
         self._offered = tuple(b for b in self._offered if b.id != checkpoint)
+        self._alignment.over(checkpoint)
         if not completed:
             self._aborted.add(checkpoint)
             self.turns.release(checkpoint)

@@ -30,6 +30,8 @@ class LogCommit:
     """The user metadata of the commit, as written."""
     token: str | None
     """The token by which a writer knows its own commit again."""
+    at_ms: int = 0
+    """When it was written, by the writer's clock; 0 if it does not say."""
 
 
 def log_file(version: int) -> str:
@@ -70,6 +72,7 @@ def _parse(version: Version, text: bytes) -> LogCommit:
     transactions: dict[str, int] = {}
     removes, data_change, operation = 0, False, ""
     metadata = token = None
+    at_ms = 0
     for action in json.loads(b"[%b]" % b",".join(line for line in text.splitlines() if line)):
         if add := action.get("add"):
             stats = json.loads(add.get("stats") or "{}")
@@ -83,4 +86,7 @@ def _parse(version: Version, text: bytes) -> LogCommit:
         elif info := action.get("commitInfo"):
             operation = str(info.get("operation", ""))
             metadata, token = info.get("userMetadata"), info.get("absToken")
-    return LogCommit(version, tuple(adds), removes, data_change, transactions, operation, metadata, token)
+            at_ms = int(info.get("timestamp") or 0)
+    return LogCommit(
+        version, tuple(adds), removes, data_change, transactions, operation, metadata, token, at_ms
+    )

@@ -21,7 +21,7 @@ from spark_abs.model import (
     CheckpointKind,
     StageId,
 )
-from spark_abs.protocol import control
+from spark_abs.protocol import control, gate
 from spark_abs.protocol.messages import (
     Abort,
     AckAnswer,
@@ -83,6 +83,8 @@ class Driver:
         self.over = False
         self.answers: dict[str, Answer] = {}
         self.on_complete: Callable[[Checkpoint], None] = lambda _: None
+        self.alignment_limit: int | None = None
+        """Bytes behind blocked inputs, beyond which a stage declines (P6)."""
         self.faulty = True
         """Whether messages are lost, repeated and out of order."""
         self.mail: list[Event] = []
@@ -197,10 +199,23 @@ class Driver:
         happens = self.chance.happens
         if len(self.run.ended) == len(self.storage.graph) and happens("the job ends", 0.05):
             self._finish(JobStatus.FINISHED)
+        if self.alignment_limit is not None and happens("somebody looks at what inputs hold up", 0.3):
+            self._watch_alignments(self.alignment_limit)
         if self.mail and happens("a message comes", 0.8):
             self._hear(self.mail.pop(self._pick()))
         elif happens("time goes by", 0.3):
             self._feed(Tick(self.clock()))
+
+    def _watch_alignments(self, limit: int) -> None:
+        for stage, process in self.processes.items():
+            queued: Counter[CheckpointId] = Counter()
+            for own in gate.waiting(process.native.newest.positions, self.run.settled(), self.run.id):
+                behind = self.storage.tables[own.channel].after(own.version, self.run.paths[own.channel])
+                queued[own.epoch] += sum(entry.size for entry in behind)
+            for checkpoint, size in queued.items():
+                if gate.exceeds(size, limit):
+                    why = f"{size} bytes"
+                    self.mail.append(Declined(0, checkpoint, stage, AbortReason.ALIGNMENT_LIMIT, why))
 
     def _hear(self, event: Event) -> None:
         happens = self.chance.happens

@@ -98,6 +98,7 @@ class Simulation:
             timeout_ms=self.rng.choice((200, 500, 2_000)),
             max_concurrent=1 + seed % 3,
         )
+        self.alignment_limit = 25 if seed % 2 == 0 else None
         self.driver = self._new_driver()
         self._menu: list[tuple[str, Callable[[], bool], int]] = [
             ("stage crashes", self._crash_stage, 6),
@@ -165,6 +166,7 @@ class Simulation:
         driver = Driver(
             self.storage, Luck(self.rng), self.parts, self.settings, lambda: self.now_ms, self.seen
         )
+        driver.alignment_limit = self.alignment_limit
         driver.on_complete = lambda row: check_checkpoint(self.storage, row)
         return driver
 

@@ -22,7 +22,7 @@ from spark_abs.protocol.coordinator import (
     Coordinator,
 )
 from spark_abs.protocol.cut import Cancelled, Cut
-from spark_abs.protocol.gate import Limits
+from spark_abs.protocol.gate import Limits, Settled, waiting
 from spark_abs.protocol.messages import (
     Abort,
     AckAnswer,
@@ -161,6 +161,14 @@ class AlignmentMachine(RuleBasedStateMachine):
     def nobody_waits_for_what_is_settled(self) -> None:
         if hasattr(self, "stage"):
             assert not set(self.stage.waiting().values()) & self.stage.aborted
+
+    @invariant()
+    def who_waits_can_be_told_from_positions_alone(self) -> None:
+        """What stands behind these inputs is what an alignment holds up (P6)."""
+        if hasattr(self, "stage"):
+            blocked = [self.stage.positions[number] for number in self.stage.waiting()]
+            settled = Settled(self.stage.floor, frozenset(self.stage.aborted))
+            assert list(waiting(self.stage.positions, settled, self.stage.run)) == blocked
 
     @invariant()
     def markers_go_out_in_id_order(self) -> None:

@@ -34,6 +34,7 @@ def test_five_stages_survive_everything(block: int) -> None:
     """Sources, a join with two outputs and a diamond: no invariant is violated, and the faults took place."""
     seen = runs(FIVE, range(block * 100, (block + 1) * 100))
     wanted = {"completed", "aborted: expired", "driver kills", "drivers fenced", "stage crashes", "restores"}
+    wanted |= {"aborted: subsumed", "aborted: alignment-limit"}
     assert wanted - seen.keys() == set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from spark_abs.channels.entries import entry_of
 from spark_abs.cli.main import main
 from spark_abs.errors import AbortReason, ConfigError, Refused
 from spark_abs.model import AttemptId, Entry, StageId, channel_id
+from spark_abs.observe.events import event_rows
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.native import NativeLog
 from spark_abs.store.control import Control
@@ -25,6 +27,8 @@ from spark_abs.store.root import Root
 from tests.job_support import Feed, events, eventually, hold_until, manifests, read_table
 from tests.spark.conftest import Start
 from tests.spark.test_job_life import Line
+
+WAITING = HistoryEvent.STAGE_WAITING
 
 
 @dataclass
@@ -63,18 +67,23 @@ class Pair:
 
     def markers(self, stage: str) -> list[tuple[str, int]]:
         """Return the markers in the log of a stage's channel, in order."""
-        return [
-            ("cancel", int(entry.cancel)) if entry.cancel is not None else ("barrier", int(entry.barrier.id))
-            for entry in self.log(stage)
-            if entry.cancel is not None or entry.barrier is not None
-        ]
+        found = []
+        for entry in self.log(stage):
+            found += [("cancel", int(entry.cancel))] if entry.cancel is not None else []
+            found += [("barrier", int(entry.barrier.id))] if entry.barrier is not None else []
+        return found
 
     def log(self, stage: str) -> list[Entry]:
-        root, found = Root(self.root), []
+        root, found = Root(self.root), list[Entry]()
         table = root.path(root.channel(channel_id(stage)))
         while (commit := read_commit(root.fs, table, len(found))) is not None:
             found.append(entry_of(commit))
         return found
+
+    def taken(self, source: str) -> bool:
+        """Say whether a source has run a batch for each of its files."""
+        feed = self.left if source == "left" else self.right
+        return sum(entry.rows for entry in self.log(source)) == len(feed.files)
 
     def claimed(self) -> int:
         return int(Control.open(Root(self.root)).state.last_claimed)
@@ -102,8 +111,8 @@ def test_a_younger_checkpoint_that_completes_first_subsumes_the_older_one(
     (first,) = [row for row in events(line.root, HistoryEvent.ABORTED) if row["checkpoint"] == 1]
     assert (first["reason"], first["detail"]) == ("subsumed", "checkpoint 2 is complete")
     assert manifests(line.root)[0].id == 2
-    triggered = {r["checkpoint"]: r["at_ms"] for r in events(line.root, HistoryEvent.TRIGGERED)}
-    assert triggered[2] < first["at_ms"]
+    order = [f"{row.event} {row.checkpoint}" for row in event_rows(Root(line.root))]
+    assert order.index("triggered 2") < order.index("aborted 1")
     line.assert_all_once()
     line.assert_cuts()
 
@@ -184,3 +193,36 @@ def test_a_batch_planned_while_a_bounded_run_ends_is_left_to_the_next_run(
     extra.write({"id": 2})
     assert rows(one_more) == ([1, 2], 1)
     assert rows(no_probe) == ([1, 2, 3], 2)
+
+
+def test_an_alignment_that_holds_up_too_much_is_given_up(pair: Pair, start: Start) -> None:
+    """`right` does not get on while `left` writes behind its barrier: its rows go on all the same (P6)."""
+    go_on = threading.Event()
+    pair.probe = hold_until("batch.right.wait.before", lambda: len(pair.right.files) < 2 or go_on.is_set())
+    for feed in (pair.left, pair.right):
+        pair.write(feed)
+    run = start(pair.job(alignment_limit="1kb"))
+    eventually(run, pair.has_all, "the first rows through")
+    pair.write(pair.right)  # planned, and held
+    right = NativeLog(Root(pair.root).native("native", AttemptId(1), StageId("right")))
+    eventually(run, lambda: right.idle_at() is None, "a batch of `right` planned")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(run.checkpoint)
+        eventually(run, lambda: pair.markers("left"), "barrier 1 in the channel of `left`")
+        while not asked.done():
+            pair.write(pair.left)
+            eventually(run, lambda: asked.done() or pair.taken("left"), "another file taken")
+        with pytest.raises(Refused, match=r"alignment-limit, stage both: \d+ bytes have queued up behind"):
+            asked.result()
+    left = [*range(len(pair.left.files)), 0]
+    eventually(run, lambda: pair.rows() == sorted(left), "all rows of `left` through, `right` held")
+    go_on.set()
+    eventually(run, pair.has_all, "all rows through")
+    assert run.checkpoint() == 2
+    run.stop()
+    (aborted,) = events(pair.root, HistoryEvent.ABORTED)
+    assert aborted["reason"] == "alignment-limit"
+    (waited,) = [r for r in event_rows(Root(pair.root)) if (r.event, r.stage) == (WAITING, "both")]
+    assert (waited.alignment_bytes or 0) > 1024
+    (found,) = manifests(pair.root)
+    assert {s.stage for s in found.stages} == {"left", "right", "both", "tail"}

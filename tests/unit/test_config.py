@@ -81,6 +81,11 @@ def test_what_cannot_be_set_on_a_running_job_is_said(given: dict[str, object], s
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(("given", "limit"), [("-1", None), (-1, None), ("64kb", 65536), (None, None)])
+def test_an_alignment_limit_is_a_size_or_minus_one(given: object, limit: int | None) -> None:
+    assert resolve(alignment_limit=given).alignment_limit == limit
+
+
 def test_an_argument_that_is_none_was_not_given() -> None:
     assert resolve("checkpoint: {interval: 1s}", interval=None).interval_ms == 1000
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing, emission
-from spark_abs.protocol.gate import Advance, Blocked, Idle, Limits, Settled, decide
+from spark_abs.protocol.gate import Advance, Blocked, Idle, Limits, Settled, decide, exceeds, waiting
 from spark_abs.testing.alignment import ROOMY, Alignment
 
 
@@ -36,6 +36,25 @@ def test_an_input_at_the_barrier_waits_for_the_other() -> None:
     stage.write("b", rows=1)  # before b's barrier
     stage.batch()
     assert stage.waiting() == {0: CheckpointId(1)}
+
+
+def test_only_inputs_that_wait_hold_anything_up() -> None:
+    """The last to arrive does not: when it is there, the alignment is over (P6)."""
+    stage = Alignment("a", "b")
+    settled = Settled(NO_EPOCH, frozenset())
+    stage.write("a", marker=1)
+    stage.batch()
+    before = waiting(stage.positions, settled, stage.run)
+    aborted = waiting(stage.positions, Settled(NO_EPOCH, frozenset((CheckpointId(1),))), stage.run)
+    stage.write("b", marker=1)
+    stage.batch()
+    after = waiting(stage.positions, settled, stage.run)
+    assert ([position.channel for position in before], aborted, after) == (["a"], (), ())
+
+
+def test_an_alignment_is_given_up_past_its_limit_and_never_without_one() -> None:
+    assert [exceeds(size, 100) for size in (0, 100, 101)] == [False, False, True]
+    assert not exceeds(10**15, None)
 
 
 def test_the_last_barrier_makes_the_cut() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from spark_abs.model import NO_EPOCH, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
+from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.runtime.outputs import IdleCut
 from spark_abs.runtime.snapshotter import Taken
 from spark_abs.runtime.stage import StageRunner
@@ -26,10 +26,12 @@ class IdleSource:
 
     def __init__(self, root: Root) -> None:
         ctx: Any = SimpleNamespace(
+            root=root,
+            poll_ms=lambda _: 0,
             floor=NO_EPOCH,
             bounded=False,
             probe=no_probe,
-            native=lambda stage: root.native("native", 1, stage),
+            native=lambda stage: root.native("native", AttemptId(1), stage),
         )
         outputs: Any = SimpleNamespace(
             commit_barrier=commit_barrier, versions=lambda *_: (), end=lambda: None

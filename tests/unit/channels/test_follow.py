@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyarrow import fs
 
-from spark_abs.channels.follow import Follower
+from spark_abs.channels.follow import Follower, Queued
 from spark_abs.errors import DamageError
-from spark_abs.model import AttemptId, Branch, Version
+from spark_abs.model import AttemptId, Branch, ChannelId, Version
+from spark_abs.store.log import read_commit
 from spark_abs.store.root import Root
-from tests.channel_support import Log
+from tests.channel_support import Log, position
 
 PATH = (Branch(AttemptId(1), None),)
 
@@ -171,3 +174,39 @@ def test_between_gives_a_planned_batch_again_also_after_it_was_forgotten(root: R
     assert [e.version for e in follower.between(Version(b), Version(c))] == [c]
     assert [e.version for e in follower.between(Version(a), Version(b))] == [b]
     assert versions(follower, a) == [b, c]
+
+
+def test_what_is_queued_is_counted_as_it_comes_each_entry_opened_once(tmp_path: Path) -> None:
+    """What measures an alignment never reads the log from the start again (P6)."""
+    counting = Counting()
+    root = Root(str(tmp_path))
+    log = Log(root)
+    at = log.batch(1, barrier_id=1)
+    watched: Any = SimpleNamespace(fs=fs.PyFileSystem(counting), path=root.path, channel=root.channel)
+    queued = Queued(watched, position("a.main", at, 1, at_barrier=True))
+    assert queued.read(10) == 0
+    sizes = []
+    for _ in range(4):
+        log.batch(*range(100))
+        sizes.append(queued.read(10))
+    assert sizes == [sizes[0] * n for n in (1, 2, 3, 4)]
+    assert sizes[0] > 0
+    entries = {name: times for name, times in counting.opened.items() if int(name.split(".")[0]) > at}
+    assert all(entries[f"{at + n:020}.json"] <= 2 for n in (1, 2, 3, 4))  # found once, missed once before
+    log.batch(1)
+    log.batch(2)
+    assert queued.read(1) < queued.read(1) < queued.read(1) + 1
+
+
+def test_what_came_after_the_alignment_is_not_counted(tmp_path: Path) -> None:
+    root = Root(str(tmp_path))
+    log = Log(root)
+    at = log.batch(1, barrier_id=1)
+    log.batch(*range(50))
+    ended = read_commit(root.fs, root.path(root.channel(ChannelId("a.main"))), at + 1)
+    assert ended is not None
+    time.sleep(0.002)
+    log.batch(*range(50))
+    queued = Queued(root, position("a.main", at, 1, at_barrier=True))
+    first = queued.read(10, until_ms=ended.at_ms)
+    assert (queued.read(10, until_ms=ended.at_ms), queued.read(10)) == (first, 2 * first)

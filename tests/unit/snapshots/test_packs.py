@@ -79,6 +79,7 @@ def test_a_file_that_changes_while_it_is_written_spoils_the_pack(
 ) -> None:
     """Nothing of it is committed; it is a leftover that is recognised."""
     monkeypatch.setattr(module, "CHUNK", 10)
+    monkeypatch.setattr(module, "HELD", 10)
     reads = iter(([b"0123456789", b"ab"], [b"0123456789", b"xy"]))
     monkeypatch.setattr(module, "_chunks", lambda *_: next(reads))
     with pytest.raises(StaleCapture, match="b changed"):

@@ -1,0 +1,73 @@
+"""What queues up behind the blocked inputs of a stage while it aligns: watched off their logs (P6, P20)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from spark_abs.channels.follow import Queued
+from spark_abs.errors import AbsError
+from spark_abs.model import CheckpointId, Position
+from spark_abs.store.root import Root
+
+log = logging.getLogger(__name__)
+
+ENTRIES_PER_LOOK = 16
+ENTRIES_AT_THE_END = 64
+"""How many entries are opened at most before an acknowledgement, for the sake of a figure."""
+
+
+class Backlog:
+    """What waited behind the blocked inputs of one alignment. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[Position, Queued] = {}
+        self._lock = threading.Lock()
+
+    def add(self, root: Root, position: Position, poll_ms: int) -> None:
+        """Count what stands behind an input, too, from now on; repeatable."""
+        with self._lock:
+            if position not in self._inputs:
+                self._inputs[position] = Queued(root, position, poll_ms)
+
+    def read(self, most: int, until_ms: int | None = None) -> int:
+        """Read what is new, at most so many entries of each input; return the bytes of all.
+
+        A log that cannot be read is said: it stops the stage that has to read it, not who measures it.
+        """
+        with self._lock:
+            for position, queued in self._inputs.items():
+                try:
+                    queued.read(most, until_ms)
+                except (AbsError, OSError) as error:
+                    log.debug("behind %s: %s", position, error)
+            return sum(queued.size for queued in self._inputs.values())
+
+
+class AlignmentWatch:
+    """The alignments of one stage. The batch thread says which inputs wait, the coordinator's looks on."""
+
+    def __init__(self, root: Root, poll_ms: int) -> None:
+        self._root, self._poll_ms = root, poll_ms
+        self._backlogs: dict[CheckpointId, Backlog] = {}
+
+    def blocked(self, inputs: Sequence[Position]) -> None:
+        """Take note of the inputs that wait at a barrier after a batch."""
+        for position in inputs:
+            self._backlogs.setdefault(position.epoch, Backlog()).add(self._root, position, self._poll_ms)
+
+    def over(self, checkpoint: CheckpointId) -> Backlog | None:
+        """End the alignment of a checkpoint, and of all before it; None if no input had to wait."""
+        for older in [known for known in list(self._backlogs) if known < checkpoint]:
+            self._backlogs.pop(older, None)
+        return self._backlogs.pop(checkpoint, None)
+
+    def size(self, checkpoint: CheckpointId) -> int:
+        """Return the bytes behind a barrier as far as they have been read; 0 if no input waits at it."""
+        held = self._backlogs.get(checkpoint)
+        return 0 if held is None else held.read(0)
+
+    def look(self) -> tuple[tuple[CheckpointId, int], ...]:
+        """Return the bytes behind each barrier at which inputs wait, as far as they have been read."""
+        return tuple((number, held.read(ENTRIES_PER_LOOK)) for number, held in list(self._backlogs.items()))
