@@ -1,0 +1,23 @@
+"""What `control/` allows: ids that only grow."""
+
+from __future__ import annotations
+
+from spark_abs.errors import AbortReason
+from spark_abs.model import CheckpointKind, RunId
+from spark_abs.protocol import control
+
+
+def test_an_id_is_above_every_id_that_was_ever_claimed() -> None:
+    """Whatever became of those, and whichever run claims (P1)."""
+    state, ids = control.begin_run(control.begin_job("job", 0), "here", 1, 0), []
+    for number in range(6):
+        state = control.begin_run(state, "here", 1, 0) if number == 3 else state
+        assert state.run is not None
+        state, barrier = control.claim(state, RunId(state.run.id), CheckpointKind.CHECKPOINT, None, 0)
+        ids.append(int(barrier.id))
+        match number % 3:
+            case 0:
+                state = control.settle(state, completed=(barrier.id,))
+            case 1:
+                state = control.settle(state, aborted=(control.Aborted(barrier.id, AbortReason.EXPIRED),))
+    assert ids == [1, 2, 3, 4, 5, 6]
