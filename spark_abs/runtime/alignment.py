@@ -14,7 +14,7 @@ from spark_abs.store.root import Root
 log = logging.getLogger(__name__)
 
 ENTRIES_PER_LOOK = 16
-ENTRIES_AT_THE_END = 64
+ENTRIES_AT_THE_END = 16
 """How many entries are opened at most before an acknowledgement, for the sake of a figure."""
 
 

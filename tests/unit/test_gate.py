@@ -115,6 +115,15 @@ def test_a_newer_id_subsumes() -> None:
     assert stage.drain() == [Cancelled(CheckpointId(1)), Cut(CheckpointId(2))]
 
 
+def test_a_newer_id_subsumes_before_it_has_come_everywhere() -> None:
+    """B has skipped n for n+1: A does not wait at n for C, whatever C brings (P8)."""
+    stage = Alignment("a", "b", "c")
+    stage.write("a", marker=1)
+    stage.write("b", marker=2)
+    stage.batch()  # c has brought nothing yet
+    assert stage.waiting() == {1: CheckpointId(2)}
+
+
 def test_an_aborted_id_unblocks() -> None:
     """Who waits for a checkpoint that was aborted waits no more (P9)."""
     stage = Alignment("a", "b")
@@ -180,7 +189,7 @@ def test_a_closed_input_counts() -> None:
     stage.batch()  # a waits for b
     stage.write("b", rows=1)
     stage.write("b", end=True)  # b ends without the barrier
-    assert stage.batch() == Cut(CheckpointId(1))
+    assert (stage.batch(), stage.waiting()) == (Cut(CheckpointId(1)), {})
 
 
 def test_an_input_that_closes_after_a_cut_does_not_repeat_it() -> None:

@@ -20,6 +20,7 @@ from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.kept import KeptState, StaleCapture
 from spark_abs.snapshots.packs import PackReader, pack_name
 from spark_abs.snapshots.sweep import sweep
+from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.root import Root
 from tests.snapshot_support import LOCAL, captured, manifest_of, packs_in, store
 
@@ -125,20 +126,17 @@ def test_what_an_aborted_checkpoint_has_packed_waits_for_the_next_capture_of_its
 ) -> None:
     """Sweeping spares it until then, and takes what the next capture did not use (P3)."""
     native, other = tmp_path / "native", tmp_path / "other"
-    store(kept, ONE, native, used=b"u" * 700, unused=b"n" * 300)
+    store(kept, ONE, native, used=b"u" * 300, unused=b"n" * 700)
     kept.release(ONE, completed=False)
     store(kept, TWO, other, theirs=b"t")
     assert sweep(kept, list).bytes_freed == 0
-    again = store(kept, TWO, native, used=b"u" * 700, more=b"m" * 50)
+    again = store(kept, TWO, native, used=b"u" * 300, more=b"m" * 50)
     assert again.size_new == 50
-    kept.release(TWO, completed=True)
-    retained = [manifest_of(2, again.files)]
-    store(kept, CheckpointId(3), native, used=b"u" * 700)
-    sweep(kept, lambda: retained)
+    sweep(kept, list)
     with PackReader(root) as reader:
         held = {sha256 for pack in kept.active() for sha256 in reader.index(pack)}
-    assert hashlib.sha256(b"t").hexdigest() not in held
-    assert contents_of(root, again.files)["used"] == b"u" * 700
+    assert held == {hashlib.sha256(data).hexdigest() for data in (b"u" * 300, b"m" * 50, b"t")}
+    assert verify_state(root, [manifest_of(2, again.files)]) == ()
 
 
 def test_what_was_left_for_a_capture_that_never_came_is_swept_after_a_restart(

@@ -96,7 +96,7 @@ def test_a_pack_whose_footer_forgets_what_is_needed_is_said_and_not_swept(
     """The bytes can still be read: a restore works, and sweeping must not take them for dead."""
     files = store(kept, ONE, tmp_path / "a", x=b"x" * 10, y=b"y" * 100).files
     retained = [manifest_of(1, files)]
-    kept.release(ONE)
+    kept.release(ONE, completed=True)
     assert verify_packs(root, retained) == ()
     pack = Path(root.uri, "state", files[0].at.pack)
     data = pack.read_bytes()
