@@ -1,4 +1,4 @@
-"""Several checkpoints open at once, given up for younger ones, cancelled on their way."""
+"""Several checkpoints open at once, given up for younger ones or for their weight, cancelled on their way."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from pyspark.sql import SparkSession
 from spark_abs.channels.entries import entry_of
 from spark_abs.cli.main import main
 from spark_abs.errors import AbortReason, ConfigError, Refused
-from spark_abs.model import Entry, channel_id
+from spark_abs.model import AttemptId, Entry, StageId, channel_id
 from spark_abs.observe.events import event_rows
 from spark_abs.runtime.job import Job
+from spark_abs.runtime.native import NativeLog
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.log import read_commit
@@ -27,6 +28,8 @@ from spark_abs.store.root import Root
 from tests.job_support import Feed, events, eventually, hold_until, manifests, read_table
 from tests.spark.conftest import Start
 from tests.spark.test_job_life import Line
+
+WAITING = HistoryEvent.STAGE_WAITING
 
 
 @dataclass
@@ -77,6 +80,11 @@ class Pair:
         while (commit := read_commit(root.fs, table, len(found))) is not None:
             found.append(entry_of(commit))
         return found
+
+    def taken(self, source: str) -> bool:
+        """Say whether a source has run a batch for each of its files."""
+        feed = self.left if source == "left" else self.right
+        return sum(entry.rows for entry in self.log(source)) == len(feed.files)
 
     def claimed(self) -> int:
         return int(Control.open(Root(self.root)).state.last_claimed)
@@ -170,3 +178,64 @@ def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
     assert "nothing changed" in again.set(interval="1h")
     again.stop()
     assert manifests(line.root)[-1].id == taken
+
+
+def test_a_batch_planned_while_a_bounded_run_ends_is_left_to_the_next_run(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """A stage that also reads a native stream: its last cut does not wait for the refused batch (P10)."""
+    root, table = str(tmp_path / "root"), tmp_path / "mixed"
+    numbers, extra = Feed(spark, tmp_path / "numbers", "id long"), Feed(spark, tmp_path / "extra", "id long")
+    native = NativeLog(Root(root).native("native", AttemptId(1), StageId("mixed")))
+
+    def one_more(at: str) -> None:
+        if at == "end.mixed.halt" and len(extra.files) == 1 and native.newest_committed() >= 0:
+            extra.write({"id": 3})
+            planned = hold_until(at, lambda: native.idle_at() is None)
+            planned(at)
+
+    def rows(probe: Probe) -> tuple[list[int], int]:
+        job = Job("mixed", root=root, spark=spark, probe=probe, interval="1h", timeout="2m")
+        source = job.source("numbers", numbers.stream())
+        mixed = job.stage("mixed", [source, extra.stream()], lambda one, two: one.union(two))
+        job.sink("mixed", mixed, table=str(table))
+        assert start(job, available_now=True).await_termination(100)
+        return sorted(read_table(table)["id"].to_pylist()), len(manifests(root))
+
+    numbers.write({"id": 1})
+    extra.write({"id": 2})
+    assert rows(one_more) == ([1, 2], 1)
+    assert rows(no_probe) == ([1, 2, 3], 2)
+
+
+def test_an_alignment_that_holds_up_too_much_is_given_up(pair: Pair, start: Start) -> None:
+    """`right` does not get on while `left` writes behind its barrier: its rows go on all the same (P6)."""
+    go_on = threading.Event()
+    pair.probe = hold_until("batch.right.wait.before", lambda: len(pair.right.files) < 2 or go_on.is_set())
+    for feed in (pair.left, pair.right):
+        pair.write(feed)
+    run = start(pair.job(alignment_limit="1kb"))
+    eventually(run, pair.has_all, "the first rows through")
+    pair.write(pair.right)  # planned, and held
+    right = NativeLog(Root(pair.root).native("native", AttemptId(1), StageId("right")))
+    eventually(run, lambda: right.idle_at() is None, "a batch of `right` planned")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(run.checkpoint)
+        eventually(run, lambda: pair.markers("left"), "barrier 1 in the channel of `left`")
+        while not asked.done():
+            pair.write(pair.left)
+            eventually(run, lambda: asked.done() or pair.taken("left"), "another file taken")
+        with pytest.raises(Refused, match=r"alignment-limit, stage both: \d+ bytes have queued up behind"):
+            asked.result()
+    left = [*range(len(pair.left.files)), 0]
+    eventually(run, lambda: pair.rows() == sorted(left), "all rows of `left` through, `right` held")
+    go_on.set()
+    eventually(run, pair.has_all, "all rows through")
+    assert run.checkpoint() == 2
+    run.stop()
+    (aborted,) = events(pair.root, HistoryEvent.ABORTED)
+    assert aborted["reason"] == "alignment-limit"
+    (waited,) = [r for r in event_rows(Root(pair.root)) if (r.event, r.stage) == (WAITING, "both")]
+    assert (waited.alignment_bytes or 0) > 1024
+    (found,) = manifests(pair.root)
+    assert {s.stage for s in found.stages} == {"left", "right", "both", "tail"}
