@@ -28,6 +28,15 @@ class WatermarkCheck(StrEnum):
     OFF = "off"
 
 
+class RestartStrategy(StrEnum):
+    """When a failed stage is started again while the others go on; after Flink's restart strategies."""
+
+    NONE = "none"
+    FIXED_DELAY = "fixed-delay"
+    EXPONENTIAL_DELAY = "exponential-delay"
+    FAILURE_RATE = "failure-rate"
+
+
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BYTES = {"b": 1, "kb": 1024, "mb": 1024**2, "gb": 1024**3}
 
@@ -91,6 +100,19 @@ def _switch(value: object) -> bool:
     if not isinstance(spelled, bool):
         raise ValueError("expected true or false")
     return spelled
+
+
+def _number(value: object) -> float:
+    spelled = isinstance(value, str) and re.fullmatch(r"\s*[0-9]+(\.[0-9]+)?\s*", value)
+    if not spelled and type(value) not in (int, float):
+        raise ValueError("expected a number such as 1.5")
+    return float(value)  # type: ignore[arg-type]  # one of the three
+
+
+def _restart_strategy(value: object) -> RestartStrategy:
+    if not isinstance(value, str) or value.strip().lower() not in list(RestartStrategy):
+        raise ValueError(f"expected {', '.join(RestartStrategy)}")
+    return RestartStrategy(value.strip().lower())
 
 
 def _watermark_check(value: object) -> WatermarkCheck:
@@ -164,6 +186,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("channel", "pollInterval", "auto", duration_or_auto, "least time between looks for entries"),
     Setting("run", "leaseTimeout", "30s", duration_ms, "silence after which a run counts as dead", 1000),
     Setting("graph", "watermarkCheck", "error", _watermark_check, "error, warn or off"),
+    Setting("stage", "restartStrategy", "none", _restart_strategy, "which failed stages start again"),
+    Setting("stage", "restartDelay", "1s", duration_ms, "from a failure to the restart, at first"),
+    Setting("stage", "restartAttempts", "any", count_or_any, "restarts before the job fails"),
+    Setting("stage", "restartMaxDelay", "1m", duration_ms, "longest delay of exponential-delay"),
+    Setting("stage", "restartMultiplier", "1.5", _number, "how much longer each delay of it is"),
+    Setting("stage", "restartJitter", "0.1", _number, "how far a delay of it may be off, as a part"),
+    Setting("stage", "restartResetAfter", "1h", duration_ms, "quiet after which it begins anew"),
+    Setting("stage", "restartFailures", "1", _count, "failures allowed by failure-rate"),
+    Setting("stage", "restartInterval", "1m", duration_ms, "within so long", 1),
     Setting("state", "copyThreads", "4", _count, "threads that copy state files, per job", 1),
     Setting("state", "nativeRoot", "", _text, "where Spark's checkpoints are; empty: below the root"),
     Setting("storage", "endpoint", "", _text, "URL of an S3-compatible store that is not Amazon's"),
@@ -196,6 +227,16 @@ class Settings:
     """None: what suits the store."""
     lease_timeout_ms: int
     watermark_check: WatermarkCheck
+    restart_strategy: RestartStrategy
+    restart_delay_ms: int
+    restart_attempts: int | None
+    """None: any number."""
+    restart_max_delay_ms: int
+    restart_multiplier: float
+    restart_jitter: float
+    restart_reset_after_ms: int
+    restart_failures: int
+    restart_interval_ms: int
     copy_threads: int
     native_root: str
     endpoint: str

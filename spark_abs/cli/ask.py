@@ -23,6 +23,7 @@ def ask_job(
     kind: CommandKind,
     name: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
+    drain: bool = False,
 ) -> Command:
     """Ask the running job and wait for its answer.
 
@@ -33,7 +34,7 @@ def ask_job(
     """
     control = Control.open(root)
     run = _require_alive(ctx, root, control.state)
-    command = Command(uuid.uuid4().hex, kind, name, ctx.now_ms(), settings=dict(settings))
+    command = Command(uuid.uuid4().hex, kind, name, ctx.now_ms(), drain, settings=dict(settings))
     control.update(lambda state: ask(state, command))
     while True:
         # Looked at in this order: an answer given just before the end is still seen.

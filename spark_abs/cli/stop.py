@@ -6,6 +6,7 @@ import click
 
 from spark_abs.cli.ask import ask_job, wait_for_end
 from spark_abs.cli.verb import Context, verb
+from spark_abs.errors import UsageError
 from spark_abs.model import checked_name
 from spark_abs.protocol.control import CommandKind
 from spark_abs.store.root import Root
@@ -16,12 +17,20 @@ from spark_abs.store.root import Root
 @click.option(
     "--savepoint", "name", metavar="NAME", help="First take a savepoint, behind which nothing is processed."
 )
-def stop(ctx: Context, root: Root, name: str | None) -> None:
+@click.option(
+    "--drain",
+    is_flag=True,
+    help="Before the savepoint read no more, bring event time to its end and let out every window. Not for "
+    "going on with the same event time: rows that come later are late.",
+)
+def stop(ctx: Context, root: Root, name: str | None, drain: bool) -> None:
     """Stop the running job in order, and wait until it has ended."""
     if name is not None:
         checked_name(name, "savepoint")
+    elif drain:
+        raise UsageError("--drain ends with a savepoint: give --savepoint NAME")
     with ctx.out.waiting("waiting for the job to stop" + (f" with savepoint {name!r}" if name else "")):
-        answer = ask_job(ctx, root, CommandKind.STOP, name)
+        answer = ask_job(ctx, root, CommandKind.STOP, name, drain=drain)
         wait_for_end(ctx, root)
     taken = f"; savepoint {name!r} is checkpoint {answer.checkpoint}" if name else ""
     ctx.out.result(answer, lambda out: out.line(f"stopped{taken}"))

@@ -49,6 +49,8 @@ class Attempt:
     created_ms: int
     natives: str = NATIVES
     """Where its native checkpoints are, `<natives>/<id>/<stage>`: relative to the root, or absolute."""
+    drain: str | None = None
+    """The savepoint before which event time is brought to its end; once set, a start goes on with that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class CommandKind(StrEnum):
 
     SAVEPOINT = "savepoint"
     STOP = "stop"
-    """Stop in order; with a name, take an exact savepoint first."""
+    """Stop in order; with a name, take an exact savepoint first, drained if asked."""
     SET = "set"
     """Change settings until the run ends."""
 
@@ -100,6 +102,8 @@ class Command:
     kind: CommandKind
     name: str | None
     asked_ms: int
+    drain: bool = False
+    """Whether event time is brought to its end before the savepoint."""
     answered: bool = False
     ok: bool = False
     checkpoint: CheckpointId | None = None
@@ -211,6 +215,12 @@ def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlS
             f"finished: run `spark-abs restore ROOT --to {attempt.checkpoint}` again"
         )
     return replace(state, runs=_with_run(state, attempt.id, host, pid, now_ms))
+
+
+def begin_drain(state: ControlState, run: RunId, name: str) -> ControlState:
+    """Record that event time is being brought to its end, before it is in any stage."""
+    require_current(state, run)
+    return replace(state, attempts=(*state.attempts[:-1], replace(state.attempt, drain=name)))
 
 
 def end_run(state: ControlState, run: RunId, how: str) -> ControlState:

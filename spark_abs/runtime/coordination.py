@@ -58,14 +58,16 @@ class Coordination:
         shapes: Callable[[], tuple[StageShape, ...]],
         snapshots: Snapshotter,
         on_stop: Callable[[], None],
+        on_drain: Callable[[str, str], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._ctx = ctx
         self._stages = dict(stages)
-        self._joining: queue.SimpleQueue[StageRunner] = queue.SimpleQueue()
+        self._joining: queue.SimpleQueue[tuple[StageRunner, threading.Event]] = queue.SimpleQueue()
         self._shapes = shapes
         self._snapshots = snapshots
         self._on_stop = on_stop
+        self._on_drain = on_drain
         self._on_failure = on_failure
         self._control = Control.open(ctx.root)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
@@ -110,10 +112,21 @@ class Coordination:
         self.put(protocol.Tick(now_ms()))
         return answer
 
-    def join(self, stage: StageRunner) -> None:
-        """Add a stage, or put a new runner in the place of an older one of the same name."""
-        self._joining.put(stage)
+    def join(self, stage: StageRunner) -> threading.Event:
+        """Add a stage, or put a new runner in the place of an older one of the same name.
+
+        Returns what is set when it has been done. A runner that replaces one runs no batch before: nothing
+        that the older one is told meanwhile may be lost.
+        """
+        welcomed = threading.Event()
+        self._joining.put((stage, welcomed))
         self.put(protocol.Joined(now_ms(), stage.name))
+        return welcomed
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; it ends before `close` if anything failed in it."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Stop the thread after the events put so far; wait for it."""
@@ -137,7 +150,9 @@ class Coordination:
         if event is None:
             return False
         if isinstance(event, protocol.Joined):
-            self._welcome(self._joining.get())
+            stage, welcomed = self._joining.get()
+            self._welcome(stage)
+            welcomed.set()
         while not self._changes.empty():
             given, answer = self._changes.get()
             answer.put(protocol.Answer("set", None, True, self._set(given)))
@@ -157,6 +172,9 @@ class Coordination:
         return True
 
     def _welcome(self, stage: StageRunner) -> None:
+        before = self._stages.get(stage.name)
+        if before is not None:
+            stage.succeed(before)
         self._stages[stage.name] = stage
         for barrier in self._barriers.values():
             stage.offer(barrier)
@@ -309,6 +327,9 @@ class Coordination:
         kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
         try:
             self.check_name(command.name)
+            if command.drain:
+                self._on_drain(command.name or "", command.id)
+                return
         except UsageError as error:
             self._answer(protocol.Answer(command.id, None, False, str(error)))
             return

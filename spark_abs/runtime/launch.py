@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pyspark.errors import StreamingQueryException
+
 from spark_abs.channels.gate import GateSpec, open_gate
 from spark_abs.channels.writer import create_channel
+from spark_abs.errors import DamageError
 from spark_abs.manifest import StageShape
 from spark_abs.model import (
+    NO_BATCH,
     NO_EPOCH,
     AttemptId,
     ChannelId,
@@ -23,14 +26,18 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.control import AttachedSink, attach
 from spark_abs.protocol.path import channel_path
+from spark_abs.protocol.restarts import RestartPolicy
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
+from spark_abs.runtime.drain import Drain
 from spark_abs.runtime.frames import Frames, build_frames
-from spark_abs.runtime.graph import JobGraph, PlanFacts
-from spark_abs.runtime.job import PROVIDERS, Job, SinkSpec, StageSpec
-from spark_abs.runtime.native import clear_unplanned
-from spark_abs.runtime.outputs import Outputs, open_writers
+from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.runtime.job import Job, SinkSpec
+from spark_abs.runtime.native import check_native
+from spark_abs.runtime.outputs import Outputs, newest_output, open_writers
 from spark_abs.runtime.progress import LateRows
+from spark_abs.runtime.queries import start_query
+from spark_abs.runtime.recovery import Recovery
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
 from spark_abs.runtime.stage import StageRunner
@@ -41,11 +48,11 @@ from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-_SOURCES_POLL_S = 0.02
+_WELCOME_POLL_S = 0.1
 
 FIRST_ENTRY = Version(0)
 """The commit that creates a channel: every input's first position."""
@@ -61,6 +68,9 @@ class Launch:
     plans: Mapping[StageId, PlanFacts]
     drafts: Frames
     control: Control
+    policy: RestartPolicy
+    drain: str | None = None
+    """The savepoint of a drain that has begun: sources read no more, and the run ends with it."""
 
 
 def launch(given: Launch) -> Run:
@@ -97,25 +107,43 @@ def launch(given: Launch) -> Run:
     snapshots = Snapshotter(ctx, kept, facts, Tidy(ctx, {s.name: s.inputs for s in graph.stages}, kept))
     runners: dict[StageId, StageRunner] = {}
     for stage in graph.stages:
-        spec = job.stages[stage.name]
-        writers = open_writers(ctx, spec, graph.consumed(stage.name))
-        for writer in writers:
-            writer.begin()
-            ctx.probe(f"start.{stage.name}.fence-{writer.output}.after")
-        sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
-        outputs = Outputs(ctx, spec, writers, tables, sinks)
-        start = tuple(first_position(channel) for channel in stage.inputs)
-        runners[stage.name] = StageRunner(ctx, stage.name, outputs, start, snapshots)
+        runners[stage.name] = _runner(given, stage, tables, snapshots)
     frames = build_frames(job, graph, lambda stage, channel, schema: _gate(given, stage, channel, schema))
-    run = Run(ctx, runners, snapshots, lambda: job.spark.streams.removeListener(late))
+
+    def restart(stage: StageDecl) -> None:
+        _restart(given, stage, frames, snapshots, runners, queries, coordination)
+
+    recovery = Recovery(ctx, given.policy, {s.name: partial(restart, s) for s in graph.stages})
+    drain = Drain(
+        ctx,
+        given.control,
+        graph,
+        given.plans,
+        runners,
+        queries,
+        lambda name: _start(given, name, frames, runners[name]),
+    )
+    run = Run(ctx, runners, snapshots, recovery, drain, lambda: job.spark.streams.removeListener(late))
     coordination = Coordination(
-        ctx, runners, partial(_shapes, graph, given.drafts, ids), snapshots, run.request_stop, run.fail
+        ctx,
+        runners,
+        partial(_shapes, graph, given.drafts, ids),
+        snapshots,
+        run.request_stop,
+        run.request_drain,
+        run.fail,
     )
     snapshots.report_to(Listener(coordination.put, lambda name: runners[name].turns.wake(), run.fail))
     job.spark.streams.addListener(late)
     try:
+        if given.drain is not None:
+            run.request_drain(given.drain, None)
         for stage in graph.order():
-            queries[stage.name] = _start_query(given, job.stages[stage.name], frames, runners[stage.name])
+            if given.drain is not None and not stage.inputs:
+                drain.halted.add(stage.name)
+                runners[stage.name].only = NO_BATCH
+                continue
+            queries[stage.name] = _start(given, stage.name, frames, runners[stage.name])
             ctx.probe(f"start.{stage.name}.query.after")
     except Exception as error:
         run.fail(error)
@@ -124,6 +152,62 @@ def launch(given: Launch) -> Run:
         raise
     run.begin(queries, coordination)
     return run
+
+
+def _start(given: Launch, stage: StageId, frames: Frames, runner: StageRunner) -> StreamingQuery:
+    return start_query(given.job.spark, given.ctx, given.job.stages[stage], frames.stages[stage], runner)
+
+
+def _runner(
+    given: Launch, stage: StageDecl, tables: Mapping[str, DeltaSink], snapshots: Snapshotter
+) -> StageRunner:
+    """Open the outputs of a stage, refusing older runs there, and make what runs its batches."""
+    job, ctx = given.job, given.ctx
+    spec = job.stages[stage.name]
+    writers = open_writers(ctx, spec, given.graph.consumed(stage.name))
+    for writer in writers:
+        writer.begin()
+        ctx.probe(f"start.{stage.name}.fence-{writer.output}.after")
+    sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
+    outputs = Outputs(ctx, spec, writers, tables, sinks)
+    start = tuple(first_position(channel) for channel in stage.inputs)
+    return StageRunner(ctx, stage.name, outputs, start, snapshots)
+
+
+def _restart(
+    given: Launch,
+    stage: StageDecl,
+    frames: Frames,
+    snapshots: Snapshotter,
+    runners: dict[StageId, StageRunner],
+    queries: dict[StageId, StreamingQuery],
+    coordination: Coordination,
+) -> None:
+    """Start a stage whose query has failed again, from its native checkpoint, within the same run.
+
+    1. The failed query is over, in all its threads.  2. A query that found nothing would begin with batch 0
+    in silence: look.  3. A new runner with new handles.  4. It takes over what the old one was told, in the
+    coordinator's thread, so that nothing is told to the old one any more.  5. The query.
+
+    Raises:
+        DamageError: the native checkpoint is missing or damaged.
+    """
+    ctx, name = given.ctx, stage.name
+    runners[name].turns.stop()  # 1
+    with suppress(StreamingQueryException):
+        queries[name].awaitTermination()
+    finding = check_native(ctx.native(name), newest_output(ctx, given.graph, name))  # 2
+    if finding is not None:
+        raise DamageError(f"{finding}; start the job again: it says what can be done about it")
+    mine = [s for s in given.job.sinks if s.source.stage == name and s.table is not None]
+    tables = {s.name: _attach(given, s, s.table) for s in mine if s.table is not None}  # 3
+    runner = _runner(given, stage, tables, snapshots)
+    welcomed = coordination.join(runner)  # 4
+    while not welcomed.wait(_WELCOME_POLL_S):
+        if not coordination.is_alive:
+            return  # the run ends with the error of the coordination
+    runners[name] = runner
+    queries[name] = _start(given, name, frames, runner)  # 5
 
 
 def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
@@ -138,68 +222,6 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
 
 def _dropped_late(late: LateRows, queries: Mapping[StageId, StreamingQuery], stage: StageId) -> int:
     return late.dropped(str(queries[stage].id)) if stage in queries else 0
-
-
-def _start_query(given: Launch, spec: StageSpec, frames: Frames, runner: StageRunner) -> StreamingQuery:
-    ctx, spark = given.ctx, given.job.spark
-    native = ctx.native(spec.name)
-    clear_unplanned(native)
-    conf = {}
-    if spec.shuffle_partitions is not None:
-        conf["spark.sql.shuffle.partitions"] = str(spec.shuffle_partitions)
-    if spec.state_provider is not None:
-        conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
-    writer = (
-        frames.stages[spec.name]
-        .writeStream.outputMode(spec.output_mode)
-        .queryName(f"{ctx.job}/{spec.name}")
-        .option("checkpointLocation", native.uri)
-        .foreachBatch(runner.run_batch)
-    )
-    if ctx.bounded and not spec.channels:
-        writer = writer.trigger(availableNow=True)
-    else:
-        writer = writer.trigger(processingTime=spec.trigger or "0 seconds")
-    with _session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
-        query = writer.start()
-    _await_sources(query)
-    return query
-
-
-def _await_sources(query: StreamingQuery) -> None:
-    """Wait until a query has opened its sources, or has ended.
-
-    Spark gives the process behind a gate ten seconds to come up: many at once, on few cores, take longer.
-    """
-    pause = threading.Event()
-    while query.isActive and str(query.status["message"]).startswith("Initializing"):
-        pause.wait(_SOURCES_POLL_S)
-
-
-@contextmanager
-def _session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Set session settings while a query starts: it takes a copy of the session."""
-    before = {key: spark.conf.get(key, None) for key in values}
-    for key, value in values.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)
-
-
-@contextmanager
-def _pool(spark: SparkSession, name: str) -> Iterator[None]:
-    """Start a query in a scheduler pool of its own: its thread inherits it."""
-    spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-    try:
-        yield
-    finally:
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 
 
 def first_position(channel: ChannelId) -> Position:

@@ -13,6 +13,7 @@ from spark_abs.errors import AbsError, DamageError
 from spark_abs.model import NO_BATCH, BatchId, Position, positions_of
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
+from spark_abs.snapshots.materialise import make_directory, put
 from spark_abs.store.storage import Place
 
 
@@ -27,7 +28,7 @@ class NativeLog:
     """The offset and commit log of one query. Reading only; any thread may have its own."""
 
     def __init__(self, place: Place) -> None:
-        self._place = place
+        self.place = place
 
     def offsets_text(self, batch: BatchId) -> str:
         """Return the text of a planned batch.
@@ -35,10 +36,15 @@ class NativeLog:
         Raises:
             DamageError: there is no such batch.
         """
-        data = self._place.read(f"offsets/{int(batch)}")
-        if data is None:
-            raise DamageError(f"{self._place}/offsets/{batch} is missing: see `spark-abs verify`")
-        return data.decode()
+        text = self.find_offsets(batch)
+        if text is None:
+            raise DamageError(f"{self.place}/offsets/{batch} is missing: see `spark-abs verify`")
+        return text
+
+    def find_offsets(self, batch: BatchId) -> str | None:
+        """Return the text of a planned batch, None if it is not there (any more)."""
+        data = self.place.read(f"offsets/{int(batch)}")
+        return None if data is None else data.decode()
 
     def offsets(self, batch: BatchId) -> OffsetFile:
         """Return a planned batch, parsed."""
@@ -59,9 +65,9 @@ class NativeLog:
         Raises:
             DamageError: the checkpoint does not say it.
         """
-        data = self._place.read("metadata")
+        data = self.place.read("metadata")
         if data is None:
-            raise DamageError(f"{self._place}/metadata is missing: see `spark-abs verify`")
+            raise DamageError(f"{self.place}/metadata is missing: see `spark-abs verify`")
         return from_json(_Metadata, data).id
 
     def tables_read(self, batch: BatchId) -> frozenset[str]:
@@ -74,7 +80,7 @@ class NativeLog:
 
     def has_committed(self, batch: BatchId) -> bool:
         """Say whether Spark has recorded the end of a batch."""
-        return self._place.below(f"commits/{int(batch)}").exists()
+        return self.place.below(f"commits/{int(batch)}").exists()
 
     def newest_planned(self) -> BatchId:
         """Return the newest batch in the offset log, `NO_BATCH` if none."""
@@ -90,8 +96,8 @@ class NativeLog:
         return committed if self.newest_planned() == committed else None
 
     def _newest(self, log: str) -> BatchId:
-        selector = fs.FileSelector(f"{self._place.path}/{log}", allow_not_found=True)
-        names = (info.base_name for info in self._place.fs.get_file_info(selector))
+        selector = fs.FileSelector(f"{self.place.path}/{log}", allow_not_found=True)
+        names = (info.base_name for info in self.place.fs.get_file_info(selector))
         return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
 
 
@@ -102,6 +108,31 @@ def clear_unplanned(native: Place) -> None:
     """
     if NativeLog(native).newest_planned() == NO_BATCH:
         native.fs.delete_dir_contents(f"{native.path}/offsets", missing_dir_ok=True)
+
+
+def plan_batch(native: Place, batch: BatchId, text: str) -> None:
+    """Make a batch the next one that a query runs, whatever is planned behind the last finished one.
+
+    Only while no query runs there. Killed in the middle, it can be repeated.
+    """
+    log = NativeLog(native)
+    done = log.newest_committed()
+    if batch != done + 1:
+        raise DamageError(f"{native}: batch {batch} cannot come next, {done} is the last finished")
+    forget_plans(native)
+    make_directory(native, "offsets")
+    put(native, f"offsets/{int(batch)}", [text.encode()])
+
+
+def forget_plans(native: Place) -> None:
+    """Remove the plans of batches behind the last finished one: none of them may have begun."""
+    done = NativeLog(native).newest_committed()
+    selector = fs.FileSelector(f"{native.path}/offsets", allow_not_found=True)
+    for info in native.fs.get_file_info(selector):
+        # The checksum that Spark leaves beside a file goes too: it would not be that of the new one.
+        number = info.base_name.removeprefix(".").removesuffix(".crc")
+        if number.isdigit() and int(number) > done:
+            native.fs.delete_file(info.path)
 
 
 def check_native(native: Place, least: BatchId) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from spark_abs.errors import CommitConflict
 from spark_abs.manifest import OutputVersion
 from spark_abs.model import (
     MAIN_OUTPUT,
+    NO_BATCH,
     NO_EPOCH,
     Barrier,
     BatchId,
@@ -21,8 +23,10 @@ from spark_abs.model import (
     StageId,
     Version,
     app_id,
+    channel_id,
 )
 from spark_abs.runtime.context import Current, RunContext, within
+from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.job import SinkSpec, StageSpec
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.store.storage import Place
@@ -68,6 +72,25 @@ class BatchFacts:
 def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> tuple[ChannelWriter, ...]:
     """Open one writer for each output that is a channel."""
     return tuple(ChannelWriter(ctx.root, ctx.job, spec.name, o, ctx.attempt, ctx.run) for o in channels)
+
+
+def newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
+    """Return the newest batch of this attempt that an output of a stage holds."""
+    places = [
+        (ctx.root.place(ctx.root.channel(channel_id(stage, output))), output)
+        for output in graph.consumed(stage)
+    ]
+    places += [
+        (ctx.root.storage.place(sink.table), sink.name)
+        for sink in graph.sinks_of(stage)
+        if sink.table is not None
+    ]
+    found = NO_BATCH
+    for place, output in places:
+        with suppress(FileNotFoundError):
+            written = Table.open(place).transaction(app_id(ctx.job, stage, output, ctx.attempt))
+            found = max(found, NO_BATCH if written is None else BatchId(written))
+    return found
 
 
 class Outputs:

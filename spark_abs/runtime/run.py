@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
-from spark_abs.errors import Fenced, Refused, StageFailed, UsageError
+from spark_abs.errors import Refused, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.messages import (
     Answer,
@@ -21,7 +21,9 @@ from spark_abs.protocol.messages import (
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
-from spark_abs.runtime.lifetime import end, first_lines
+from spark_abs.runtime.drain import Drain
+from spark_abs.runtime.lifetime import end
+from spark_abs.runtime.recovery import Recovery, StageEnd
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.clock import now_ms
@@ -42,10 +44,18 @@ class Run:
         ctx: RunContext,
         stages: Mapping[StageId, StageRunner],
         snapshots: Snapshotter,
+        recovery: Recovery,
+        drain: Drain,
         on_end: Callable[[], None],
     ) -> None:
         self._ctx = ctx
         self._stages = stages
+        self._recovery = recovery
+        self._drain = drain
+        self._drain_asked: tuple[str, str | None] | None = None
+        """The savepoint that a drain ends with, and the id of the request for it."""
+        self._last_savepoint: CheckpointId | None = None
+        self._asking = threading.Lock()
         self._snapshots = snapshots
         self._on_end = on_end
         self._queries: dict[StageId, StreamingQuery] = {}
@@ -73,7 +83,7 @@ class Run:
         return not self._done.is_set()
 
     def query(self, stage: str) -> StreamingQuery:
-        """Return the native streaming query of a stage.
+        """Return the native streaming query of a stage; another one once the stage was started again.
 
         Raises:
             UsageError: the job has no such stage.
@@ -107,12 +117,22 @@ class Run:
         """
         return self._answer(self._running().change(settings), None).message
 
-    def stop(self, savepoint: str | None = None) -> CheckpointId | None:
+    def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
         """Stop in order: every stage ends its batch. With a name, take an exact savepoint first.
 
         After an exact savepoint nothing behind its barrier has been processed. If it is aborted, the job
         goes on and the reason is raised.
+
+        With `drain`, sources read no more and event time is brought to its end before the savepoint: every
+        window is let out. Rows that come to a drained job later are late, so its savepoint is not for going
+        on with the same event time. What has begun to be drained goes on with that when it is started again,
+        whatever happens to this run; a restore to an earlier checkpoint undoes it.
+
+        Raises:
+            UsageError: the job cannot be drained, or no savepoint was named.
         """
+        if drain:
+            return self._stop_drained(savepoint)
         taken = (
             self._request(CheckpointKind.SYNC_SAVEPOINT, savepoint, None) if savepoint is not None else None
         )
@@ -133,9 +153,9 @@ class Run:
             self._raise_failure()
         return ended
 
-    def begin(self, queries: Mapping[StageId, StreamingQuery], coordination: Coordination) -> None:
-        """Start watching; called once by whoever started the queries."""
-        self._queries.update(queries)
+    def begin(self, queries: dict[StageId, StreamingQuery], coordination: Coordination) -> None:
+        """Start watching; called once by whoever started the queries, who replaces those started again."""
+        self._queries = queries
         self._coordination = coordination
         coordination.start()
         self._watcher.start()
@@ -145,6 +165,20 @@ class Run:
         if self._failure is None:
             self._failure = error
         self._stop.set()
+
+    def request_drain(self, name: str, request: str | None) -> None:
+        """Drain the job, take the savepoint `name` for a request, and stop; without waiting.
+
+        Raises:
+            UsageError: the job cannot be drained, or is, with another savepoint.
+        """
+        self._drain.check()
+        with self._asking:
+            asked = self._drain_asked
+            if asked is not None and asked[0] != name:
+                raise UsageError(f"the job is being drained already, with savepoint {asked[0]!r}")
+            if asked is None or asked[1] is None:
+                self._drain_asked = (name, request)
 
     def request_stop(self) -> None:
         """Stop in order, without waiting."""
@@ -185,7 +219,10 @@ class Run:
         how = "stopped"
         try:
             while not self._stop.wait(_WATCH_S):
-                self._look_for_failures()
+                self._look()
+                if self._drain_asked is not None:
+                    how = self._run_drain(self._drain_asked[0])
+                    break
                 if self._ctx.bounded and self._finish_stages():
                     self._last_checkpoint()
                     how = "finished"
@@ -199,24 +236,62 @@ class Run:
         finally:
             self._done.set()
 
+    def _stop_drained(self, savepoint: str | None) -> CheckpointId | None:
+        if savepoint is None:
+            raise UsageError("a drain ends with a savepoint: give it a name")
+        if self._coordination is None or self._done.is_set():
+            raise Refused("the job is not running")
+        self._coordination.check_name(savepoint)
+        self.request_drain(savepoint, uuid.uuid4().hex)
+        self._done.wait()
+        self._raise_failure()
+        return self._last_savepoint
+
+    def _run_drain(self, name: str) -> str:
+        """Drain all stages and take the savepoint; no other checkpoint is taken meanwhile."""
+        assert self._coordination is not None
+        self._coordination.put(StatusChanged(now_ms(), JobStatus.STOPPING))
+        self._drain.run(name, self._look_while_draining)
+        with self._asking:
+            request = (self._drain_asked or (name, None))[1] or uuid.uuid4().hex
+        answers = self._coordination.request(Request(request, CheckpointKind.SYNC_SAVEPOINT, name))
+        while True:
+            try:
+                answer = answers.get(timeout=_WATCH_S)
+                break
+            except queue.Empty:
+                self._raise_failure()
+                self._look()
+        if not answer.ok:
+            raise Refused(
+                f"savepoint {name!r} of the drained job was not taken: {answer.message}; start the job "
+                "again, it goes on with it"
+            )
+        self._last_savepoint = answer.id
+        return f"drained, with savepoint {name!r}"
+
+    def _look_while_draining(self) -> None:
+        self._raise_failure()
+        if self._stop.is_set():
+            raise Refused("stopped while it was being drained: the next start goes on with the drain")
+        self._look()
+
+    def _look(self) -> None:
+        """Look for stages that have failed, and start those again whose time has come."""
+        self._look_for_failures()
+        self._recovery.start_due()
+
     def _look_for_failures(self) -> None:
+        passed_over = self._ended | self._drain.halted
         for name, query in self._queries.items():
-            if name in self._ended or query.isActive:
+            if name in passed_over or query.isActive or self._recovery.waits(name):
                 continue
             error = query.exception()
             failure = self._stages[name].failure
-            if failure is not None and isinstance(failure.error, Fenced):
-                raise failure.error
             if failure is not None:
-                cause = f"{type(failure.error).__name__}: {failure.error}"
-                raise StageFailed(
-                    f"stage {name!r} failed in batch {failure.batch}: {cause}"
-                ) from failure.error
-            if error is not None:
-                batch = self._stages[name].native.newest_planned()
-                raise StageFailed(
-                    f"stage {name!r} failed in batch {batch}: {first_lines(str(error))}"
-                ) from error
+                self._recovery.take(StageEnd(name, failure.batch, failure.error))
+            elif error is not None:
+                self._recovery.take(StageEnd(name, self._stages[name].native.newest_planned(), error))
 
     def _finish_stages(self) -> bool:
         """End stages whose input has ended (P10), producers first; say whether all have."""

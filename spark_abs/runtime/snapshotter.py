@@ -111,9 +111,9 @@ class Snapshotter:
         self._pool.submit(self._work, taken)
 
     def permits(self, stage: StageId, batch: BatchId) -> bool:
-        """Say whether a stage may begin a batch."""
+        """Say whether a stage may begin a batch. No batch waits for a copy that waits for its own end."""
         with self._lock:
-            mine = [b for (s, _), b in self._open.items() if s == stage]
+            mine = [b for (s, _), b in self._open.items() if s == stage and b < batch]
         if not mine:
             return True
         return not self._ctx.settings.synchronous and batch - min(mine) <= self._ctx.batches_retained // 2

@@ -33,7 +33,7 @@ from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.outputs import NO_MARKER, BatchFacts, Marker, Outputs
 from spark_abs.runtime.snapshotter import Snapshotter, Taken
-from spark_abs.runtime.turns import Turns
+from spark_abs.runtime.turns import StageStopped, Turns
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.store.clock import now_ms
 from spark_abs.store.log import read_commit
@@ -83,13 +83,15 @@ class StageRunner:
         self.failure: Failure | None = None
         self._ctx = ctx
         self._outputs = outputs
-        self._start = start
+        self.start = start
         self._snapshots = snapshots
         self.native = NativeLog(ctx.native(name))
         self._offered: tuple[Barrier, ...] = ()
         """Claimed barriers without an outcome, oldest first."""
         self._taken = NO_EPOCH
         self._ended = False
+        self.only: BatchId | None = None
+        """If set, every other batch is refused at its entry; `NO_BATCH` refuses all."""
         self._aborted: set[CheckpointId] = set()
         self._aligning_since: dict[CheckpointId, int] = {}
         self._alignment = AlignmentWatch(ctx.root, ctx.poll_ms(ctx.root.top))
@@ -107,6 +109,8 @@ class StageRunner:
         batch = BatchId(batch_id)
         self._ctx.probe(f"batch.{self.name}.wait.before")
         with self.turns.batch(lambda: self._snapshots.permits(self.name, batch)) as waited_ms:
+            if self.only is not None and batch != self.only:
+                raise StageStopped(f"only batch {self.only} is run now")
             try:
                 self._run(frame, batch, waited_ms)
             except Exception as error:
@@ -119,7 +123,7 @@ class StageRunner:
         text = self.native.offsets_text(batch)
         planned = parse_offsets(text)
         after = positions_of(planned.lines)
-        before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self._start
+        before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self.start
         facts = BatchFacts(batch, text, planned.watermark_ms)
         probe(f"batch.{self.name}.find.before")  # 2
         standing = self._outputs.standing(batch)
@@ -246,7 +250,7 @@ class StageRunner:
             if cut is None:
                 return
             self._ctx.probe(f"agent.{self.name}.commit.after")
-            positions = self.native.positions(cut.batch) if cut.batch != NO_BATCH else self._start
+            positions = self.native.positions(cut.batch) if cut.batch != NO_BATCH else self.start
             self._hand_over(barrier, cut.batch, positions, cut.channels, began, 0)
 
     def _last_batch_if_idle(self) -> BatchId | None:
@@ -256,14 +260,14 @@ class StageRunner:
 
     def _is_free(self, batch: BatchId) -> bool:
         """Say whether no channel input is open after the last finished batch."""
-        if not self._start:
+        if not self.start:
             return True
         return batch != NO_BATCH and self.inputs_closed(batch)
 
     @property
     def reads_channels(self) -> bool:
         """Whether the stage has channel inputs."""
-        return bool(self._start)
+        return bool(self.start)
 
     def inputs_closed(self, batch: BatchId) -> bool:
         """Say whether all channel inputs had ended after a batch (P10)."""
@@ -275,7 +279,7 @@ class StageRunner:
         if self._taken >= barrier.id:
             return CheckpointStanding(since, "its state is being copied")
         batch = self.native.newest_planned()
-        positions = self._start if batch == NO_BATCH else self.native.positions(batch)
+        positions = self.start if batch == NO_BATCH else self.native.positions(batch)
         late = sorted(
             {p.channel for p in positions if p.epoch < barrier.id and not p.is_closed(self._ctx.run)}
         )
@@ -291,6 +295,16 @@ class StageRunner:
             self._aborted.add(checkpoint)
             self.turns.release(checkpoint)
         self.turns.wake()
+
+    def succeed(self, before: StageRunner) -> None:
+        """Take over what the runner that this one replaces had in memory; called before the first batch.
+
+        What it handed over is not handed over again: its copy waits for the batch, which is run again.
+        """
+        self._taken = before._taken
+        self._aborted |= before._aborted
+        self._aligning_since = dict(before._aligning_since)
+        self.turns.succeed(before.turns)
 
     def end(self) -> None:
         """Write end markers; the query has stopped."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 from spark_abs.config import WatermarkCheck
-from spark_abs.errors import DamageError, GraphError, UsageError
-from spark_abs.model import NO_BATCH, BatchId, StageId, app_id, channel_id
+from spark_abs.errors import DamageError, GraphError, Refused, UsageError
+from spark_abs.model import NO_BATCH
 from spark_abs.protocol.control import NATIVES, place_natives
+from spark_abs.protocol.restarts import policy_of
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.frames import build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph
@@ -17,13 +17,13 @@ from spark_abs.runtime.jvm import refuse_unsupported_session
 from spark_abs.runtime.launch import Launch, launch
 from spark_abs.runtime.lifetime import begin, end, refuse_second
 from spark_abs.runtime.native import check_native
+from spark_abs.runtime.outputs import newest_output
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
 from spark_abs.session import check_session, lend
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.table import Table
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     if restart not in ("native", "checkpoint"):
         raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
     settings = job.resolved()
+    policy = policy_of(settings)
     lend(job.spark, job.root.storage)
     graph = job.graph()
     drafts = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given))  # 1
@@ -56,14 +57,43 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     if restart == "checkpoint":
         _back_to_checkpoint(job, settings.native_root, takeover)
     control.update(lambda state: place_natives(state, natives))
+    drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
     try:
         _check_natives(ctx, graph, control)  # 5
         job.probe("start.natives.after")
-        return launch(Launch(job, ctx, graph, plans, drafts, control))  # 6, 7
+        return launch(Launch(job, ctx, graph, plans, drafts, control, policy, drain))  # 6, 7
     except Exception as error:
         end(ctx, f"failed: {error}")
         raise
+
+
+def _unfinished_drain(job: Job, control: Control, available_now: bool) -> str | None:
+    """Return the savepoint of a drain that has begun and not ended, None if there is none.
+
+    Raises:
+        Refused: there is one, and the run is to be a bounded one.
+    """
+    attempt = control.state.attempt
+    name = attempt.drain
+    if name is None:
+        return None
+    done = Checkpoints.open(job.root, job.name).summaries()
+    if any(s.attempt == attempt.id and s.name == name for s in done):
+        log.warning(
+            "job %s was drained before savepoint %r: its event time is at its end, and what has a watermark "
+            "drops rows as late; restore an earlier checkpoint to go on in the same event time",
+            job.name,
+            name,
+        )
+        return None
+    if available_now:
+        raise Refused(
+            f"the job is being drained, with savepoint {name!r}: start it without available_now, it goes on "
+            "with that and ends; or restore an earlier checkpoint"
+        )
+    log.warning("job %s goes on with the drain that ends with savepoint %r", job.name, name)
+    return name
 
 
 def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
@@ -101,7 +131,7 @@ def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
     findings = []
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None
-        least = max(snapshot.cut_batch if snapshot else NO_BATCH, _newest_output(ctx, graph, stage.name))
+        least = max(snapshot.cut_batch if snapshot else NO_BATCH, newest_output(ctx, graph, stage.name))
         finding = check_native(ctx.native(stage.name), least)
         if finding is not None:
             findings.append(f"stage {stage.name!r}: {finding}")
@@ -112,22 +142,3 @@ def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
             else "no checkpoint was completed that one could go back to: start over on a new root"
         )
         raise DamageError("native checkpoints are missing or damaged:\n" + "\n".join([*findings, way]))
-
-
-def _newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
-    """Return the newest batch of this attempt that an output of a stage holds."""
-    places = [
-        (ctx.root.place(ctx.root.channel(channel_id(stage, output))), output)
-        for output in graph.consumed(stage)
-    ]
-    places += [
-        (ctx.root.storage.place(sink.table), sink.name)
-        for sink in graph.sinks_of(stage)
-        if sink.table is not None
-    ]
-    found = NO_BATCH
-    for place, output in places:
-        with contextlib.suppress(FileNotFoundError):
-            written = Table.open(place).transaction(app_id(ctx.job, stage, output, ctx.attempt))
-            found = max(found, NO_BATCH if written is None else BatchId(written))
-    return found

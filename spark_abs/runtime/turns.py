@@ -55,9 +55,9 @@ class Turns:
 
     @contextmanager
     def agent(self) -> Iterator[bool]:
-        """Enter as the agent; yields False if it is not its turn. Never waits."""
+        """Enter as the agent; yields False if it is not its turn, or the stage is stopped. Never waits."""
         with self._change:
-            mine = not self._busy
+            mine = not self._busy and not self._stopping
             self._busy = self._busy or mine
         try:
             yield mine
@@ -89,10 +89,23 @@ class Turns:
                 self._held = None
             self._change.notify_all()
 
+    def succeed(self, before: Turns) -> None:
+        """Stand where a stage stood that this one replaces: it may be held."""
+        with before._change:
+            held = before._held
+        if held is not None:
+            self.hold(held)
+
     def wake(self) -> None:
         """Ask `may_begin` again."""
         with self._change:
             self._change.notify_all()
+
+    def await_quiet(self) -> None:
+        """Wait until the batch under way, if there is one, has ended; another may begin."""
+        with self._change:
+            while self._busy:
+                self._change.wait(_POLL_S)
 
     def stop(self) -> None:
         """Let no batch begin any more, and wait until the one under way has ended."""

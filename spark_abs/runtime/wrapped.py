@@ -196,7 +196,7 @@ class _Host:
         self._guests: dict[StageId, _Guest] = {}
         self._snapshots = Snapshotter(self._ctx, kept, self._facts, Tidy(self._ctx, {}, kept))
         self._coordination = Coordination(
-            self._ctx, {}, self._shapes, self._snapshots, self._ask_to_stop, self._fail
+            self._ctx, {}, self._shapes, self._snapshots, self._ask_to_stop, _refuse_drain, self._fail
         )
         self._snapshots.report_to(Listener(self._coordination.put, self._wake, self._fail))
         self._lock = threading.Lock()
@@ -277,6 +277,10 @@ class _Host:
         self._coordination.close()
         self._snapshots.close()
         end(self._ctx, f"failed: {self._failure}" if failed else "stopped")
+
+
+def _refuse_drain(_savepoint: str, _request: str) -> None:
+    raise UsageError("wrapped queries are started and stopped by their owner: stop without --drain")
 
 
 def _refuse_chain(root: Root, reader: StageId, reading: _Guest, writer: StageId, writing: _Guest) -> None:

@@ -19,6 +19,8 @@ OFFSET_LOG_VERSIONS = (1, 2)
 COMMIT_LOG_VERSIONS = (1, 2, 3)
 OPERATOR_METADATA_VERSIONS = (1, 2)
 VOID_OFFSET = "-"
+END_OF_TIME_MS = 253_402_300_799_000
+"""The last second of the year 9999, as a watermark: behind it no event time can be written as a date."""
 DEFAULT_STORE = "default"
 PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 CODEC_KEY = "spark.sql.streaming.stateStore.compression.codec"
@@ -99,6 +101,23 @@ def parse_offsets(text: str) -> OffsetFile:
         {str(k): str(v) for k, v in conf.items()},
         offsets,
     )
+
+
+def at_end_of_time(text: str) -> str:
+    """Return the plan of a batch that reads nothing behind a batch, under a watermark at the end of time.
+
+    Args:
+        text: `offsets/<b>`; what comes back is for `offsets/<b+1>`.
+
+    Raises:
+        DamageError: the text has no metadata that says a watermark.
+    """
+    head, metadata, *offsets = text.split("\n")
+    plain = _object(metadata, "offset log metadata")
+    if "batchWatermarkMs" not in plain:
+        raise DamageError("offset log metadata: no batchWatermarkMs")
+    plain["batchWatermarkMs"] = END_OF_TIME_MS
+    return "\n".join([head, json.dumps(plain, separators=(",", ":")), *offsets])
 
 
 def parse_commit(text: str) -> CommitFile:

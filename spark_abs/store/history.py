@@ -10,7 +10,7 @@ from itertools import count
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from spark_abs.model import AttemptId, CheckpointId, RunId, StageId
+from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -39,6 +39,8 @@ SCHEMA = pa.schema(
         ("acks", pa.int64()),
         ("stages", pa.int64()),
         ("last_completed_age_ms", pa.int64()),
+        ("batch", pa.int64()),
+        ("restarts", pa.int64()),
     ]
 )
 
@@ -58,6 +60,8 @@ class HistoryEvent(StrEnum):
     RETIRED = "retired"
     SETTINGS_CHANGED = "settings-changed"
     """`detail` says what of the running job was changed, from what to what."""
+    STAGE_RESTARTED = "stage-restarted"
+    """A stage that failed runs again, the others went on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class HistoryRow:
     stages: int | None = None
     last_completed_age_ms: int | None = None
     """How long ago the newest checkpoint before this event was completed: what a crash would replay."""
+    batch: BatchId | None = None
+    """The batch that failed."""
+    restarts: int | None = None
+    """How many times stages were started again in this run, this one counted."""
 
 
 class History:

@@ -164,3 +164,15 @@ def test_during_a_restore_nobody_is_asked(job: SmallJob, cli: Cli) -> None:
 
     restore(job.root.uri, 1, probe=probe)
     assert "is being restored" in told[0]
+
+
+def test_a_drain_is_asked_for_with_its_savepoint_and_not_without(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    assert "give --savepoint NAME" in cli("stop", "--drain", exits=2).stderr
+    assert list(job.state.commands) == []
+    cli.pause = Acting(answering(job, True, 7), ending(job, "drained, with savepoint 'last'"))
+    assert (
+        cli("stop", "--savepoint", "last", "--drain").stdout == "stopped; savepoint 'last' is checkpoint 7\n"
+    )
+    (asked,) = job.state.commands
+    assert (asked.kind, asked.name, asked.drain) == (ledger.CommandKind.STOP, "last", True)

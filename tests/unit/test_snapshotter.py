@@ -80,3 +80,13 @@ def test_a_queued_copy_of_a_settled_checkpoint_is_not_made(copies: Copies) -> No
     copies.await_end_of_copies(3)
     assert copies.tried == [(1, 4)]
     copies.snapshots.close()
+
+
+def test_a_batch_that_is_run_again_does_not_wait_for_the_copy_of_its_own_cut(copies: Copies) -> None:
+    """The copy waits for the end of that batch: with synchronous copies each would wait for the other."""
+    copies.snapshots._ctx.settings.synchronous = True  # type: ignore[misc]  # a plain namespace here
+    copies.snapshots.submit(taken(1, 4))
+    assert copies.snapshots.permits(STAGE, BatchId(4))
+    assert not copies.snapshots.permits(STAGE, BatchId(5))
+    copies.snapshots.release(CheckpointId(1), completed=True)
+    assert copies.snapshots.permits(STAGE, BatchId(5))

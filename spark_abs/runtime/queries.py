@@ -1,0 +1,126 @@
+"""Starting the native query of a stage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from spark_abs.errors import StageFailed
+from spark_abs.model import BatchId
+from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.job import PROVIDERS, StageSpec
+from spark_abs.runtime.lifetime import first_lines
+from spark_abs.runtime.native import clear_unplanned, forget_plans
+from spark_abs.runtime.stage import StageRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_SOURCES_POLL_S = 0.02
+_BATCH_POLL_S = 0.02
+
+
+def start_query(
+    spark: SparkSession, ctx: RunContext, spec: StageSpec, frame: DataFrame, runner: StageRunner
+) -> StreamingQuery:
+    """Start the query of a stage from its native checkpoint, and wait until it has opened its sources."""
+    native = ctx.native(spec.name)
+    clear_unplanned(native)
+    conf = {}
+    if spec.shuffle_partitions is not None:
+        conf["spark.sql.shuffle.partitions"] = str(spec.shuffle_partitions)
+    if spec.state_provider is not None:
+        conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
+    writer = (
+        frame.writeStream.outputMode(spec.output_mode)
+        .queryName(f"{ctx.job}/{spec.name}")
+        .option("checkpointLocation", native.uri)
+        .foreachBatch(runner.run_batch)
+    )
+    if ctx.bounded and not spec.channels:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=spec.trigger or "0 seconds")
+    with _session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
+        query = writer.start()
+    _await_sources(query)
+    return query
+
+
+def _await_sources(query: StreamingQuery) -> None:
+    """Wait until a query has opened its sources, or has ended.
+
+    Spark gives the process behind a gate ten seconds to come up: many at once, on few cores, take longer.
+    """
+    pause = threading.Event()
+    while query.isActive and str(query.status["message"]).startswith("Initializing"):
+        pause.wait(_SOURCES_POLL_S)
+
+
+@contextmanager
+def _session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set session settings while a query starts: it takes a copy of the session."""
+    before = {key: spark.conf.get(key, None) for key in values}
+    for key, value in values.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)
+
+
+@contextmanager
+def _pool(spark: SparkSession, name: str) -> Iterator[None]:
+    """Start a query in a scheduler pool of its own: its thread inherits it."""
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    try:
+        yield
+    finally:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+
+
+def run_only(
+    start: Callable[[], StreamingQuery], runner: StageRunner, batch: BatchId, meanwhile: Callable[[], None]
+) -> None:
+    """Run one planned batch of a stage and nothing else; its query has ended when this returns.
+
+    Spark plans the next batch by itself as soon as one has ended. That one is refused at its entry, so that
+    nothing of it is done, and its plan is removed.
+
+    Args:
+        start: starts the query.
+        runner: what runs its batches.
+        batch: the batch that the offset log has planned.
+        meanwhile: called while waiting.
+
+    Raises:
+        StageFailed: the batch failed; names it and the cause.
+    """
+    pause, before = threading.Event(), runner.only
+    runner.only = batch
+    try:
+        query = start()
+        try:
+            while query.isActive and not runner.native.has_committed(batch):
+                meanwhile()
+                pause.wait(_BATCH_POLL_S)
+        finally:
+            query.stop()
+        error: BaseException | None = query.exception()
+    finally:
+        runner.only = before
+    if runner.native.has_committed(batch):
+        forget_plans(runner.native.place)
+        return
+    if runner.failure is not None:
+        error = runner.failure.error
+    raise StageFailed(
+        f"stage {runner.name!r} failed in batch {batch}: {type(error).__name__}: {first_lines(str(error))}"
+    ) from error

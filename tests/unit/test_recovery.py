@@ -1,0 +1,98 @@
+"""What becomes of stages that fail, without Spark: who is started again, when, and what is told (P18)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_abs.config import RestartStrategy
+from spark_abs.errors import DamageError, Fenced, StageFailed
+from spark_abs.model import AttemptId, BatchId, RunId, StageId
+from spark_abs.protocol.restarts import RestartPolicy
+from spark_abs.runtime import recovery as module
+from spark_abs.runtime.recovery import Recovery, StageEnd
+from spark_abs.store.history import History, HistoryEvent
+from spark_abs.store.probe import no_probe
+from spark_abs.store.root import Root
+
+PAIR, TAIL = StageId("pair"), StageId("tail")
+
+
+class Watched:
+    """A recovery with a clock that is set by hand."""
+
+    def __init__(self, path: Path, policy: RestartPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.started, self.errors = 1_000, list[StageId](), list[Exception]()
+        self.root = Root(str(path))
+        monkeypatch.setattr(module, "now_ms", lambda: self.now)
+        ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(4), probe=no_probe)
+        restart = {name: (lambda name=name: self._start(name)) for name in (PAIR, TAIL)}
+        self.recovery = Recovery(ctx, policy, restart)
+
+    def _start(self, stage: StageId) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.started.append(stage)
+
+    def fail(self, error: Exception, stage: StageId = PAIR, batch: int = 7) -> None:
+        self.recovery.take(StageEnd(stage, BatchId(batch), error))
+
+    def after(self, ms: int) -> list[StageId]:
+        """Let time go by; return who has been started again so far."""
+        self.now += ms
+        self.recovery.start_due()
+        return self.started
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(tmp_path, RestartPolicy(RestartStrategy.FIXED_DELAY, 100, attempts=2), monkeypatch)
+
+
+def test_a_failed_stage_waits_for_its_time_and_is_told_of_in_history(watched: Watched) -> None:
+    watched.fail(OSError("no route"))
+    assert watched.recovery.waits(PAIR)
+    assert not watched.recovery.waits(TAIL)
+    assert watched.after(99) == []
+    assert watched.after(1) == [PAIR]
+    assert not watched.recovery.waits(PAIR)
+    (row,) = History(watched.root).read().to_pylist()
+    assert (row["event"], row["stage"], row["batch"]) == (HistoryEvent.STAGE_RESTARTED, "pair", 7)
+    assert (row["restarts"], row["duration_ms"], row["detail"]) == (1, 100, "OSError: no route")
+
+
+def test_a_restart_that_does_not_succeed_is_a_failure_like_others(watched: Watched) -> None:
+    watched.fail(OSError("no route"))
+    watched.errors = [OSError("still none")]
+    assert watched.after(100) == []
+    assert watched.recovery.waits(PAIR)
+    assert watched.after(100) == [PAIR]
+
+
+def test_who_gives_up_tells_all(watched: Watched) -> None:
+    watched.fail(OSError("first"))
+    watched.fail(OSError("second"), TAIL, 3)
+    assert watched.after(100) == [PAIR, TAIL]
+    with pytest.raises(StageFailed) as told:
+        watched.fail(OSError("third"))
+    assert str(told.value).splitlines() == [
+        "stage 'pair' failed in batch 7: OSError: third",
+        "2 restarts were allowed; it came behind",
+        "  stage 'pair' in batch 7: OSError: first",
+        "  stage 'tail' in batch 3: OSError: second",
+    ]
+
+
+def test_a_lost_native_checkpoint_is_not_waited_for(watched: Watched) -> None:
+    watched.fail(OSError("no route"))
+    watched.errors = [DamageError("native/1/pair is missing")]
+    with pytest.raises(StageFailed, match="DamageError: native/1/pair is missing"):
+        watched.after(100)
+
+
+def test_a_run_that_was_replaced_ends_as_such(watched: Watched) -> None:
+    with pytest.raises(Fenced, match="replaced by run 5"):
+        watched.fail(Fenced("replaced by run 5"))

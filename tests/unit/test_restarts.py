@@ -1,0 +1,128 @@
+"""The restart policy (P18): which failure is waited out, for how long, and when the job gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from spark_abs.config import RestartStrategy, Settings
+from spark_abs.errors import CommitStateUnknown, ConfigError, DamageError, Fenced, GraphError, Refused
+from spark_abs.protocol.restarts import (
+    Failed,
+    Failures,
+    GiveUp,
+    RestartAt,
+    RestartPolicy,
+    decide,
+    is_final,
+    policy_of,
+)
+
+
+def delays(policy: RestartPolicy, at_ms: Sequence[int], luck: float = 0.5) -> list[int | str]:
+    """Let stages fail at these times; return the delay of each restart, and why the job was given up."""
+    past, found = Failures(), list[int | str]()
+    for number, at in enumerate(at_ms):
+        past, decision = decide(policy, past, Failed(at, "pair", number, "why"), luck)
+        match decision:
+            case RestartAt():
+                assert decision.number == number + 1
+                found.append(decision.ms - at)
+            case GiveUp():
+                found.append(decision.why)
+    return found
+
+
+def test_without_a_strategy_a_failure_ends_the_job() -> None:
+    assert delays(RestartPolicy(), [5]) == ["restarts are off"]
+
+
+def test_a_fixed_delay_is_waited_so_many_times() -> None:
+    policy = RestartPolicy(RestartStrategy.FIXED_DELAY, delay_ms=30, attempts=2)
+    assert delays(policy, [0, 100, 10_000_000]) == [30, 30, "2 restarts were allowed"]
+
+
+def test_any_number_of_attempts_never_gives_up() -> None:
+    policy = RestartPolicy(RestartStrategy.FIXED_DELAY, delay_ms=30)
+    assert delays(policy, range(0, 5_000, 100)) == [30] * 50
+
+
+def test_delays_grow_to_a_longest_one_and_begin_anew_when_all_was_quiet() -> None:
+    """Quiet counts from the moment of the last restart, not from the failure before it."""
+    policy = RestartPolicy(
+        RestartStrategy.EXPONENTIAL_DELAY, 100, max_delay_ms=400, multiplier=2, reset_after_ms=1_000
+    )
+    assert delays(policy, [0, 200, 500, 1_000, 2_399, 3_799]) == [100, 200, 400, 400, 400, 100]
+
+
+def test_jitter_takes_a_delay_down_and_up() -> None:
+    policy = RestartPolicy(RestartStrategy.EXPONENTIAL_DELAY, 1_000, jitter=0.2)
+    assert [delays(policy, [0], luck) for luck in (0, 0.5, 1)] == [[800], [1_000], [1_200]]
+
+
+def test_attempts_of_a_growing_delay_count_from_the_last_quiet() -> None:
+    policy = RestartPolicy(
+        RestartStrategy.EXPONENTIAL_DELAY, 10, attempts=1, multiplier=1, reset_after_ms=1_000
+    )
+    gave_up = "1 restarts were allowed without 1000 ms of quiet"
+    assert delays(policy, [0, 2_000, 4_000, 4_100]) == [10, 10, 10, gave_up]
+
+
+def test_a_rate_of_failures_forgets_what_is_long_ago() -> None:
+    policy = RestartPolicy(RestartStrategy.FAILURE_RATE, 10, failures=2, interval_ms=100)
+    assert delays(policy, [0, 60, 120, 150]) == [10, 10, 10, "2 failures in 100 ms were allowed"]
+
+
+def test_who_gives_up_names_every_failure_that_counted() -> None:
+    policy = RestartPolicy(RestartStrategy.FIXED_DELAY, attempts=1)
+    first, second = Failed(0, "pair", 3, "disk"), Failed(9, "tail", 7, "net")
+    past, _ = decide(policy, Failures(), first, 0)
+    _, decision = decide(policy, past, second, 0)
+    assert isinstance(decision, GiveUp)
+    assert decision.counted == (first, second)
+
+
+def test_what_would_fail_again_is_not_started_again() -> None:
+    policy = RestartPolicy(RestartStrategy.FIXED_DELAY)
+    failed = Failed(0, "pair", 3, "bytes are gone", final=True)
+    assert decide(policy, Failures(), failed, 0) == (Failures(), GiveUp("it would fail again"))
+
+
+@pytest.mark.parametrize("error", [Fenced("x"), DamageError("x"), GraphError("x"), Refused("x")])
+def test_errors_of_these_kinds_are_final(error: Exception) -> None:
+    assert is_final(error)
+    # From another process it comes as text.
+    assert is_final(RuntimeError(f"Traceback …\nspark_abs.errors.{type(error).__name__}: x"))
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OSError("x"), CommitStateUnknown("x")])
+def test_others_may_be_gone_the_next_time(error: Exception) -> None:
+    assert not is_final(error)
+
+
+def resolve(**arguments: object) -> RestartPolicy:
+    return policy_of(Settings.resolve(None, {}, {}, arguments))
+
+
+def test_settings_make_a_policy_and_the_default_is_none() -> None:
+    assert resolve() == RestartPolicy()
+    given = resolve(restart_strategy="failure-rate", restart_failures=3, restart_delay="2s")
+    assert given == RestartPolicy(RestartStrategy.FAILURE_RATE, 2_000, failures=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"restart_delay": "2s"}, "restartDelay means nothing to restart strategy 'none'"),
+        ({"restart_strategy": "fixed-delay", "restart_jitter": 0.5}, "restartJitter means nothing"),
+        ({"restart_strategy": "exponential-delay", "restart_multiplier": "0.5"}, "at least 1"),
+        ({"restart_strategy": "exponential-delay", "restart_jitter": 2}, "at most 1"),
+        ({"restart_strategy": "sometimes"}, "expected none, fixed-delay"),
+    ],
+)
+def test_a_setting_that_the_strategy_does_not_use_is_an_error(
+    arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(**arguments)
