@@ -17,10 +17,20 @@ if TYPE_CHECKING:
     from spark_abs.runtime.run import Run
     from spark_abs.runtime.wrapped import checkpoint_location, foreach_batch
     from spark_abs.session import configure, spark_session
+    from spark_abs.state.batches import GroupAnswer, GroupBatch
+    from spark_abs.state.functions import (
+        flat_map_groups_with_state,
+        map_batches_with_state,
+        map_groups_with_state,
+    )
+    from spark_abs.state.per_key import GroupState
 
 _HOMES = {
     "AbsError": "spark_abs.errors",
     "Current": "spark_abs.runtime.context",
+    "GroupAnswer": "spark_abs.state.batches",
+    "GroupBatch": "spark_abs.state.batches",
+    "GroupState": "spark_abs.state.per_key",
     "Job": "spark_abs.runtime.job",
     "Output": "spark_abs.runtime.job",
     "Run": "spark_abs.runtime.run",
@@ -28,7 +38,10 @@ _HOMES = {
     "checkpoint_location": "spark_abs.runtime.wrapped",
     "configure": "spark_abs.session",
     "current": "spark_abs.runtime.context",
+    "flat_map_groups_with_state": "spark_abs.state.functions",
     "foreach_batch": "spark_abs.runtime.wrapped",
+    "map_batches_with_state": "spark_abs.state.functions",
+    "map_groups_with_state": "spark_abs.state.functions",
     "read": "spark_abs.restore.read",
     "restore": "spark_abs.restore.apply",
     "spark_session": "spark_abs.session",
@@ -37,6 +50,9 @@ _HOMES = {
 __all__ = [
     "AbsError",
     "Current",
+    "GroupAnswer",
+    "GroupBatch",
+    "GroupState",
     "Job",
     "Output",
     "Run",
@@ -44,7 +60,10 @@ __all__ = [
     "checkpoint_location",
     "configure",
     "current",
+    "flat_map_groups_with_state",
     "foreach_batch",
+    "map_batches_with_state",
+    "map_groups_with_state",
     "read",
     "restore",
     "spark_session",

@@ -196,6 +196,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("stage", "restartFailures", "1", _count, "failures allowed by failure-rate"),
     Setting("stage", "restartInterval", "1m", duration_ms, "within so long", 1),
     Setting("state", "copyThreads", "4", _count, "threads that copy state files, per job", 1),
+    Setting("state", "maxGroupBytes", "256mb", size_bytes, "state of a function in one key group", 1),
+    Setting("state", "cacheBytes", "256mb", size_bytes, "state that a Python worker holds, per function"),
     Setting("state", "nativeRoot", "", _text, "where Spark's checkpoints are; empty: below the root"),
     Setting("storage", "endpoint", "", _text, "URL of an S3-compatible store that is not Amazon's"),
     Setting("storage", "region", "", _text, "region of the buckets"),
@@ -238,6 +240,8 @@ class Settings:
     restart_failures: int
     restart_interval_ms: int
     copy_threads: int
+    max_group_bytes: int
+    cache_bytes: int
     native_root: str
     endpoint: str
     region: str

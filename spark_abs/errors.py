@@ -6,6 +6,7 @@ AbsError                      exit code 1
 │   └── GraphError            the job graph cannot run
 ├── DamageError               exit code 3: stored bytes are missing or altered
 ├── StageFailed               a stage ended with an error
+├── StateFunctionFailed       a stateful function failed, or broke its contract
 ├── StoreFailed               the store refused what a run cannot do without
 ├── CheckpointsFailed         more checkpoints have failed in a row than are tolerated
 ├── Refused                   the state of the root forbids it; says what to do next
@@ -53,6 +54,10 @@ class DamageError(AbsError):
 
 class StageFailed(AbsError):
     """A stage ended with an error; names the stage, the batch and the cause."""
+
+
+class StateFunctionFailed(AbsError):
+    """A stateful function failed or broke its contract; names stage, function, key and batch."""
 
 
 class StoreFailed(AbsError):

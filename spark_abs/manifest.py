@@ -67,6 +67,21 @@ class OperatorState:
 
 
 @dataclass(frozen=True, slots=True)
+class StateFunction:
+    """A stateful function of a stage, as it was declared: the form in which its state is kept."""
+
+    uid: str
+    key_groups: int
+    key: tuple[str, ...]
+    """Name and type of each key column."""
+    state: tuple[str, ...]
+    """Name and type of each field of the state."""
+    timeout: str
+    """`none`, `processing-time` or `event-time`: the clock of its timers."""
+    ttl_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """How long a stage's part took, in milliseconds (P20)."""
 
@@ -126,6 +141,8 @@ class StageShape:
     """Output name to the table id of its channel, for outputs that are channels."""
     sinks: Mapping[str, str]
     """Sink name to the output it takes."""
+    functions: tuple[StateFunction, ...] = ()
+    """Its stateful functions, in the order of their declaration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from spark_abs.channels.schema import plain_schema
 from spark_abs.errors import AbsError, GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
-from spark_abs.runtime.job import Job, Output, StageSpec
+from spark_abs.runtime.job import PROVIDERS, Job, Output, StageSpec
 from spark_abs.runtime.jvm import DRAFT, plan_facts
+from spark_abs.state.declared import Declared, gathering
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +30,8 @@ class Frames:
 
     stages: Mapping[StageId, DataFrame]
     schemas: Mapping[ChannelId, StructType]
+    declared: Mapping[StageId, Declared]
+    """The stateful functions of every stage."""
 
 
 def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
@@ -39,6 +42,8 @@ def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
     """
     stages: dict[StageId, DataFrame] = {}
     schemas: dict[ChannelId, StructType] = {}
+    declared: dict[StageId, Declared] = {}
+    settings = job.resolved()
     for decl in graph.order():
         spec = job.stages[decl.name]
         inputs = [
@@ -47,12 +52,14 @@ def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
             else given
             for given in spec.inputs
         ]
-        frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
+        provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
+        with gathering(Declared(spec.name, settings, provider)) as declared[spec.name]:
+            frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
         stages[spec.name] = frame
         schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)
         for output, schema in _further(job, spec, frame).items():
             schemas[channel_id(spec.name, output)] = schema
-    return Frames(stages, schemas)
+    return Frames(stages, schemas, declared)
 
 
 def draft_gate(spark: SparkSession, channel: ChannelId, schema: StructType) -> DataFrame:

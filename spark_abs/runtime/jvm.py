@@ -19,7 +19,13 @@ DRAFT = "sparkAbsChannel"
 """The option by which the draft of a gate says which channel it stands for."""
 _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 _HOLDING = frozenset(
-    ("Aggregate", "FlatMapGroupsWithState", "TransformWithState", "FlatMapGroupsInPandasWithState")
+    (
+        "Aggregate",
+        "FlatMapGroupsWithState",
+        "FlatMapGroupsInPandasWithState",
+        "TransformWithState",
+        "TransformWithStateInPySpark",
+    )
 )
 _COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
 _OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))

@@ -44,6 +44,7 @@ from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.tidy import Tidy
 from spark_abs.sinks.delta import DeltaSink, ensure_sink
 from spark_abs.snapshots.kept import KeptState
+from spark_abs.state.declared import Declared
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 
@@ -92,7 +93,7 @@ def launch(given: Launch) -> Run:
     ]
     given.control.update(lambda state: attach(state, attached))
     ctx.probe("start.sinks.after")
-    late = LateRows()
+    late, declared = LateRows(), dict(given.drafts.declared)
     queries: dict[StageId, StreamingQuery] = {}
     checkpoints = Checkpoints.open(ctx.root, ctx.job)
     kept = KeptState.open(ctx.root, ctx.job, ctx.run, checkpoints.load_all(), ctx.probe)
@@ -100,7 +101,7 @@ def launch(given: Launch) -> Run:
     facts = {
         s.name: StageFacts(
             {t: Version(v) for t, v in given.plans[s.name].static_tables.items()},
-            partial(_dropped_late, late, queries, s.name),
+            partial(_dropped_late, late, queries, declared, s.name),
         )
         for s in graph.stages
     }
@@ -109,6 +110,7 @@ def launch(given: Launch) -> Run:
     for stage in graph.stages:
         runners[stage.name] = _runner(given, stage, tables, snapshots)
     frames = build_frames(job, graph, lambda stage, channel, schema: _gate(given, stage, channel, schema))
+    declared.update(frames.declared)  # from now on: these count what they drop
 
     def restart(stage: StageDecl) -> None:
         _restart(given, stage, frames, snapshots, runners, queries, coordination)
@@ -220,8 +222,13 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     return table
 
 
-def _dropped_late(late: LateRows, queries: Mapping[StageId, StreamingQuery], stage: StageId) -> int:
-    return late.dropped(str(queries[stage].id)) if stage in queries else 0
+def _dropped_late(
+    late: LateRows,
+    queries: Mapping[StageId, StreamingQuery],
+    declared: Mapping[StageId, Declared],
+    stage: StageId,
+) -> int:
+    return declared[stage].dropped() + (late.dropped(str(queries[stage].id)) if stage in queries else 0)
 
 
 def first_position(channel: ChannelId) -> Position:
@@ -261,6 +268,7 @@ def _shapes(graph: JobGraph, frames: Frames, ids: Mapping[ChannelId, str]) -> tu
             outputs={o: frames.schemas[channel_id(s.name, o)].json() for o in s.outputs},
             channels={o: ids[channel_id(s.name, o)] for o in graph.consumed(s.name)},
             sinks={k.name: k.output for k in graph.sinks_of(s.name)},
+            functions=tuple(frames.declared[s.name].functions),
         )
         for s in graph.stages
     )

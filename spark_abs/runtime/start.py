@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
+from spark_abs.codec import to_json
 from spark_abs.config import WatermarkCheck
 from spark_abs.errors import DamageError, GraphError, Refused, UsageError
+from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH
 from spark_abs.protocol.control import NATIVES, place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.frames import build_frames, check_frames, draft_gate
+from spark_abs.runtime.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import refuse_unsupported_session
@@ -60,7 +63,7 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
     try:
-        _check_natives(ctx, graph, control)  # 5
+        _check_natives(ctx, graph, control, drafts)  # 5
         job.probe("start.natives.after")
         return launch(Launch(job, ctx, graph, plans, drafts, control, policy, drain))  # 6, 7
     except Exception as error:
@@ -114,8 +117,10 @@ def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
         apply(job.root, prepared)
 
 
-def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
+def _check_natives(ctx: RunContext, graph: JobGraph, control: Control, drafts: Frames) -> None:
     """Refuse to start over in silence where a stage has a past and its native checkpoint is gone.
+
+    Refuse too what `_check_functions` refuses.
 
     Raises:
         DamageError: names the stages and the way back.
@@ -128,6 +133,8 @@ def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
         if known is not None and any(s.id == known for s in checkpoints.summaries())
         else None
     )
+    if manifest is not None:
+        _check_functions(manifest, drafts)
     findings = []
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None
@@ -142,3 +149,22 @@ def _check_natives(ctx: RunContext, graph: JobGraph, control: Control) -> None:
             else "no checkpoint was completed that one could go back to: start over on a new root"
         )
         raise DamageError("native checkpoints are missing or damaged:\n" + "\n".join([*findings, way]))
+
+
+def _check_functions(manifest: Manifest, drafts: Frames) -> None:
+    """Refuse to start stateful functions on a state that was kept in another form.
+
+    Raises:
+        Refused: names stage and function, with both forms.
+    """
+    shapes = {shape.stage: shape for shape in manifest.graph}
+    for stage, declared in drafts.declared.items():
+        for stored in shapes[stage].functions if stage in shapes else ():
+            now = next((f for f in declared.functions if f.uid == stored.uid), None)
+            if now is None or replace(now, ttl_ms=stored.ttl_ms) != stored:
+                form = "no longer declared" if now is None else f"now declared as {to_json(now)}"
+                raise Refused(
+                    f"stage {stage!r}: the state of function {stored.uid!r} in checkpoint {manifest.id} was "
+                    f"written as {to_json(stored)}; it is {form}. Declare it as it was, or start over on "
+                    "a new root"
+                )

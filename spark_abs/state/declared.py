@@ -1,0 +1,68 @@
+"""What a stage's function declares while it is called: its stateful functions, for checks and manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_abs.errors import GraphError
+from spark_abs.manifest import StateFunction
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+
+    from spark_abs.config import Settings
+
+
+@dataclass
+class Declared:
+    """The stateful functions of one stage, in the order in which they were declared."""
+
+    stage: str
+    settings: Settings | None = None
+    """Those of the job; None: what session and environment say."""
+    provider: str | None = None
+    """Class of the stage's state store provider, None for the session's."""
+    functions: list[StateFunction] = field(default_factory=list)
+    late: list[Accumulator[int]] = field(default_factory=list)
+    """Counts of the rows that each has dropped as late."""
+
+    def add(self, function: StateFunction, late: Accumulator[int]) -> None:
+        """Take in one more.
+
+        Raises:
+            GraphError: the stage has one of that uid already.
+        """
+        if any(f.uid == function.uid for f in self.functions):
+            where = f"stage {self.stage!r}" if self.stage else "the query"
+            raise GraphError(
+                f"{where}: two stateful functions have the uid {function.uid!r}: the uid is what state is "
+                "found by, give each its own with uid=…"
+            )
+        self.functions.append(function)
+        self.late.append(late)
+
+    def dropped(self) -> int:
+        """Return how many rows all of them have dropped as late."""
+        return sum(int(count.value) for count in self.late)
+
+
+_declaring: ContextVar[Declared | None] = ContextVar("spark_abs.state.declaring", default=None)
+
+
+def declaring() -> Declared | None:
+    """Return where the stage that is being built gathers its functions, None outside of one."""
+    return _declaring.get()
+
+
+@contextmanager
+def gathering(declared: Declared) -> Iterator[Declared]:
+    """Gather what is declared inside."""
+    token = _declaring.set(declared)
+    try:
+        yield declared
+    finally:
+        _declaring.reset(token)

@@ -1,0 +1,227 @@
+"""Stateful functions in Python: `map_groups_with_state` and its flat and vectorised forms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_abs.config import Settings, duration_ms
+from spark_abs.errors import GraphError, UsageError
+from spark_abs.model import checked_name
+from spark_abs.state.batches import BatchFunction, per_batch
+from spark_abs.state.declared import declaring
+from spark_abs.state.operator import GroupFunction, Operator, Timeout
+from spark_abs.state.packing import GROUP, OUTPUT, ROWS, Pack, Unpack
+from spark_abs.state.per_key import KeyFunction, per_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    Schema = str | StructType
+
+KEY_GROUPS = 16
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "RocksDBStateStoreProvider"
+_DELAY = "spark.watermarkDelayMs"
+_MODES = ("append", "update")
+
+
+def map_groups_with_state(
+    frame: DataFrame,
+    key: str | Sequence[str],
+    function: KeyFunction,
+    state_schema: Schema,
+    output_schema: Schema,
+    *,
+    uid: str = "state",
+    timeout: str = "none",
+    ttl: str | None = None,
+    key_groups: int = KEY_GROUPS,
+    output_mode: str = "append",
+) -> DataFrame:
+    """Call `fn(key, rows, state)` for each key with rows, and for each that has timed out; one row comes out.
+
+    The meaning is that of Spark's `mapGroupsWithState`. Python is entered once for a key group and batch,
+    and a batch reads and writes of the state what its keys have, not what is kept.
+
+    Choose the number of key groups for good: it cannot change while the state lives. Two to eight for each
+    shuffle partition that the stage may ever have, and so many that none holds more than a few hundred
+    megabytes; each group costs a batch that touches it about two milliseconds.
+
+    Args:
+        frame: a streaming frame.
+        key: one or more columns of atomic types. As Spark groups: nulls are equal, NaNs too, -0.0 is 0.0.
+        function: given the key as a tuple, an iterator of rows, and a `GroupState`; returns a row, as a
+            tuple, a Row or a dict.
+        state_schema: of the tuple that is kept for a key, as DDL text or StructType; any Spark types.
+        output_schema: of what comes out.
+        uid: by which the state is known; two functions of one stage need two.
+        timeout: `none`, `processing-time` or `event-time`: the latter needs `withWatermark` before, and
+            drops rows that are late by the watermark, as Spark's own operators do.
+        ttl: how long after its last update a state is there, in processing time, for example `2h`.
+        key_groups: into how many groups keys are divided by their hash.
+        output_mode: `append` or `update`, what the query has.
+
+    Raises:
+        UsageError: a schema, a column or an option cannot be.
+        GraphError: the stage's state store or uid cannot be.
+    """
+    return _stateful(
+        frame, key, partial(per_key, function=function, flat=False), state_schema, output_schema,
+        uid, timeout, ttl, key_groups, output_mode,
+    )  # fmt: skip
+
+
+def flat_map_groups_with_state(
+    frame: DataFrame,
+    key: str | Sequence[str],
+    function: KeyFunction,
+    state_schema: Schema,
+    output_schema: Schema,
+    *,
+    uid: str = "state",
+    timeout: str = "none",
+    ttl: str | None = None,
+    key_groups: int = KEY_GROUPS,
+    output_mode: str = "append",
+) -> DataFrame:
+    """As `map_groups_with_state`, with a function that returns an iterator of any number of rows."""
+    return _stateful(
+        frame, key, partial(per_key, function=function, flat=True), state_schema, output_schema,
+        uid, timeout, ttl, key_groups, output_mode,
+    )  # fmt: skip
+
+
+def map_batches_with_state(
+    frame: DataFrame,
+    key: str | Sequence[str],
+    function: BatchFunction,
+    state_schema: Schema,
+    output_schema: Schema,
+    *,
+    uid: str = "state",
+    timeout: str = "none",
+    ttl: str | None = None,
+    key_groups: int = KEY_GROUPS,
+    output_mode: str = "append",
+) -> DataFrame:
+    """Call `fn(rows, states, batch)` once for a key group: everything is Arrow, nothing is done per key.
+
+    `rows` has all rows of the group, in the frame's columns, those of a key together and as they came.
+    `states` has key and state columns, a row for each key that has rows or has timed out, and a state.
+    `batch` is a `GroupBatch`: clocks, and the keys that have timed out.
+
+    The function returns `(states, output)`, two tables or None, or a `GroupAnswer`, which can also remove.
+    New states have key and state columns, with timeouts also `timeout_ms`; a key that is not mentioned
+    keeps its state, and its timeout unless that has passed.
+
+    For all else see `map_groups_with_state`.
+    """
+    return _stateful(
+        frame, key, partial(per_batch, function=function), state_schema, output_schema,
+        uid, timeout, ttl, key_groups, output_mode,
+    )  # fmt: skip
+
+
+def _stateful(
+    frame: DataFrame,
+    key: str | Sequence[str],
+    function: Callable[[Operator], GroupFunction],
+    state_schema: Schema,
+    output_schema: Schema,
+    uid: str,
+    timeout: str,
+    ttl: str | None,
+    key_groups: int,
+    output_mode: str,
+) -> DataFrame:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from spark_abs.state.processor import Processor
+
+    spark, declared = frame.sparkSession, declaring()
+    if output_mode not in _MODES:
+        raise UsageError(f"output_mode {output_mode!r} is neither 'append' nor 'update'")
+    if timeout not in list(Timeout):
+        raise UsageError(f"timeout {timeout!r} is not one of {', '.join(Timeout)}")
+    kind, event_time = Timeout(timeout), _event_time(frame)
+    if kind is Timeout.EVENT_TIME and event_time is None:
+        raise UsageError("timeout='event-time' needs withWatermark before, and its column in the frame")
+    provider = declared.provider if declared is not None else None
+    if not (provider or spark.conf.get(_PROVIDER) or "").endswith(_ROCKSDB):
+        where = f"stage {declared.stage!r}: " if declared is not None else ""
+        raise GraphError(
+            f"{where}stateful functions keep their state in RocksDB: use state_provider='rocksdb'"
+        )
+    if declared is not None and declared.settings is not None:
+        settings = declared.settings
+    else:
+        settings = Settings.resolve(None, os.environ, dict(spark.conf.getAll), {})
+    names = (key,) if isinstance(key, str) else tuple(key)
+    _check_collations(frame, names)
+    output = _struct(spark, output_schema)
+    operator = Operator(
+        declared.stage if declared is not None else "",
+        checked_name(uid, "uid"),
+        key_groups,
+        names,
+        to_arrow_schema(frame.schema, timezone="UTC"),
+        to_arrow_schema(_struct(spark, state_schema), timezone="UTC"),
+        to_arrow_schema(output, timezone="UTC"),
+        kind,
+        _ttl(ttl),
+        settings.max_group_bytes,
+        settings.cache_bytes,
+    )
+    late = spark.sparkContext.accumulator(0)
+    if declared is not None:
+        declared.add(operator.note, late)
+    packed = frame.mapInArrow(Pack(operator.rows, names, key_groups), f"{GROUP} int, {ROWS} binary")
+    mode = {Timeout.NONE: "None", Timeout.PROCESSING_TIME: "ProcessingTime", Timeout.EVENT_TIME: "EventTime"}
+    grouped = packed.groupBy(GROUP).transformWithStateInPandas(
+        Processor(operator, function(operator), event_time, late), f"{OUTPUT} binary", output_mode, mode[kind]
+    )
+    return grouped.mapInArrow(Unpack(operator.output), output)
+
+
+def _struct(spark: SparkSession, schema: Schema) -> StructType:
+    from pyspark.sql.types import StructType
+
+    if isinstance(schema, StructType):
+        return schema
+    return spark.createDataFrame([], schema).schema  # Spark reads DDL, with any of its types
+
+
+def _event_time(frame: DataFrame) -> str | None:
+    """Return the column that the nearest watermark is about."""
+    marked = [field.name for field in frame.schema.fields if _DELAY in (field.metadata or {})]
+    return marked[0] if marked else None
+
+
+def _check_collations(frame: DataFrame, key: Sequence[str]) -> None:
+    from pyspark.sql.types import StringType
+
+    for field in frame.schema.fields:
+        kind = field.dataType
+        if field.name in key and isinstance(kind, StringType) and kind.collation != "UTF8_BINARY":
+            raise UsageError(
+                f"key column {field.name!r} has the collation {kind.collation}: keys are told apart by their "
+                "bytes, cast it to string first"
+            )
+
+
+def _ttl(ttl: str | None) -> int | None:
+    if ttl is None:
+        return None
+    try:
+        found = duration_ms(ttl)
+    except ValueError as error:
+        raise UsageError(f"ttl {ttl!r}: {error}") from None
+    if found < 1:
+        raise UsageError("ttl must be above 0")
+    return found

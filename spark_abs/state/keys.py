@@ -1,0 +1,188 @@
+"""Keys: their canonical form, their hash, and the key group that each belongs to.
+
+The hash decides where a key's state lies, for good: it is part of the stored format and never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_abs.errors import UsageError
+
+Hashes = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
+
+assert sys.byteorder == "little", "key hashes and state are little-endian"
+
+_LONGEST = 128
+"""Bytes of a text or binary key that are hashed as words; of a longer one its BLAKE2b digest is."""
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_NULL = np.uint64(0xA5A5F00D5EED0B57)
+_NAN = np.uint64(0x7FF8000000000000)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S32 = (np.uint64(n) for n in (30, 27, 31, 32))
+_WORD = 8
+
+
+def check_key_type(name: str, kind: pa.DataType) -> None:
+    """Refuse a key column that is not of an atomic type.
+
+    Raises:
+        UsageError: names the column.
+    """
+    if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_dictionary(kind):
+        raise UsageError(f"key column {name!r} is {kind}: a key is of one or more atomic types")
+
+
+def canonical(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a key column as Spark groups it: -0.0 is 0.0, and every NaN is the same.
+
+    Raises:
+        UsageError: the column is not of an atomic type.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # no chunk at all
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    check_key_type("key", array.type)
+    if not pa.types.is_floating(array.type):
+        return array
+    values = array.fill_null(0.0).to_numpy(zero_copy_only=False).copy()
+    values[values == 0] = 0.0
+    values[np.isnan(values)] = np.nan
+    return pa.array(values, array.type, mask=_nulls(array))
+
+
+def hashes(columns: list[pa.Array]) -> Hashes:
+    """Hash keys given as canonical columns. Integers of any width with one value have one hash."""
+    rows = len(columns[0])
+    found = np.full(rows, _SEED, np.uint64)
+    with np.errstate(over="ignore"):
+        for column in columns:
+            _fold(found, column)
+    return found
+
+
+def group_of(hashed: Hashes, groups: int) -> npt.NDArray[np.int32]:
+    """Return the key group of each hash."""
+    return ((hashed >> _S32) % np.uint64(groups)).astype(np.int32)
+
+
+def same(left: list[pa.Array], right: list[pa.Array]) -> npt.NDArray[np.bool_]:
+    """Compare two lists of canonical keys row by row; null is equal to null, NaN to NaN."""
+    equal = np.ones(len(left[0]), np.bool_)
+    for one, other in zip(left, right, strict=True):
+        a, b = _comparable(one), _comparable(other)
+        matches = pc.equal(a, b)
+        if matches.null_count:
+            both = pc.and_(a.is_null(), b.is_null())
+            matches = pc.if_else(both, True, matches.fill_null(False))
+        equal &= matches.to_numpy(zero_copy_only=False)
+    return equal
+
+
+def _comparable(array: pa.Array) -> pa.Array:
+    if pa.types.is_float64(array.type):
+        return array.view(pa.int64())
+    if pa.types.is_float32(array.type):
+        return array.view(pa.int32())
+    return array
+
+
+def _nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    if not array.null_count:
+        return None
+    found: npt.NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _mix(into: Hashes, words: Hashes) -> Hashes:
+    """Fold a word into each hash: the finaliser of splitmix64."""
+    mixed = (into ^ words) + _SEED
+    mixed = (mixed ^ (mixed >> _S30)) * _M1
+    mixed = (mixed ^ (mixed >> _S27)) * _M2
+    folded: Hashes = mixed ^ (mixed >> _S31)
+    return folded
+
+
+def _fold(found: Hashes, column: pa.Array) -> None:
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        _fold_decimal(found, column)
+    elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+        _fold_bytes(found, column)
+    elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        _fold_bytes(found, column.cast(pa.binary()))
+    else:
+        _fold_words(found, _words(column), _nulls(column))
+
+
+def _fold_words(found: Hashes, words: Hashes, nulls: npt.NDArray[np.bool_] | None) -> None:
+    if nulls is not None:
+        words = np.where(nulls, _NULL, words)
+    found[:] = _mix(found, words)
+
+
+def _words(column: pa.Array) -> Hashes:
+    """Return a column of fixed width as words: integers sign-extended, floats as doubles."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        doubles = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+        bits: Hashes = doubles.view(np.uint64)
+        return np.where(np.isnan(doubles), _NAN, bits)
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    elif pa.types.is_temporal(kind):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if not pa.types.is_integer(column.type):
+        raise UsageError(f"keys of type {kind} are not supported")
+    integers = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    words: Hashes = integers.view(np.uint64)
+    return words
+
+
+def _fold_decimal(found: Hashes, column: pa.Array) -> None:
+    wide = column.cast(pa.decimal128(38, column.type.scale))
+    data = np.frombuffer(wide.buffers()[1], np.uint64)[2 * wide.offset : 2 * (wide.offset + len(wide))]
+    nulls = _nulls(column)
+    _fold_words(found, data[0::2], nulls)
+    _fold_words(found, data[1::2], nulls)
+
+
+def _fold_bytes(found: Hashes, column: pa.Array) -> None:
+    """Fold texts or bytes: their words in order, the last one padded with zeros, then their length."""
+    nulls = _nulls(column)
+    if nulls is not None:
+        found[nulls] = _mix(found[nulls], np.full(int(nulls.sum()), _NULL, np.uint64))
+    _, offsets_buffer, data_buffer = column.cast(pa.binary()).buffers()
+    rows = len(column)
+    if not rows:
+        return
+    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + rows + 1]
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64)
+    filled = np.ones(rows, np.bool_) if nulls is None else ~nulls
+    raw = b"" if data_buffer is None else data_buffer
+    bytes_ = np.frombuffer(raw, np.uint8)
+    last = int(offsets[-1])
+    padded = np.zeros(last + 2 * _WORD, np.uint8)
+    padded[:last] = bytes_[:last]
+    words = np.ndarray((last + _WORD,), "<u8", padded.data, strides=(1,))
+    at = np.flatnonzero(filled & (lengths <= _LONGEST))
+    for word in range(-(-_LONGEST // _WORD)):
+        at = at[lengths[at] > word * _WORD]
+        if not len(at):
+            break
+        left = np.minimum(lengths[at] - word * _WORD, _WORD).astype(np.uint64)
+        mask = np.uint64(2**64 - 1) >> (np.uint64(64) - left * np.uint64(8))
+        found[at] = _mix(found[at], words[starts[at] + word * _WORD] & mask)
+    for row in np.flatnonzero(filled & (lengths > _LONGEST)):
+        value = padded[starts[row] : starts[row] + lengths[row]].tobytes()
+        digest = int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little")
+        found[row : row + 1] = _mix(found[row : row + 1], np.array([digest], np.uint64))
+    at = np.flatnonzero(filled)
+    found[at] = _mix(found[at], lengths[at].astype(np.uint64))

@@ -1,0 +1,368 @@
+"""A stateful operator over Arrow tables: what one key group does in one batch. Runs without Spark."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from spark_abs.codec import to_json
+from spark_abs.errors import StateFunctionFailed, UsageError
+from spark_abs.manifest import StateFunction
+from spark_abs.model import BatchId
+from spark_abs.state.group import (
+    Change,
+    GroupStore,
+    Head,
+    KeyGroup,
+    read_head,
+    segment_schema,
+)
+from spark_abs.state.keys import Hashes, Places, canonical, check_key_type, hashes, same
+from spark_abs.state.segments import KEY, NEVER, STATE, Flags
+
+NO_TIME = -1
+
+
+class Timeout(StrEnum):
+    """What a timeout of a key is measured by."""
+
+    NONE = "none"
+    PROCESSING_TIME = "processing-time"
+    EVENT_TIME = "event-time"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A stateful operator: names, schemas, limits."""
+
+    stage: str
+    uid: str
+    key_groups: int
+    key: tuple[str, ...]
+    rows: pa.Schema
+    state: pa.Schema
+    output: pa.Schema
+    timeout: Timeout = Timeout.NONE
+    ttl_ms: int | None = None
+    max_group_bytes: int = 2**28
+    cache_bytes: int = 2**28
+    note: StateFunction = field(init=False)
+    segment: pa.Schema = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Check names and types.
+
+        Raises:
+            UsageError: says which column is wrong.
+        """
+        for name in ("rows", "state", "output"):
+            plain = pa.schema([pa.field(f.name, f.type) for f in getattr(self, name)])
+            object.__setattr__(self, name, plain)
+        if not 1 <= self.key_groups <= 2**15:
+            raise UsageError(f"{self.name}: the number of key groups is {self.key_groups}, not 1 to 32768")
+        if not self.key:
+            raise UsageError(f"{self.name}: give at least one key column")
+        for name in self.key:
+            if self.rows.names.count(name) != 1:
+                raise UsageError(f"{self.name}: the rows have no one key column {name!r}: {self.rows.names}")
+            check_key_type(name, self.rows.field(name).type)
+        for name in self.state.names:
+            if name in self.key or self.state.names.count(name) > 1:
+                raise UsageError(f"{self.name}: state field {name!r} is there twice, or is a key column too")
+        object.__setattr__(self, "segment", segment_schema(self.key_schema, self.state))
+        note = StateFunction(
+            self.uid,
+            self.key_groups,
+            _texts(self.key_schema),
+            _texts(self.state),
+            self.timeout.value,
+            self.ttl_ms,
+        )
+        object.__setattr__(self, "note", note)
+
+    @property
+    def name(self) -> str:
+        """How errors name it."""
+        return f"stage {self.stage!r}, function {self.uid!r}" if self.stage else f"function {self.uid!r}"
+
+    @property
+    def digest(self) -> str:
+        """What the heads of its key groups carry. Another time to live is not another operator."""
+        return hashlib.blake2b(to_json(replace(self.note, ttl_ms=None)).encode(), digest_size=8).hexdigest()
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns."""
+        return pa.schema([self.rows.field(name) for name in self.key])
+
+    @property
+    def states_schema(self) -> pa.Schema:
+        """Key columns, then state columns: how a function sees states."""
+        return pa.schema([*self.key_schema, *self.state])
+
+
+def _texts(schema: pa.Schema) -> tuple[str, ...]:
+    return tuple(f"{f.name}: {f.type}" for f in schema)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTime:
+    """A batch and its clocks, in milliseconds, the same again if the batch is repeated."""
+
+    batch: BatchId
+    processing_ms: int
+    watermark_ms: int | None = None
+    """None: the frame has no watermark."""
+
+    def threshold(self, timeout: Timeout) -> int | None:
+        """Return the time before which timeouts are due."""
+        match timeout:
+            case Timeout.NONE:
+                return None
+            case Timeout.PROCESSING_TIME:
+                return self.processing_ms
+            case Timeout.EVENT_TIME:
+                return self.watermark_ms
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInput:
+    """What a function is given of a key group. `keys` are those of the rows, then those timed out.
+
+    `rows` are in the order of `keys`, those of one key as they came: key i has rows `starts[i]` to
+    `starts[i+1]`. `states` are those of `keys` where `has_state`, in that order, with the key's columns.
+    """
+
+    time: BatchTime
+    group: int
+    keys: pa.Table
+    with_rows: int
+    """How many of `keys` have rows; the others have timed out."""
+    rows: pa.Table
+    starts: Places
+    states: pa.Table
+    has_state: Flags
+    timeouts: Places
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutput:
+    """What a function answers, one item for each of `keys` that `changed` names by number.
+
+    `states` has the state columns and a row for each `changed`; where `removed`, it says nothing.
+    """
+
+    output: pa.Table
+    changed: Places
+    states: pa.Table
+    removed: Flags
+    timeouts: Places
+
+
+GroupFunction = Callable[[GroupInput], GroupOutput]
+
+
+class KeyedState(Protocol):
+    """The store of one partition: the parts of its key groups."""
+
+    def group(self, number: int) -> GroupStore:
+        """Return the store of one key group."""
+
+
+class Cache:
+    """Key groups that this process has read, the least used leave first.
+
+    What is here is used only if the head in the store is the very one that it was left with. While a group
+    is at work it is not here: what a failed batch has made of it is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[tuple[str, int], KeyGroup] = OrderedDict()
+
+    def pop(self, scope: str, number: int) -> KeyGroup | None:
+        """Take a group out."""
+        return self._groups.pop((scope, number), None)
+
+    def put(self, scope: str, group: KeyGroup, limit: int) -> None:
+        """Put a group back; those that no longer fit into `limit` bytes leave."""
+        self._groups[scope, group.number] = group
+        total = sum(g.size for g in self._groups.values())
+        while total > limit and self._groups:
+            _, left = self._groups.popitem(last=False)
+            total -= left.size
+
+
+def run_group(
+    operator: Operator,
+    function: GroupFunction,
+    store: GroupStore,
+    cache: Cache,
+    scope: str,
+    group: int,
+    rows: pa.Table,
+    time: BatchTime,
+) -> pa.Table:
+    """Run a function on one key group in one batch: its rows, and its keys whose timeout is due.
+
+    Args:
+        operator: what it is.
+        function: called once if there is a row or a due timeout, else not.
+        store: where the group is kept.
+        cache: of this process.
+        scope: tells operators apart that share a cache.
+        group: its number.
+        rows: all rows of the group; may be none.
+        time: the batch.
+
+    Returns:
+        the output.
+
+    Raises:
+        StateFunctionFailed: the function failed, or its state has grown past the limit.
+        DamageError: stored state is not what was written.
+    """
+    known = cache.pop(scope, group)
+    state = _open(operator, store, known, group)
+    given, where, places = _input(operator, state, group, rows, time)
+    if given.keys.num_rows == 0:
+        cache.put(scope, state, operator.cache_bytes)
+        return operator.output.empty_table()
+    answer = function(given)
+    if len(answer.changed):
+        table = _stored(operator, given, answer)
+        change = Change(table, where[answer.changed], places[answer.changed])
+        state.apply(change, store, time.processing_ms)
+        if state.head.size > operator.max_group_bytes:
+            raise StateFunctionFailed(
+                f"{operator.name}, batch {time.batch}: the state of key group {group} has {state.head.size} "
+                f"bytes, the limit spark.abs.state.maxGroupBytes is {operator.max_group_bytes}; keys of this "
+                f"batch begin with {_some(given.keys)}: remove states, let them time out, use more key "
+                "groups from a new start on, or raise the limit"
+            )
+    cache.put(scope, state, operator.cache_bytes)
+    return answer.output
+
+
+def _open(operator: Operator, store: GroupStore, known: KeyGroup | None, group: int) -> KeyGroup:
+    at = store.read_head()
+    if at is None:
+        return KeyGroup(group, [], Head(operator.digest), None)
+    if known is not None and known.at == at:
+        return known
+    head = read_head(at)
+    if head.operator != operator.digest:
+        raise StateFunctionFailed(
+            f"{operator.name}: the state of key group {group} was written by another form of it than "
+            f"{to_json(operator.note)}: go back to the key, the state schema, the timeout, the uid and the "
+            "number of key groups that it had"
+        )
+    return KeyGroup.load(group, store, head, at, known)
+
+
+def _input(
+    operator: Operator, state: KeyGroup, group: int, rows: pa.Table, time: BatchTime
+) -> tuple[GroupInput, Places, Places]:
+    columns = [canonical(rows[name]) for name in operator.key]
+    hashed = hashes(columns)
+    order, starts = by_key(columns, hashed)
+    first = pa.array(order[starts[:-1]])
+    keys = [column.take(first) for column in columns]
+    where, places = state.find(keys, hashed[order[starts[:-1]]])
+    expired = _due(operator, state, where, places, time)
+    where, places = np.concatenate([where, expired[0]]), np.concatenate([places, expired[1]])
+    has = state.has_state(where, places, time.processing_ms)
+    if len(expired[0]):
+        names = pa.schema([pa.field(KEY + f.name, f.type) for f in operator.key_schema])
+        due = state.take(*expired, names)
+        keys = [pa.concat_arrays([k, canonical(due[n])]) for k, n in zip(keys, names.names, strict=True)]
+    stored = pa.schema([f for f in operator.segment if f.name.startswith((KEY, STATE))])
+    states = state.take(where[has], places[has], stored)
+    ordered = rows.take(pa.array(order))
+    for name, column in zip(operator.key, columns, strict=True):
+        at = ordered.schema.get_field_index(name)
+        ordered = ordered.set_column(at, ordered.schema.field(at), column.take(pa.array(order)))
+    given = GroupInput(
+        time,
+        group,
+        pa.table(keys, schema=operator.key_schema),
+        len(starts) - 1,
+        ordered,
+        starts,
+        states.rename_columns(operator.states_schema.names),
+        has,
+        state.timeouts(where, places),
+    )
+    return given, where, places
+
+
+def _due(
+    operator: Operator, state: KeyGroup, where: Places, places: Places, time: BatchTime
+) -> tuple[Places, Places]:
+    """Return the keys that are due and have no rows: a key with rows is not called for its timeout."""
+    threshold = time.threshold(operator.timeout)
+    none = np.empty(0, np.int64)
+    if threshold is None:
+        return none, none
+    due_where, due_places = state.due(threshold)
+    with_rows = set(zip(where.tolist(), places.tolist(), strict=True))
+    if with_rows and len(due_where):
+        pairs = zip(due_where.tolist(), due_places.tolist(), strict=True)
+        kept = np.array([pair not in with_rows for pair in pairs])
+        due_where, due_places = due_where[kept], due_places[kept]
+    return due_where, due_places
+
+
+def by_key(columns: list[pa.Array], hashed: Hashes) -> tuple[Places, Places]:
+    """Return the rows in the order of their keys, and where each key begins; the last is the end."""
+    order = np.argsort(hashed, kind="stable")
+    if not len(order):
+        return order, np.zeros(1, np.int64)
+    ordered = hashed[order]
+    equal = ordered[1:] == ordered[:-1]
+    pairs = np.flatnonzero(equal)
+    if len(pairs):
+        left = [c.take(pa.array(order[pairs])) for c in columns]
+        right = [c.take(pa.array(order[pairs + 1])) for c in columns]
+        if not same(left, right).all():
+            return _by_value(columns, order, ordered)
+    starts = np.concatenate([[0], np.flatnonzero(~equal) + 1, [len(order)]])
+    return order, starts.astype(np.int64)
+
+
+def _by_value(columns: list[pa.Array], order: Places, ordered: Hashes) -> tuple[Places, Places]:
+    """Tell keys of one hash apart: rare, so row by row."""
+    values = list(zip(*(map(repr, c.take(pa.array(order)).to_pylist()) for c in columns), strict=True))
+    again = sorted(range(len(order)), key=lambda i: (int(ordered[i]), values[i]))
+    marks = [(int(ordered[i]), values[i]) for i in again]
+    starts = [i for i in range(len(marks)) if i == 0 or marks[i] != marks[i - 1]]
+    return order[np.array(again)], np.array([*starts, len(marks)], np.int64)
+
+
+def _stored(operator: Operator, given: GroupInput, answer: GroupOutput) -> pa.Table:
+    """Return the rows to store: what the function changed, and timeouts that have passed."""
+    keys = [canonical(column).take(pa.array(answer.changed)) for column in given.keys.columns]
+    expires = pa.nulls(len(answer.changed), pa.int64())
+    if operator.ttl_ms is not None:
+        until = np.full(len(answer.changed), given.time.processing_ms + operator.ttl_ms, np.int64)
+        expires = pa.array(until, pa.int64(), mask=answer.removed)
+    return pa.table(
+        [
+            *keys,
+            *(column.combine_chunks() for column in answer.states.columns),
+            pa.array(answer.removed),
+            pa.array(answer.timeouts, pa.int64(), mask=answer.timeouts == NEVER),
+            expires,
+        ],
+        schema=operator.segment,
+    )
+
+
+def _some(keys: pa.Table) -> str:
+    return ", ".join(str(tuple(row.values())) for row in keys.slice(0, 3).to_pylist())

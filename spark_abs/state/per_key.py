@@ -1,0 +1,207 @@
+"""A function that is called for each key, with rows of Python values: Spark's own meaning of it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_abs.errors import StateFunctionFailed, UsageError
+from spark_abs.state.operator import BatchTime, GroupFunction, GroupInput, GroupOutput, Operator, Timeout
+from spark_abs.state.segments import NEVER
+from spark_abs.state.values import rows as as_rows
+from spark_abs.state.values import table as as_table
+from spark_abs.state.values import tuples
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+KeyFunction = Callable[[tuple[Any, ...], "Iterator[Row]", "GroupState"], Any]
+
+
+class GroupState:
+    """The state of one key while its function is called: the meaning is that of Spark's `GroupState`.
+
+    Not to be kept: it is of use during the call only. A timeout holds until the next call: who wants
+    another one sets it again.
+    """
+
+    __slots__ = (
+        "_time",
+        "_timed_out",
+        "_timeout",
+        "_timeout_kind",
+        "_value",
+        "removed",
+        "timeout",
+        "updated",
+    )
+
+    def __init__(
+        self, value: tuple[Any, ...] | None, kind: Timeout, time: BatchTime, timed_out: bool
+    ) -> None:
+        self._value = value
+        self._timeout_kind = kind
+        self._time = time
+        self._timed_out = timed_out
+        self.timeout = NEVER
+        """When the key times out, in milliseconds."""
+        self.updated = False
+        """Whether `update` was called last."""
+        self.removed = False
+        """Whether `remove` was called last."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether the key has a state."""
+        return self._value is not None
+
+    @property
+    def get(self) -> tuple[Any, ...]:
+        """The state.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self._value is None:
+            raise ValueError("the key has no state: ask `exists`, or use `getOption`")
+        return self._value
+
+    @property
+    def getOption(self) -> tuple[Any, ...] | None:  # noqa: N802 (Spark's name)
+        """The state, None if there is none."""
+        return self._value
+
+    @property
+    def hasTimedOut(self) -> bool:  # noqa: N802 (Spark's name)
+        """Whether the function is called because the key has timed out; there are no rows then."""
+        return self._timed_out
+
+    def update(self, newValue: Sequence[Any]) -> None:  # noqa: N803 (Spark's name)
+        """Replace the state: one value for each field of the state schema."""
+        if newValue is None:
+            raise ValueError("a state cannot be None: use `remove`")
+        self._value = tuple(newValue)
+        self.updated, self.removed = True, False
+
+    def remove(self) -> None:
+        """Remove the state."""
+        self._value = None
+        self.updated, self.removed = False, True
+
+    def setTimeoutDuration(self, durationMs: int) -> None:  # noqa: N802, N803 (Spark's names)
+        """Time out when this much processing time has passed."""
+        if self._timeout_kind is not Timeout.PROCESSING_TIME:
+            raise UsageError("setTimeoutDuration needs timeout='processing-time'")
+        if isinstance(durationMs, bool) or not isinstance(durationMs, int) or durationMs <= 0:
+            raise ValueError(f"a timeout is a number of milliseconds above 0, found {durationMs!r}")
+        self.timeout = self._time.processing_ms + durationMs
+
+    def setTimeoutTimestamp(self, timestampMs: int | datetime.datetime) -> None:  # noqa: N802, N803
+        """Time out when the watermark has passed a time: milliseconds since the epoch, or a datetime."""
+        if self._timeout_kind is not Timeout.EVENT_TIME:
+            raise UsageError("setTimeoutTimestamp needs timeout='event-time'")
+        at = timestampMs
+        if isinstance(at, datetime.datetime):
+            at = int(at.timestamp() * 1000)
+        if at <= 0:
+            raise ValueError(f"a timeout is at a time above 0, found {at!r}")
+        watermark = self._time.watermark_ms
+        if watermark is not None and at < watermark:
+            raise ValueError(f"a timeout at {at} is before the watermark, {watermark}")
+        self.timeout = int(at)
+
+    def getCurrentWatermarkMs(self) -> int:  # noqa: N802 (Spark's name)
+        """The watermark, in milliseconds since the epoch."""
+        if self._time.watermark_ms is None:
+            raise UsageError("the frame has no watermark: call withWatermark before")
+        return self._time.watermark_ms
+
+    def getCurrentProcessingTimeMs(self) -> int:  # noqa: N802 (Spark's name)
+        """The time of the batch, in milliseconds since the epoch: one value for the whole batch."""
+        return self._time.processing_ms
+
+    def __repr__(self) -> str:
+        return f"GroupState({'<undefined>' if self._value is None else self._value})"
+
+
+def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunction:
+    """Call a function for each key: first those with rows, then those that have timed out.
+
+    Args:
+        operator: what it is.
+        function: `fn(key, rows, state)`; returns rows if `flat`, else one row.
+        flat: whether it returns any number of rows.
+
+    Raises:
+        StateFunctionFailed: when called: the function failed, or returned what the schema does not allow.
+    """
+
+    def call(given: GroupInput) -> GroupOutput:
+        keys = tuples(given.keys)
+        rows = as_rows(given.rows)
+        states = iter(tuples(given.states.select(operator.state.names)))
+        starts, has, before = given.starts.tolist(), given.has_state.tolist(), given.timeouts.tolist()
+        out: list[Any] = []
+        changed, values, removed, timeouts = [], [], [], []
+        for number, key in enumerate(keys):
+            late = number >= given.with_rows
+            state = GroupState(next(states) if has[number] else None, operator.timeout, given.time, late)
+            mine = iter(()) if late else iter(rows[starts[number] : starts[number + 1]])
+            try:
+                answer = function(key, mine, state)
+                if flat:
+                    out.extend(answer if answer is not None else ())
+                else:
+                    out.append(answer)
+            except Exception as error:
+                raise failed(operator, given.time, key, error) from error
+            if state.updated or state.removed or state.timeout != before[number]:
+                value = state.getOption
+                if value is not None and len(value) != len(operator.state):
+                    raise failed(
+                        operator,
+                        given.time,
+                        key,
+                        f"the state has {len(value)} values, its schema {len(operator.state)}",
+                    )
+                changed.append(number)
+                values.append(value)
+                removed.append(value is None)
+                timeouts.append(state.timeout)
+        return GroupOutput(
+            _encoded(operator, given, keys, "its output", operator.output, out),
+            np.array(changed, np.int64),
+            _encoded(operator, given, keys, "its state", operator.state, values),
+            np.array(removed, np.bool_),
+            np.array(timeouts, np.int64),
+        )
+
+    return call
+
+
+def failed(operator: Operator, time: BatchTime, key: object, cause: Exception | str) -> StateFunctionFailed:
+    """Return the error that names stage, function, key and batch."""
+    why = f"{type(cause).__name__}: {cause}" if isinstance(cause, Exception) else cause
+    return StateFunctionFailed(f"{operator.name}, key {key}, batch {time.batch}: {why}")
+
+
+def _encoded(
+    operator: Operator,
+    given: GroupInput,
+    keys: list[tuple[Any, ...]],
+    what: str,
+    schema: pa.Schema,
+    values: list[Any],
+) -> pa.Table:
+    try:
+        return as_table(values, schema)
+    except (pa.ArrowException, ValueError, TypeError, ArithmeticError, AttributeError, KeyError) as error:
+        some = ", ".join(map(str, keys[:3]))
+        raise StateFunctionFailed(
+            f"{operator.name}, key group {given.group} (keys {some}, …), batch {given.time.batch}: {what} "
+            f"does not fit its schema: {type(error).__name__}: {error}"
+        ) from error
