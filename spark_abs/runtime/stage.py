@@ -308,6 +308,6 @@ class StageRunner:
 
     def end(self) -> None:
         """Write end markers; the query has stopped."""
-        with self.turns.alone():
+        with self.turns.ending():
             self._ended = True
             self._outputs.end()

@@ -27,6 +27,7 @@ class Turns:
         self._change = threading.Condition()
         self._busy = False
         self._stopping = False
+        self._ended = False
         self._held: CheckpointId | None = None
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
@@ -55,9 +56,12 @@ class Turns:
 
     @contextmanager
     def agent(self) -> Iterator[bool]:
-        """Enter as the agent; yields False if it is not its turn, or the stage is stopped. Never waits."""
+        """Enter as the agent; yields False if it is not its turn, or the stage is stopped. Never waits.
+
+        A stage that has ended in order still takes barriers, though no batch begins any more.
+        """
         with self._change:
-            mine = not self._busy and not self._stopping
+            mine = not self._busy and (self._ended or not self._stopping)
             self._busy = self._busy or mine
         try:
             yield mine
@@ -66,12 +70,12 @@ class Turns:
                 self._leave()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Enter when neither a batch nor the agent is at work."""
+    def ending(self) -> Iterator[None]:
+        """Enter when neither a batch nor the agent is at work; the stage has ended in order from then on."""
         with self._change:
             while self._busy:
                 self._change.wait(_POLL_S)
-            self._busy = True
+            self._busy = self._ended = True
         try:
             yield
         finally:
