@@ -205,6 +205,8 @@ def quick_session(scratch: str, master: str) -> SparkSession:
             "spark.local.dir": f"{scratch}/local",
             "spark.sql.warehouse.dir": f"{scratch}/warehouse",
             "spark.sql.shuffle.partitions": "1",
+            # A VACUUM by Spark lists directories in so many tasks, ten thousand if nothing is said.
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
             "spark.sql.session.timeZone": "UTC",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
