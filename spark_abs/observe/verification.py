@@ -104,10 +104,14 @@ def _natives(
     for stage in newest.stages if newest is not None else ():
         if stage.cut_batch == NO_BATCH:
             continue
-        native = root.native(attempt.natives, attempt.id, stage.stage)
+        native = root.native(attempt.natives, attempt.id, attempt.directory(stage.stage))
         path = native.uri.removeprefix(f"{root.uri}/")
         progress.say(path)
-        stored = source.stage(stage.stage) if source is not None else None
+        rebuilt = attempt.rebuilt_stage(stage.stage)
+        origin = source
+        if rebuilt is not None:
+            origin = by_id.get(rebuilt.checkpoint) if rebuilt.checkpoint is not None else None
+        stored = origin.stage(stage.stage) if origin is not None else None
         try:
             for finding in verify_native(native, stored.files if stored is not None else ()):
                 yield replace(finding, path=finding.path.removeprefix(f"{root.uri}/"))

@@ -35,6 +35,21 @@ KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A stage whose native checkpoint was lost, and is elsewhere since (P18)."""
+
+    stage: StageId
+    number: int
+    """Of its directory, `<stage>.<number>`, from 2: a late upload may still land in an older one."""
+    query: str
+    """The query id that the new directory gets."""
+    checkpoint: CheckpointId | None
+    """Where its state comes from; None if it began with nothing."""
+    done: bool = False
+    """Whether it has repeated what its outputs held; until then no start goes past it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """A life of the job between restores. Attempts form a tree (P18)."""
 
@@ -49,8 +64,19 @@ class Attempt:
     created_ms: int
     natives: str = NATIVES
     """Where its native checkpoints are, `<natives>/<id>/<stage>`: relative to the root, or absolute."""
+    rebuilt: tuple[Rebuilt, ...] = ()
+    """Stages whose native checkpoint is not where it was at first."""
     drain: str | None = None
     """The savepoint before which event time is brought to its end; once set, a start goes on with that."""
+
+    def rebuilt_stage(self, stage: StageId) -> Rebuilt | None:
+        """Return how a stage was rebuilt last, None if it never was."""
+        return next((r for r in self.rebuilt if r.stage == stage), None)
+
+    def directory(self, stage: StageId) -> str:
+        """Return the name of a stage's directory among the native checkpoints."""
+        found = self.rebuilt_stage(stage)
+        return str(stage) if found is None else f"{stage}.{found.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +241,14 @@ def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlS
             f"finished: run `spark-abs restore ROOT --to {attempt.checkpoint}` again"
         )
     return replace(state, runs=_with_run(state, attempt.id, host, pid, now_ms))
+
+
+def rebuild(state: ControlState, run: RunId, rebuilt: Rebuilt) -> ControlState:
+    """Record where a stage's native checkpoint is from now on, before anything is written there."""
+    require_current(state, run)
+    others = tuple(r for r in state.attempt.rebuilt if r.stage != rebuilt.stage)
+    attempt = replace(state.attempt, rebuilt=(*others, rebuilt))
+    return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 
 def begin_drain(state: ControlState, run: RunId, name: str) -> ControlState:

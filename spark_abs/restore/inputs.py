@@ -38,7 +38,7 @@ def lost_inputs(root: Root, manifest: Manifest, state: ControlState) -> tuple[st
 
 def _read_since(root: Root, manifest: Manifest, attempt: Attempt) -> Iterator[str]:
     for stage in manifest.stages:
-        native = root.native(attempt.natives, attempt.id, stage.stage)
+        native = root.native(attempt.natives, attempt.id, attempt.directory(stage.stage))
         for source, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
             until = file_source_offset(offset)
             if until is not None and source.isdigit():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_abs.config import Settings
 from spark_abs.errors import UsageError
@@ -33,10 +33,12 @@ class RunContext:
     bounded: bool
     """Whether the job ends with its input; only then do channel inputs close."""
     probe: Probe
+    directories: Mapping[StageId, str] = field(default_factory=dict)
+    """Names of native checkpoints that were rebuilt elsewhere, by stage."""
 
     def native(self, stage: StageId) -> Place:
         """Return the place of a stage's Spark checkpoint."""
-        return self.root.native(self.natives, self.attempt, stage)
+        return self.root.native(self.natives, self.attempt, self.directories.get(stage, stage))
 
     def poll_ms(self, place: Place) -> int:
         """Return the least time between two looks at a place: Spark would ask every ten milliseconds."""

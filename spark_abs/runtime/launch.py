@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from spark_abs.runtime.native import check_native
 from spark_abs.runtime.outputs import Outputs, newest_output, open_writers
 from spark_abs.runtime.progress import LateRows
 from spark_abs.runtime.queries import start_query
+from spark_abs.runtime.rebuild import Rebuild, repeat_batches
 from spark_abs.runtime.recovery import Recovery
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
@@ -70,6 +71,8 @@ class Launch:
     drafts: Frames
     control: Control
     policy: RestartPolicy
+    rebuilds: Sequence[Rebuild] = ()
+    """Stages that have to repeat their batches first."""
     drain: str | None = None
     """The savepoint of a drain that has begun: sources read no more, and the run ends with it."""
 
@@ -138,6 +141,10 @@ def launch(given: Launch) -> Run:
     snapshots.report_to(Listener(coordination.put, lambda name: runners[name].turns.wake(), run.fail))
     job.spark.streams.addListener(late)
     try:
+        for rebuild in given.rebuilds:
+            name = rebuild.stage
+            again = partial(_start, given, name, frames, runners[name])
+            repeat_batches(ctx, given.control, rebuild, runners[name], again)
         if given.drain is not None:
             run.request_drain(given.drain, None)
         for stage in graph.order():

@@ -28,7 +28,9 @@ from spark_abs.model import (
 from spark_abs.runtime.context import Current, RunContext, within
 from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.job import SinkSpec, StageSpec
+from spark_abs.runtime.native import NativeLog
 from spark_abs.sinks.delta import DeltaSink
+from spark_abs.sinks.note import PlannedBatch
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
@@ -124,6 +126,8 @@ class Outputs:
         self._tables = [(s, tables[s.name]) for s in sinks if s.table is not None]
         self._functions = [s for s in sinks if s.function is not None]
         self._watched = tuple(watched)
+        self.secured = NO_BATCH
+        """The batch of the newest completed checkpoint: whoever rebuilds the stage begins behind it."""
         self._seen = Version(-1)
         self._epoch = NO_EPOCH
         if self.channels:
@@ -208,8 +212,23 @@ class Outputs:
     def commit_sinks(self, written: Mapping[str, Written], facts: BatchFacts) -> None:
         """Commit a batch to the tables; one without rows gets no commit."""
         for sink, table in self._tables:
-            table.commit_batch(written.get(sink.name, Written()), facts.batch)
+            files = written.get(sink.name, Written())
+            table.commit_batch(files, facts.batch, plans=self._plans(table, facts) if files.files else ())
             self._ctx.probe(f"batch.{self._spec.name}.commit-{sink.name}.after")
+
+    def _plans(self, table: DeltaSink, facts: BatchFacts) -> tuple[PlannedBatch, ...]:
+        """Return what a sink's commit says of batches since the one before it, or the last checkpoint.
+
+        The entries of a channel say it of every batch; a sink has no commit for one without rows.
+        """
+        if self.channels:
+            return ()
+        native = NativeLog(self._ctx.native(self._spec.name))
+        oldest = max(self.secured, table.last_batch(), facts.batch - self._ctx.batches_retained)
+        before = [BatchId(b) for b in range(max(oldest, NO_BATCH) + 1, facts.batch)]
+        texts = [(batch, native.find_offsets(batch)) for batch in before]
+        found = [PlannedBatch(batch, text) for batch, text in texts if text is not None]
+        return (*found, PlannedBatch(facts.batch, facts.offsets))
 
     def versions(self, batch: BatchId, channels: Mapping[str, Version]) -> tuple[OutputVersion, ...]:
         """Return the version of every output at a cut behind `batch`."""

@@ -90,6 +90,8 @@ class StageRunner:
         """Claimed barriers without an outcome, oldest first."""
         self._taken = NO_EPOCH
         self._ended = False
+        self._cuts: dict[CheckpointId, BatchId] = {}
+        """The batches of cuts whose checkpoint has no outcome yet."""
         self.only: BatchId | None = None
         """If set, every other batch is refused at its entry; `NO_BATCH` refuses all."""
         self._aborted: set[CheckpointId] = set()
@@ -204,6 +206,7 @@ class StageRunner:
         waited_ms: int,
     ) -> None:
         self._taken = barrier.id
+        self._cuts[barrier.id] = batch
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
             self.turns.hold(barrier.id)
             if barrier.id in self._aborted:  # its abort may have come before there was anything to release
@@ -291,6 +294,9 @@ class StageRunner:
         """Hear of an outcome (P15)."""
         self._offered = tuple(b for b in self._offered if b.id != checkpoint)
         self._alignment.over(checkpoint)
+        batch = self._cuts.pop(checkpoint, None)
+        if completed and batch is not None:
+            self._outputs.secured = max(self._outputs.secured, batch)
         if not completed:
             self._aborted.add(checkpoint)
             self.turns.release(checkpoint)
@@ -302,6 +308,7 @@ class StageRunner:
         What it handed over is not handed over again: its copy waits for the batch, which is run again.
         """
         self._taken = before._taken
+        self._cuts = dict(before._cuts)
         self._aborted |= before._aborted
         self._aligning_since = dict(before._aligning_since)
         self.turns.succeed(before.turns)

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from spark_abs.codec import to_json
 from spark_abs.config import WatermarkCheck
 from spark_abs.errors import DamageError, GraphError, Refused, UsageError
 from spark_abs.manifest import Manifest
-from spark_abs.model import NO_BATCH
+from spark_abs.model import NO_BATCH, StageId
 from spark_abs.protocol.control import NATIVES, place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.frames import Frames, build_frames, check_frames, draft_gate
-from spark_abs.runtime.graph import JobGraph
+from spark_abs.runtime.graph import JobGraph, PlanFacts
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import refuse_unsupported_session
 from spark_abs.runtime.launch import Launch, launch
 from spark_abs.runtime.lifetime import begin, end, refuse_second
 from spark_abs.runtime.native import check_native
 from spark_abs.runtime.outputs import newest_output
+from spark_abs.runtime.rebuild import Rebuild, Rebuilder
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
 from spark_abs.session import check_session, lend
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +45,7 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     1. Check graph, plans and settings: nothing exists yet.  2. Claim the root, refuse a second run.
     3. Take a run number and fence the runs before it.  4. Abort what they left open.  5. Check the native
     checkpoints.  6. Make channels and sinks ready.  7. Start queries and coordinator.
+    What of 5 is lost for single stages is rebuilt from their own outputs, in 5 and at the beginning of 7.
     Killed anywhere, the next start does all of it again under a newer run number.
     """
     check_session(job.spark)
@@ -63,9 +70,10 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
     try:
-        _check_natives(ctx, graph, control, drafts)  # 5
+        lost = _lost_natives(ctx, graph, control, drafts)  # 5
+        ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
         job.probe("start.natives.after")
-        return launch(Launch(job, ctx, graph, plans, drafts, control, policy, drain))  # 6, 7
+        return launch(Launch(job, ctx, graph, plans, drafts, control, policy, rebuilds, drain))  # 6, 7
     except Exception as error:
         end(ctx, f"failed: {error}")
         raise
@@ -117,13 +125,10 @@ def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
         apply(job.root, prepared)
 
 
-def _check_natives(ctx: RunContext, graph: JobGraph, control: Control, drafts: Frames) -> None:
-    """Refuse to start over in silence where a stage has a past and its native checkpoint is gone.
+def _lost_natives(ctx: RunContext, graph: JobGraph, control: Control, drafts: Frames) -> dict[StageId, str]:
+    """Return the stages that have a past and no native checkpoint of it, and what is wrong with each.
 
-    Refuse too what `_check_functions` refuses.
-
-    Raises:
-        DamageError: names the stages and the way back.
+    Refuses what `_check_functions` refuses.
     """
     checkpoints = Checkpoints.open(ctx.root, ctx.job)
     mine = [s for s in checkpoints.summaries() if s.attempt == ctx.attempt]
@@ -135,20 +140,52 @@ def _check_natives(ctx: RunContext, graph: JobGraph, control: Control, drafts: F
     )
     if manifest is not None:
         _check_functions(manifest, drafts)
-    findings = []
+    found = {}
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None
         least = max(snapshot.cut_batch if snapshot else NO_BATCH, newest_output(ctx, graph, stage.name))
         finding = check_native(ctx.native(stage.name), least)
         if finding is not None:
-            findings.append(f"stage {stage.name!r}: {finding}")
-    if findings:
-        way = (
-            "start with restart='checkpoint' to go back to the newest intact checkpoint, sinks included"
-            if checkpoints.summaries()
-            else "no checkpoint was completed that one could go back to: start over on a new root"
-        )
-        raise DamageError("native checkpoints are missing or damaged:\n" + "\n".join([*findings, way]))
+            found[stage.name] = finding
+    return found
+
+
+def _rebuild(
+    ctx: RunContext,
+    graph: JobGraph,
+    plans: Mapping[StageId, PlanFacts],
+    control: Control,
+    lost: Mapping[StageId, str],
+    session: Callable[[], SparkSession],
+) -> tuple[RunContext, tuple[Rebuild, ...]]:
+    """Prepare the rebuilding of stages alone; nobody starts over in silence.
+
+    Raises:
+        DamageError: one of them cannot be rebuilt, or all are lost, as with a disk that is not there; names
+            the stages and the way back. Nothing was changed.
+    """
+    unfinished = [r.stage for r in control.state.attempt.rebuilt if not r.done and r.stage not in lost]
+    if not lost and not unfinished:
+        return ctx, ()
+    rebuilder = Rebuilder(ctx, graph, plans, control, session)
+    findings, rebuilds = [], []
+    for stage, finding in lost.items():
+        said = f"stage {stage!r}: {finding}"
+        if len(lost) < len(graph.stages):
+            try:
+                rebuilds.append(rebuilder.plan(stage))
+            except Refused as error:
+                said += f"; it cannot be rebuilt alone: {error}"
+        findings.append(said)
+    if len(rebuilds) == len(lost):
+        rebuilds += map(rebuilder.plan, unfinished)  # it has caught up, and was killed before it was said
+        return rebuilder.prepare(rebuilds), tuple(rebuilds)
+    way = (
+        "start with restart='checkpoint' to go back to the newest intact checkpoint, sinks included"
+        if Checkpoints.open(ctx.root, ctx.job).summaries()
+        else "no checkpoint was completed that one could go back to: start over on a new root"
+    )
+    raise DamageError("native checkpoints are missing or damaged:\n" + "\n".join([*findings, way]))
 
 
 def _check_functions(manifest: Manifest, drafts: Frames) -> None:

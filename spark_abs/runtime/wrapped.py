@@ -75,7 +75,7 @@ def checkpoint_location(root: str, stage: str, *, adopt: str | None = None, **se
             f"a restore to checkpoint {attempt.checkpoint} is not finished: run "
             f"`spark-abs restore ROOT --to {attempt.checkpoint}` again"
         )
-    native = at.native(attempt.natives, attempt.id, name)
+    native = at.native(attempt.natives, attempt.id, attempt.directory(name))
     if adopt is not None:
         adopt_native(at.storage.place(adopt), native)
     lease = read_lease(at)

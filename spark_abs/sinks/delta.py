@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deltalake import CommitProperties, PostCommitHookProperties
@@ -40,6 +40,7 @@ from spark_abs.model import (
     run_app_id,
 )
 from spark_abs.sinks import through_spark
+from spark_abs.sinks.note import PlannedBatch, SinkNote
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
@@ -49,24 +50,6 @@ from spark_abs.store.table import Commit, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-
-@dataclass(frozen=True, slots=True)
-class SinkNote:
-    """The user metadata of our commits to a sink, by which they are told from everybody else's."""
-
-    sink: str
-    """`<job>/<stage>/<output>`."""
-    attempt: AttemptId
-    run: RunId
-    batch: BatchId = NO_BATCH
-    barrier: Barrier | None = None
-    cancel: CheckpointId | None = None
-    restored: Version | None = None
-    """Set in the commit that brought the table back to that version for the attempt."""
-    attached: bool = False
-    """Set in the commit with which the attempt came to a table that held nothing of it."""
-    v: int = FORMAT
 
 
 def ensure_sink(place: Place, schema: StructType) -> str:
@@ -177,6 +160,7 @@ class DeltaSink:
         *,
         barrier: Barrier | None = None,
         cancel: CheckpointId | None = None,
+        plans: tuple[PlannedBatch, ...] = (),
     ) -> Standing | None:
         """Commit the rows of a batch; None, and no commit, if it has none and was not committed before.
 
@@ -186,7 +170,7 @@ class DeltaSink:
             Fenced: a newer run or attempt has taken over.
             CommitStateUnknown: the store did not say; repeat the call.
         """
-        note = self._note(batch=batch, barrier=barrier, cancel=cancel)
+        note = replace(self._note(batch=batch, barrier=barrier, cancel=cancel), plans=plans)
         while True:
             self._table.refresh()
             require_current(self._table, self._job, self._run, self._app)
@@ -205,6 +189,21 @@ class DeltaSink:
             except CommitConflict:
                 continue
             return Standing(replace(_entry(version, note), files=written.entry_files), fresh=True)
+
+    def last_batch(self) -> BatchId:
+        """Return the newest batch that was committed, as of the version read; `NO_BATCH` if none was."""
+        last = self._table.transaction(self._app)
+        return NO_BATCH if last is None else BatchId(last)
+
+    def plans(self, after: BatchId) -> dict[BatchId, str]:
+        """Return what its commits say of batches behind `after`."""
+        self._table.refresh()
+        found: dict[BatchId, str] = {}
+        for _, note in self._backwards(self._table):
+            if note is not None and (_begins(note) or NO_BATCH < note.batch <= after):
+                break
+            found |= {p.batch: p.offsets for p in (note.plans if note else ()) if p.batch > after}
+        return found
 
     def version_at(self, batch: BatchId) -> Version:
         """Refresh, and return the version at which the table holds this attempt's batches up to `batch`.

@@ -62,6 +62,8 @@ class HistoryEvent(StrEnum):
     """`detail` says what of the running job was changed, from what to what."""
     STAGE_RESTARTED = "stage-restarted"
     """A stage that failed runs again, the others went on."""
+    STAGE_REBUILT = "stage-rebuilt"
+    """A stage that had lost its native checkpoint has caught up with its own outputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from pyarrow import fs
 
-from spark_abs.model import AttemptId, ChannelId, StageId, checked_name
+from spark_abs.errors import DamageError
+from spark_abs.model import AttemptId, ChannelId, checked_name
 from spark_abs.store.storage import DEFAULTS, Place, Storage, location_of
 
 
@@ -58,9 +59,13 @@ class Root:
         absolute = location.startswith("/") or "://" in location
         return self.storage.place(location) if absolute else self.place(location)
 
-    def native(self, natives: str, attempt: AttemptId, stage: StageId) -> Place:
-        """Return the place of a stage's Spark checkpoint; `natives` is what the attempt says."""
-        return self.anywhere(f"{natives}/{int(attempt)}/{checked_name(stage, 'stage')}")
+    def native(self, natives: str, attempt: AttemptId, directory: str) -> Place:
+        """Return the place of a stage's Spark checkpoint: `natives` and `directory` of its attempt."""
+        stage, dot, number = directory.partition(".")
+        checked_name(stage, "stage")
+        if dot and not number.isdecimal():
+            raise DamageError(f"{directory!r} is not the directory of a native checkpoint")
+        return self.anywhere(f"{natives}/{int(attempt)}/{directory}")
 
     def write_whole(self, relative: str, data: bytes) -> None:
         """Write a small file below the root, see `Place.write`."""

@@ -7,9 +7,10 @@ outcomes. Nothing here is lost in a crash. Every method is one atomic commit, as
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import MappingProxyType
 
 from spark_abs.errors import AbsError, CommitConflict, DamageError, Fenced
 from spark_abs.manifest import StageSnapshot
@@ -119,6 +120,7 @@ class Table:
         self.rows: list[tuple[Row, ...]] = [()]
         self.transactions: dict[str, int] = {}
         self.log: list[Logged] = []
+        self.plans: dict[tuple[AttemptId, BatchId], Planned] = {}  # what commits say of their batches
         self.visible: list[tuple[int, ...]] = [()]
         """For a sink: the versions whose rows are visible at each version."""
 
@@ -154,6 +156,7 @@ class Table:
         barrier: Barrier | None = None,
         cancel: CheckpointId | None = None,
         end: bool = False,
+        plans: Mapping[BatchId, Planned] = MappingProxyType({}),
     ) -> Version:
         """Commit work at exactly `at`.
 
@@ -167,6 +170,7 @@ class Table:
         self.rows.append(rows)
         self.visible.append((*self.visible[-1], at))
         self.transactions.update(transactions)
+        self.plans |= {(attempt, number): planned for number, planned in plans.items()}
         self.log.append(Logged(self.name, at, attempt, run))
         return at
 
@@ -255,6 +259,8 @@ class Native:
     offsets: dict[BatchId, Planned] = field(default_factory=dict)
     commits: dict[BatchId, str] = field(default_factory=dict)
     states: dict[int, dict[str, State]] = field(default_factory=dict)
+    script: dict[BatchId, Planned] = field(default_factory=dict)
+    """Batches that are repeated as they were, where the checkpoint takes the place of a lost one."""
 
     @property
     def planned(self) -> BatchId:
@@ -291,6 +297,10 @@ class Native:
         if batch not in self.offsets:
             raise Lost(f"offsets/{batch}")
         return self.offsets[batch]
+
+    def plans(self, since: int, upto: BatchId) -> dict[BatchId, Planned]:
+        """Return what a commit says of its batch, and of those behind the commit before that had no rows."""
+        return {b: planned for b, planned in self.offsets.items() if since < b <= upto}
 
     def plan(self, batch: BatchId, planned: Planned) -> None:
         """Write a file of the offset log."""

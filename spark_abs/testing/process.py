@@ -26,9 +26,10 @@ from spark_abs.model import (
     app_id,
     barrier_app_id,
 )
-from spark_abs.protocol import cut, gate
+from spark_abs.protocol import cut, gate, rebuild
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.coordinator import Coordinator
+from spark_abs.protocol.rebuild import Repeat
 from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import JOB, Native, Planned, Row, Stage, State, Storage, Table, apply, carried
 from spark_abs.testing.cluster import record as native_record
@@ -55,6 +56,7 @@ class Parts:
     already: Callable[[Table, str, int], bool] = in_log
     written: Callable[[Process, BatchId], Entry | None] = lambda process, batch: process.written(batch)
     coordinator: Callable[..., Coordinator] = Coordinator
+    repeats: Callable[..., tuple[Repeat[Planned], ...]] = rebuild.repeats
 
 
 @dataclass
@@ -145,7 +147,7 @@ class Process:
         batch = self.native.planned
         if batch != self.native.committed:
             return self._evaluated(batch)
-        planned = self._plan()
+        planned = self.native.script.get(BatchId(batch + 1)) or self._plan()
         if planned is not None:
             self.native.plan(BatchId(batch + 1), planned)
             return BatchId(batch + 1)
@@ -238,6 +240,7 @@ class Process:
             attempt=self.run.attempt,
             run=self.run.id,
             transactions={self.app(output): batch},
+            plans=self.native.plans(table.transactions.get(self.app(output), -1), batch),
             rows=rows,
             batch=batch,
             barrier=barrier,

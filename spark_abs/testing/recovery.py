@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 
 from spark_abs.codec import to_json
 from spark_abs.errors import AbortReason
-from spark_abs.model import NO_BATCH, AttemptId, CheckpointId, RunId
+from spark_abs.model import FENCED, NO_BATCH, AttemptId, BatchId, CheckpointId, RunId, app_id
 from spark_abs.protocol import control
 from spark_abs.protocol.path import BranchPoint
-from spark_abs.testing.cluster import Checkpoint, Native, Planned, Stage, Storage
+from spark_abs.protocol.rebuild import LostStage, Repeat
+from spark_abs.testing.cluster import JOB, Checkpoint, Native, Planned, Stage, Storage
 
 Clock = Callable[[], int]
 
@@ -66,4 +67,30 @@ def materialised(storage: Storage, stage: Stage, checkpoint: Checkpoint, attempt
     native.offsets[batch] = Planned(snapshot.positions, int(snapshot.offsets))
     native.commits[batch] = file.sha256
     native.states[batch + 1] = {file.sha256: storage.packs[file.at.pack]}
+    return native
+
+
+def rebuilt(
+    storage: Storage, stage: Stage, repeats: Callable[..., tuple[Repeat[Planned], ...]]
+) -> Native | None:
+    """Return what takes the place of a native checkpoint that is lost; None if it cannot be exact."""
+    attempt = storage.state.attempt
+    rows = [
+        row for row in storage.retained.values() if row.attempt == attempt.id or row.id == attempt.checkpoint
+    ]
+    native, cut = storage.fresh(stage, attempt.id), NO_BATCH
+    if rows:
+        newest = max(rows, key=lambda row: row.id)
+        native, cut = materialised(storage, stage, newest, attempt.id), newest.snapshot(stage.id).cut_batch
+    elif attempt.parent is not None:
+        return None
+    written, plans = NO_BATCH, dict[BatchId, Planned]()
+    for output, table in storage.outputs(stage):
+        done = table.transactions.get(app_id(JOB, stage.id, output, attempt.id), NO_BATCH)
+        assert done < FENCED
+        written = max(written, BatchId(done))
+        plans |= {batch: planned for (a, batch), planned in table.plans.items() if a == attempt.id}
+    # What a simulated source reads is a number: it can begin anew.
+    found = repeats(LostStage(cut, written), plans)
+    native.script = {repeat.batch: repeat.plan for repeat in found}
     return native

@@ -27,7 +27,7 @@ from spark_abs.testing.cluster import Checkpoint, Graph, Stage, Storage
 from spark_abs.testing.driver import Driver
 from spark_abs.testing.invariants import InvariantViolated
 from spark_abs.testing.process import Parts
-from spark_abs.testing.recovery import restore
+from spark_abs.testing.recovery import rebuilt, restore
 
 RETAINED = 4
 """Checkpoints kept by the simulated retention."""
@@ -107,6 +107,7 @@ class Simulation:
             ("driver kills", self._kill, 2),
             ("driver freezes", self._freeze, 1),
             ("restores", self._restore, 8),
+            ("native checkpoints lost", self._lose, 3),
             ("foreign commits", self._foreign, 2),
             ("retentions", self._retain, 2),
             ("savepoint requests", lambda: self._ask(CheckpointKind.SAVEPOINT), 3),
@@ -199,6 +200,24 @@ class Simulation:
             self._begin_restore(self.restoring[0])
         else:
             self.driver = self._new_driver()
+        return True
+
+    def _lose(self) -> bool:
+        """Kill the driver; one stage's native checkpoint is gone, and the next driver rebuilds it alone.
+
+        The killed one may have been frozen only: what it still writes lands where nobody looks.
+        """
+        if not self._booted():
+            return False
+        stage = self.rng.choice(self.storage.graph)
+        native = rebuilt(self.storage, stage, self.parts.repeats)
+        if native is None:
+            return False
+        if self.rng.random() < 0.3:
+            self.frozen.append(self.driver)
+        self.storage.native[self.storage.state.attempt.id, stage.id] = native
+        self.driver = self._new_driver()
+        self.seen["batches repeated"] += len(native.script)
         return True
 
     def _freeze(self) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_abs.model import positions_of
+from spark_abs.model import StageId, positions_of
 from spark_abs.runtime.run import Run
 from spark_abs.session import spark_session
 from spark_abs.store.checkpoints import Checkpoints, Summary
@@ -109,7 +109,8 @@ class Walk:
 
     def _at_cut(self, stage: str) -> bool:
         state = Control.open(Root(str(self.base / "root"))).state
-        offsets = self.base / "root" / "native" / str(state.attempt.id) / stage / "offsets"
+        native = self.base / "root" / "native" / str(state.attempt.id)
+        offsets = native / state.attempt.directory(StageId(stage)) / "offsets"
         newest = max((int(p.name) for p in offsets.iterdir() if p.name.isdigit()), default=None)
         if newest is None:
             return False

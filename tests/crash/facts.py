@@ -28,6 +28,7 @@ from spark_abs.model import (
     CheckpointId,
     Position,
     RunId,
+    StageId,
     Version,
     counts,
     positions_of,
@@ -94,6 +95,12 @@ def check_root(base: Path, sinks: Iterable[str]) -> tuple[Manifest, ...]:
     for manifest in manifests:
         require(consistent_cut(_edges(manifest)))
     return manifests
+
+
+def native_of(base: Path, stage: str) -> Path:
+    """Return the native checkpoint of a stage in the current attempt."""
+    attempt = Control.open(Root(str(base / "root"))).state.attempt
+    return base / "root" / "native" / str(attempt.id) / attempt.directory(StageId(stage))
 
 
 def check_complete(base: Path, files: int) -> None:
@@ -250,6 +257,8 @@ def _reachable(
         (f"{s.stage} of checkpoint {m.id}", p) for m in manifests for s in m.stages for p in s.positions
     ]
     for stage in (base / "root" / "native" / str(state.attempt.id)).glob("*"):
+        if stage.name != state.attempt.directory(StageId(stage.name.partition(".")[0])):
+            continue  # lost, and rebuilt elsewhere
         done = max((int(p.name) for p in (stage / "commits").glob("*") if p.name.isdigit()), default=None)
         if done is not None:
             lines = (stage / "offsets" / str(done)).read_text().splitlines()

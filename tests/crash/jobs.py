@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from spark_abs.manifest import Manifest
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.root import Root
 from tests.crash.expected import write_file
-from tests.crash.facts import JOB, SINKS, table
+from tests.crash.facts import JOB, SINKS, native_of, table
 from tests.crash.process import DriverProcess
 
 BACKLOG = 2
@@ -50,6 +51,10 @@ class Small:
         """The rows of all sinks, now or at a checkpoint, in one order."""
         at = {o.output: o.version for s in manifest.stages for o in s.outputs} if manifest else {}
         return {sink: sorted(table(self.base, sink, at.get(sink))) for sink in SINKS}
+
+    def lose(self, stage: str) -> None:
+        """Let the native checkpoint of a stage be gone."""
+        shutil.rmtree(native_of(self.base, stage))
 
     def start(self, driver: DriverProcess, **options: object) -> None:
         if not self.files:  # a stream needs a directory to read

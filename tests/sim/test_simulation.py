@@ -35,6 +35,7 @@ def test_five_stages_survive_everything(block: int) -> None:
     seen = runs(FIVE, range(block * 100, (block + 1) * 100))
     wanted = {"completed", "aborted: expired", "driver kills", "drivers fenced", "stage crashes", "restores"}
     wanted |= {"aborted: subsumed", "aborted: alignment-limit"}
+    wanted |= {"native checkpoints lost", "batches repeated"}
     assert wanted - seen.keys() == set()
 
 
@@ -135,3 +136,8 @@ def test_outcomes_that_do_not_come_in_id_order_are_caught() -> None:
 def test_a_writer_that_does_not_check_its_transaction_is_caught() -> None:
     """A batch that is run again is written again: in a checkpoint, or at the end, rows are there twice."""
     assert violated(Parts(already=lambda *_: False)) in {"1", "4"}
+
+
+def test_a_stage_that_is_rebuilt_and_plans_its_old_batches_anew_is_caught() -> None:
+    """Its state has read other rows than its outputs hold: some are lost, or there twice."""
+    assert violated(Parts(repeats=lambda *_: ())) in {"1", "4"}

@@ -266,13 +266,13 @@ def test_a_second_start_is_refused_or_fences_the_first(line: Line, start: Start)
 def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: Line, start: Start) -> None:
     """The job does not begin again in silence; restart='checkpoint' takes the newest one, sinks included."""
     line.write(2)
-    lost = Path(line.root, "native/1/twice")
+    lost = Path(line.root, "native/1/numbers")
     run = start(line.job())
     eventually(run, line.has_all, "the first rows through")
     run.stop()
     lost.rename(line.tmp / "kept")
     with pytest.raises(
-        DamageError, match=r"(?s)stage 'twice': \S+native/1/twice is missing.*start over on a new"
+        DamageError, match=r"(?s)stage 'numbers': \S+native/1/numbers is missing.*start over on a new"
     ):
         start(line.job())
     (line.tmp / "kept").rename(lost)
@@ -284,7 +284,7 @@ def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: 
     run.stop()
     # Moved away first: a snapshot that Spark still uploads to the old place must not stop the removal.
     shutil.rmtree(lost.rename(line.tmp / "lost"), ignore_errors=True)
-    said = r"(?s)stage 'twice': \S+native/1/twice is missing.*restart='checkpoint'"
+    said = r"(?s)stage 'numbers': \S+native/1/numbers is missing.*only the lost.*restart='checkpoint'"
     with pytest.raises(DamageError, match=said):
         start(line.job())
 

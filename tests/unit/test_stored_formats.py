@@ -45,7 +45,8 @@ from spark_abs.model import (
     positions_of,
     run_app_id,
 )
-from spark_abs.protocol.control import Aborted, Attempt, Claim, Command, CommandKind, Run
+from spark_abs.protocol.control import Aborted, Attempt, Claim, Command, CommandKind, Rebuilt, Run
+from spark_abs.sinks.note import PlannedBatch, SinkNote
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
 from spark_abs.state.segments import SegmentNote
@@ -118,6 +119,11 @@ def test_an_attempt_that_does_not_say_where_its_native_checkpoints_are_has_them_
     assert from_json(Attempt, old) == Attempt(AttemptId(1), None, None, "", True, 5, "native")
 
 
+def test_a_sink_commit_from_before_it_told_what_batches_read() -> None:
+    old = '{"sink":"j/s/o","attempt":1,"run":1,"batch":3,"barrier":null,"cancel":null,"restored":null,"v":1}'
+    assert from_json(SinkNote, old) == SinkNote("j/s/o", AttemptId(1), RunId(1), BatchId(3))
+
+
 def words_of_the_record() -> set[str]:
     return set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", ADR.read_text()))))
 
@@ -128,6 +134,7 @@ def words_of_the_record() -> set[str]:
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
         *(StateFunction, Head, SegmentNote, Record),
         *(Position, Barrier, EntryNote, Attempt, Run, Claim, Aborted, Command, Lease),
+        *(SinkNote, PlannedBatch, Rebuilt),
     ],
 )
 def test_every_stored_field_is_in_the_record_of_formats(stored: type) -> None:

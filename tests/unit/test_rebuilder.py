@@ -1,0 +1,175 @@
+"""Rebuilding one stage on a root that was written by hand: what it begins with, repeats, and where (P18)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_abs.channels.files import read_written
+from spark_abs.config import Settings
+from spark_abs.errors import Refused
+from spark_abs.model import NO_EPOCH, BatchId, StageId
+from spark_abs.protocol.control import NATIVES
+from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
+from spark_abs.runtime.native import NativeLog
+from spark_abs.runtime.outputs import newest_output
+from spark_abs.runtime.rebuild import Rebuilder
+from spark_abs.sinks.note import PlannedBatch
+from spark_abs.store.control import Control
+from spark_abs.store.probe import no_probe
+from tests.channel_support import JOB, numbers
+from tests.root_support import CHANNEL, SmallJob, no_session, offsets_of
+
+A, B = StageId("a"), StageId("b")
+
+
+class Lossy:
+    """The small job, one checkpoint and two batches behind it; then a stage loses its native checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.job = SmallJob(path)
+        self.functions = False
+        self.native_of_a = ["a"]
+
+    def batch(self, number: int, *values: int, offsets: str = "") -> None:
+        """Run a batch of both stages; the sink gets no commit without rows."""
+        job, batch = self.job, BatchId(number)
+        job.batch = number
+        text = offsets or offsets_of("a", number)
+        job.writer.commit_batch(numbers(job.root, CHANNEL, values), batch, offsets=text)
+        if not values:
+            return
+        place = f"data/1-1-{number}-{uuid.uuid4().hex[:12]}"
+        os.makedirs(f"{job.table}/{place}")
+        pq.write_table(pa.table({"n": pa.array(values, pa.int64())}), f"{job.table}/{place}/part-0.parquet")
+        before = range(job.sink.last_batch() + 1, number + 1)
+        plans = tuple(PlannedBatch(BatchId(n), offsets_of("b", n)) for n in before)
+        job.sink.commit_batch(read_written(job.root.fs, job.table, place), batch, plans=plans)
+
+    @property
+    def ctx(self) -> RunContext:
+        job, attempt = self.job, self.job.state.attempt
+        settings = Settings.resolve(None, {}, {}, {})
+        control = Control.open(job.root).version
+        names = {r.stage: attempt.directory(r.stage) for r in attempt.rebuilt}
+        return RunContext(
+            job.root,
+            JOB,
+            attempt.id,
+            NATIVES,
+            job.run,
+            NO_EPOCH,
+            control,
+            settings,
+            100,
+            False,
+            no_probe,
+            names,
+        )
+
+    @property
+    def graph(self) -> JobGraph:
+        sinks = [SinkDecl("totals", B, "main", self.job.table)]
+        if self.functions:
+            sinks.append(SinkDecl("mail", B, "main", None))
+        return JobGraph((StageDecl(A, (), has_native=True), StageDecl(B, (CHANNEL,))), tuple(sinks))
+
+    def rebuilder(self) -> Rebuilder:
+        plans = {
+            A: PlanFacts(("files",), (), (), False, True, {}),
+            B: PlanFacts((), (CHANNEL,), (), False, True, {}),
+        }
+        return Rebuilder(self.ctx, self.graph, plans, Control.open(self.job.root), no_session)
+
+    def repeated(self, stage: StageId) -> Sequence[tuple[int, str]]:
+        return [(r.batch, r.plan) for r in self.rebuilder().plan(stage).repeats]
+
+
+@pytest.fixture
+def lossy(tmp_path: Path) -> Lossy:
+    return Lossy(tmp_path)
+
+
+def test_a_stage_repeats_what_its_channel_says(lossy: Lossy) -> None:
+    lossy.job.checkpoint(1, 2)
+    lossy.batch(1)
+    lossy.batch(2, 3)
+    assert newest_output(lossy.ctx, lossy.graph, A) == 2
+    assert lossy.repeated(A) == [(1, offsets_of("a", 1)), (2, offsets_of("a", 2))]
+
+
+def test_a_stage_without_channels_repeats_what_its_sinks_say_also_of_batches_without_rows(
+    lossy: Lossy,
+) -> None:
+    """Batches behind the last one with rows left nothing: the stage plans them anew."""
+    lossy.job.checkpoint(1, 2)
+    lossy.batch(1)
+    lossy.batch(2, 3)
+    lossy.batch(3)
+    assert lossy.repeated(B) == [(1, offsets_of("b", 1)), (2, offsets_of("b", 2))]
+
+
+def test_a_batch_that_took_files_is_not_repeated_without_their_names(lossy: Lossy) -> None:
+    lossy.job.checkpoint(1, 2)
+    head = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
+    lossy.batch(1, 3, offsets=f'v1\n{head}\n{{"logOffset":7}}')
+    with pytest.raises(Refused, match="batch 1 has read files that only the lost checkpoint names"):
+        lossy.repeated(A)
+
+
+def test_a_stage_that_calls_a_function_is_not_rebuilt(lossy: Lossy) -> None:
+    lossy.functions = True
+    lossy.job.checkpoint(1, 2)
+    with pytest.raises(Refused, match="a function"):
+        lossy.repeated(B)
+
+
+def test_the_newest_checkpoint_that_is_intact_is_taken(lossy: Lossy) -> None:
+    first = lossy.job.checkpoint(1, 2)
+    before = set(Path(lossy.job.root.path("state")).glob("*.parquet"))
+    lossy.job.checkpoint(3)
+    for pack in set(Path(lossy.job.root.path("state")).glob("*.parquet")) - before:
+        pack.unlink()
+    # The batch of the second one does not say what it read: it was written by another helper.
+    with pytest.raises(Refused, match="what batch 1 has read"):
+        lossy.repeated(B)
+    lossy.batch(2, 4)
+    for pack in before:
+        pack.unlink()
+    with pytest.raises(Refused, match="no checkpoint that has its state is left and intact"):
+        lossy.repeated(B)
+    assert first == 1
+
+
+def test_a_rebuilding_goes_on_in_its_own_directory_and_never_in_a_lost_one(lossy: Lossy) -> None:
+    lossy.job.checkpoint(1, 2)
+    lossy.batch(1, 3)
+    natives = Path(lossy.job.root.path("native/1"))
+    shutil.rmtree(natives / "b")
+
+    first = lossy.rebuilder()
+    ctx = first.prepare([first.plan(B)])
+    assert ctx.native(B).path == str(natives / "b.2")
+    assert NativeLog(ctx.native(B)).newest_committed() == 0
+    assert not (natives / "b").exists()
+
+    again = lossy.rebuilder().plan(B)  # killed: the next start finds it whole
+    assert (again.goes_on, again.record.number, [r.batch for r in again.repeats]) == (True, 2, [1])
+    (natives / "b.2/commits/1").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (natives / "b.2/offsets/1").write_text(offsets_of("b", 1))
+    assert lossy.rebuilder().plan(B).repeats == ()
+
+    shutil.rmtree(natives / "b.2")  # lost, too
+    second = lossy.rebuilder()
+    plan = second.plan(B)
+    assert (plan.goes_on, plan.record.number, [r.batch for r in plan.repeats]) == (False, 3, [1])
+    assert second.prepare([plan]).native(B).path == str(natives / "b.3")
