@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_killed_while_a_stage_is_rebuilt_and_started_again(first: DriverProcess,
     jobs = {point: Small(tmp_path / point) for point in POINTS}
     for job in jobs.values():
         job.start(first, **RARE)
-        job.run_until(first, lambda job=job: _pairs(job) >= 4, "some pairs")  # type: ignore[misc]
+        job.run_until(first, partial(_is_under_way, first, job), "some pairs")
         job.stop(first)
         job.lose("pair")
 
@@ -43,7 +44,8 @@ def test_killed_while_a_stage_is_rebuilt_and_started_again(first: DriverProcess,
         assert (record.number, record.done) == (2, True)
 
 
-def _pairs(job: Small) -> int:
-    if not (job.base / "pairs" / "_delta_log").is_dir():
-        return 0
-    return len(table(job.base, "pairs"))
+def _is_under_way(driver: DriverProcess, job: Small) -> bool:
+    """Say whether all stages have started, and some pairs are there."""
+    if not driver.has_started(job.base) or not (job.base / "pairs" / "_delta_log").is_dir():
+        return False
+    return len(table(job.base, "pairs")) >= 4
