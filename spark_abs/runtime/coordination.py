@@ -158,7 +158,8 @@ class Coordination:
             answer.put(protocol.Answer("set", None, True, self._set(given)))
         self._handle(event)
         for stage in self._stages.values():
-            stage.offer_idle()
+            with _storing(f"pass a barrier on from stage {stage.name}"):
+                stage.offer_idle()
             for declined in stage.over_limit(self._ctx.settings.alignment_limit):
                 self.put(declined)
         now = now_ms()

@@ -160,7 +160,8 @@ class AttributionSoaked:
 
     def _consumed(self) -> int:
         """Return how many files have gone into the join; a source takes one a batch, an entry each."""
-        natives = sorted(self.base.glob("root/native/*"), key=lambda p: int(p.name))
+        attempts = (p for p in self.base.glob("root/native/*") if p.name.isdigit())
+        natives = sorted(attempts, key=lambda p: int(p.name))
         newest = _newest(natives[-1] / "match") if natives else None
         if newest is None:
             return 0

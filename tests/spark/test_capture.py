@@ -325,7 +325,7 @@ def test_a_snapshot_that_is_kept_and_the_changes_after_it_bring_the_query_back(
     spark: SparkSession, tmp_path: Path, conf: Callable[[dict[str, str]], None]
 ) -> None:
     """Though Spark has made a newer one since: that is not in the restored directory, nor missed there."""
-    conf(STORES["rocksdb-changelog"] | {f"{STATE}.minDeltasForSnapshot": "1"})
+    conf(STORES["rocksdb"])
     story = Story(spark, tmp_path, window)
     kept = KeptState.open(story.root, "job", RunId(1))
 
@@ -336,7 +336,8 @@ def test_a_snapshot_that_is_kept_and_the_changes_after_it_bring_the_query_back(
 
     in_pieces(window, story.source, story.native, 3)
     _, bases = copy()
-    conf({f"{STATE}.minDeltasForSnapshot": "2"})
+    assert bases
+    conf(CHANGELOG | {f"{STATE}.minDeltasForSnapshot": "2"})
     run = start(window, story.source, story.native)
     try:
         for _ in range(2):
