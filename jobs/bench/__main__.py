@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 import spark_abs
-from bench import big_state, commits, gate, hop, whole_job
+from bench import big_state, commits, gate, hop, state_functions, whole_job
 from bench.figures import Figure, save
 
 if TYPE_CHECKING:
@@ -37,13 +37,14 @@ def _session() -> SparkSession:
 
 
 def _groups(
-    base: Path, runs: int, files: int, megabytes: int
+    base: Path, runs: int, files: int, megabytes: int, divide: int
 ) -> Mapping[str, Callable[[], Iterator[Figure]]]:
     return {
         "commits": lambda: commits.figures(base, console),
         "deciding": lambda: gate.deciding(base, runs, console),
         "reading": lambda: gate.reading(_session(), base, runs, console),
         "hop": lambda: hop.figures(_session(), base, runs, console),
+        "functions": lambda: state_functions.figures(_session(), base, runs, divide, console),
         "state": lambda: big_state.figures(_session(), base, runs, megabytes, console),
         "job": lambda: whole_job.figures(_session(), base, runs, files, console),
     }
@@ -54,12 +55,13 @@ def _groups(
 @click.option("--runs", default=5, show_default=True, help="Runs that count; variants take turns.")
 @click.option("--files", default=whole_job.FILES, show_default=True, help="Input files of the whole job.")
 @click.option("--megabytes", default=1024, show_default=True, help="The large state.")
+@click.option("--divide", default=1, show_default=True, help="Makes the group functions smaller, to try it.")
 @click.option("--results", default=RESULTS, type=click.Path(path_type=Path), help="Where figures go.")
-def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, results: Path) -> None:
-    """Measure GROUPS: commits, deciding, reading, hop, state, job; all of them if none is named."""
+def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, results: Path) -> None:
+    """Measure GROUPS: commits, deciding, reading, hop, functions, state, job; all if none is named."""
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:
-        known = _groups(Path(base), runs, files, megabytes)
+        known = _groups(Path(base), runs, files, megabytes, divide)
         if unknown := sorted(set(groups) - known.keys()):
             raise click.UsageError(f"no group {unknown[0]!r}: there are {', '.join(known)}")
         for name in groups or known:

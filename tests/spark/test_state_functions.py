@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 import spark_abs
-from spark_abs.errors import GraphError, UsageError
+from spark_abs.errors import GraphError, Refused, StageFailed, UsageError
 from spark_abs.runtime.job import Job
-from tests.job_support import Feed
+from tests.job_support import Feed, eventually, manifests, read_table
+from tests.spark.conftest import Start
 
 STATE = "total long, last long"
 OUT = "k string, d double, total long, timed_out boolean"
@@ -108,6 +110,12 @@ def test_it_gives_what_apply_in_pandas_with_state_gives_batch_by_batch(
     assert declared.dropped() == dropped
 
 
+def totals(rows: pa.Table, states: pa.Table, _: spark_abs.GroupBatch) -> tuple[pa.Table, pa.Table]:
+    both = pa.concat_tables([rows.select(["k", "v"]), states.rename_columns(["k", "v"])])
+    new = both.group_by("k").aggregate([("v", "sum")]).rename_columns(["k", "total"])
+    return new, new
+
+
 def highest(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState) -> Row:
     assert state.getCurrentProcessingTimeMs() > 1_700_000_000_000
     seen = [row.total for row in rows]
@@ -116,6 +124,87 @@ def highest(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupSta
     top = max([*seen, *(state.get[0] if state.exists else [])])
     state.update(([top], {"calls": 1}))
     return Row(k=key[0], top=top)
+
+
+class Totals:
+    """numbers -> totals (vectorised, two to a stage) -> highest (per key)."""
+
+    def __init__(self, spark: SparkSession, tmp: Path) -> None:
+        self.spark, self.tmp, self.root = spark, tmp, str(tmp / "root")
+        self.feed = Feed(spark, tmp / "in", "k long, v long")
+
+    def job(self, key_groups: int = 4, function: Callable[..., Any] = highest) -> Job:
+        one_file: dict[str, Any] = {"interval": "1h", "max_entries_per_batch": 1}  # and so one batch
+        job = Job("totals", root=self.root, spark=self.spark, **one_file)
+        numbers = job.source("numbers", self.feed.stream())
+        sums = job.stage(
+            "totals",
+            [numbers],
+            lambda frame: spark_abs.map_batches_with_state(
+                frame, "k", totals, "total long", "k long, total long", key_groups=key_groups
+            ),
+        )
+        top = job.stage(
+            "highest",
+            [sums],
+            lambda frame: spark_abs.map_groups_with_state(
+                frame, ["k"], function, "tops array<long>, notes map<string, int>", "k long, top long"
+            ),
+        )
+        job.sink("sums", sums, table=str(self.tmp / "sums"))
+        job.sink("tops", top, table=str(self.tmp / "tops"))
+        return job
+
+    def write(self, files: int) -> None:
+        for _ in range(files):
+            at = len(self.feed.files)
+            self.feed.write(*({"k": k, "v": at + 1} for k in range(at % 3, 40)))
+
+    def expected(self, files: int) -> Counter[tuple[int, int]]:
+        sums: Counter[int] = Counter()
+        out: Counter[tuple[int, int]] = Counter()
+        for rows in self.feed.files[:files]:
+            for row in rows:
+                sums[cast("int", row["k"])] += cast("int", row["v"])
+            out.update((cast("int", row["k"]), sums[cast("int", row["k"])]) for row in rows)
+        return out
+
+    def sum_of(self, key: int) -> int:
+        return max(n for k, n in self.expected(len(self.feed.files)) if k == key)
+
+    def has(self, sink: str, column: str) -> Counter[tuple[int, int]]:
+        try:
+            table = read_table(self.tmp / sink)
+        except FileNotFoundError:
+            return Counter()
+        return Counter(zip(table["k"].to_pylist(), table[column].to_pylist(), strict=True))
+
+
+def test_a_job_goes_back_to_a_savepoint_and_its_functions_with_it(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    line = Totals(spark, tmp_path)
+    run = start(line.job())
+    line.write(3)
+    eventually(run, lambda: line.has("tops", "top") == line.expected(3), "three files are through")
+    run.savepoint("three")
+    line.write(2)
+    eventually(run, lambda: line.has("tops", "top") == line.expected(5), "five files are through")
+    run.stop()
+    (manifest,) = [m for m in manifests(line.root) if m.name == "three"]
+    (function,) = next(s for s in manifest.graph if s.stage == "totals").functions
+    assert (function.uid, function.key_groups, function.timeout) == ("state", 4, "none")
+    assert (function.key, function.state) == (("k: int64",), ("total: int64",))
+    spark_abs.restore(line.root, to="three")
+    assert line.has("sums", "total") == line.expected(3)
+    with pytest.raises(Refused, match=r"'totals': the state of function 'state' in .*key_groups.*4"):
+        start(line.job(key_groups=8))
+    run = start(line.job())
+    eventually(run, lambda: line.has("tops", "top") == line.expected(5), "the two files came again")
+    line.feed.write({"k": 3, "v": -1 - line.sum_of(3)})
+    with pytest.raises(StageFailed, match=r"'highest', function 'state', key \(3,\), batch \d+: Zero"):
+        run.await_termination(120)
+    assert line.has("tops", "top") == line.expected(5)
 
 
 def test_functions_that_cannot_be_are_refused_before_anything_starts(
