@@ -64,6 +64,11 @@ def size_bytes(value: object) -> int:
     return _quantity(value, _BYTES, "a size such as 512kb, 64mb or 2gb")
 
 
+def size_or_any(value: object) -> int | None:
+    """Read a size as `size_bytes`, or `any` as None."""
+    return None if isinstance(value, str) and value.strip().lower() == "any" else size_bytes(value)
+
+
 def _quantity(value: object, units: Mapping[str, int], wanted: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
     if match is None or match[2] not in units:
@@ -184,6 +189,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("channel", "maxEntriesPerBatch", "100", _count, "entries in a batch", 1),
     Setting("channel", "partitionBytes", "32mb", size_bytes, "bytes that one task of a gate reads", 1),
     Setting("channel", "pollInterval", "auto", duration_or_auto, "least time between looks for entries"),
+    Setting(
+        "channel", "capacityBytes", "1gb", size_or_any, "unread bytes at which a producer waits, or any", 1
+    ),
+    Setting("channel", "capacityEntries", "1000", count_or_any, "the same in entries with rows, or any", 1),
     Setting("run", "leaseTimeout", "30s", duration_ms, "silence after which a run counts as dead", 1000),
     Setting("graph", "watermarkCheck", "error", _watermark_check, "error, warn or off"),
     Setting("stage", "restartStrategy", "none", _restart_strategy, "which failed stages start again"),
@@ -227,6 +236,9 @@ class Settings:
     partition_bytes: int
     poll_interval_ms: int | None
     """None: what suits the store."""
+    capacity_bytes: int | None
+    """None: any."""
+    capacity_entries: int | None
     lease_timeout_ms: int
     watermark_check: WatermarkCheck
     restart_strategy: RestartStrategy

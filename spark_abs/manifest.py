@@ -97,6 +97,8 @@ class Timings:
     """Bytes that had queued up behind the barrier, on inputs that had to wait for others."""
     end_to_end_ms: int = 0
     """From the trigger to the stage's acknowledgement."""
+    backpressured_ms: int = 0
+    """Waiting for credit, since the stage's cut before this one or since the run began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ class Journal:
             alignment_bytes=timings.alignment_bytes,
             sync_ms=timings.sync_ms,
             async_ms=timings.async_ms,
+            backpressured_ms=timings.backpressured_ms,
             dropped_late=snapshot.dropped_late,
         )
 
@@ -118,6 +119,7 @@ class Journal:
             start_delay_ms=(first or now) - barrier.timestamp_ms,
             alignment_ms=None if first is None else now - first,
             alignment_bytes=standing.alignment_bytes,
+            backpressured_ms=standing.backpressured_ms,
         )
 
     def _age(self, now: int) -> int | None:

@@ -27,8 +27,10 @@ from spark_abs.model import (
 from spark_abs.protocol.control import AttachedSink, attach
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.restarts import RestartPolicy
+from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
+from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.drain import Drain
 from spark_abs.runtime.frames import Frames, build_frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl
@@ -180,7 +182,7 @@ def _runner(
     sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
     outputs = Outputs(ctx, spec, writers, tables, sinks)
     start = tuple(first_position(channel) for channel in stage.inputs)
-    return StageRunner(ctx, stage.name, outputs, start, snapshots)
+    return StageRunner(ctx, stage.name, outputs, start, snapshots, _credit(ctx, given.graph, stage.name))
 
 
 def _restart(
@@ -217,6 +219,12 @@ def _restart(
             return  # the run ends with the error of the coordination
     runners[name] = runner
     queries[name] = _start(given, name, frames, runner)  # 5
+
+
+def _credit(ctx: RunContext, graph: JobGraph, stage: StageId) -> Credit:
+    channels = [channel_id(stage, output) for output in graph.consumed(stage)]
+    consumers = Consumers(ctx, {s.name: s.inputs for s in graph.stages})
+    return Credit(ctx, channels, consumers, FIRST_ENTRY, ctx.poll_ms(ctx.native(stage)))
 
 
 def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:

@@ -130,9 +130,14 @@ class Outputs:
         """The batch of the newest completed checkpoint: whoever rebuilds the stage begins behind it."""
         self._seen = Version(-1)
         self._epoch = NO_EPOCH
-        if self.channels:
-            newest = self.channels[0].newest()
-            self._seen, self._epoch = newest.version, newest.epoch
+        newest = [writer.newest() for writer in self.channels]
+        self.passed = min((n.epoch for n in newest), default=NO_EPOCH)
+        """The newest id that every channel has carried, as of the last look."""
+        if newest:
+            first = newest[0]
+            self._seen, self._epoch = first.version, first.epoch
+            if first.marker is not None and self.passed < first.epoch:
+                self._seen = Version(first.marker.version - 1)  # a barrier that is to be completed
 
     @property
     def epoch(self) -> CheckpointId:
@@ -182,7 +187,9 @@ class Outputs:
         self, written: Mapping[str, Written], facts: BatchFacts, marker: Marker
     ) -> dict[str, Standing]:
         """Commit a batch whose marker is decided to every channel."""
-        return {w.output: self._commit_one(w, written, facts, marker, None) for w in self.channels}
+        stood = {w.output: self._commit_one(w, written, facts, marker, None) for w in self.channels}
+        self.passed = max(self.passed, marker.id)
+        return stood
 
     def commit_free(
         self, written: Mapping[str, Written], facts: BatchFacts, pending: Barrier | None
@@ -204,10 +211,9 @@ class Outputs:
             except CommitConflict:
                 continue
         chosen = Marker(standing.entry.barrier, standing.entry.cancel)
-        return chosen.barrier, {
-            first.output: standing,
-            **{w.output: self._commit_one(w, written, facts, chosen, None) for w in rest},
-        }
+        others = {w.output: self._commit_one(w, written, facts, chosen, None) for w in rest}
+        self.passed = max(self.passed, chosen.id)
+        return chosen.barrier, {first.output: standing, **others}
 
     def commit_sinks(self, written: Mapping[str, Written], facts: BatchFacts) -> None:
         """Commit a batch to the tables; one without rows gets no commit."""
@@ -266,6 +272,7 @@ class Outputs:
                 return None
             versions[writer.output] = standing.entry.version
             self._ctx.probe(f"agent.{self._spec.name}.commit-{writer.output}.after")
+        self.passed = max(self.passed, barrier.id)
         return IdleCut(batch, versions)
 
     def end(self) -> None:
@@ -281,6 +288,7 @@ class Outputs:
             if _holds_only_barrier(entry) and entry.run == self._ctx.run and entry.barrier is not None:
                 for writer in rest:
                     writer.commit_barrier(entry.barrier)
+                self.passed = max(self.passed, entry.barrier.id)
         self._seen = at
         return at
 

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
@@ -60,6 +61,7 @@ class Run:
         self._on_end = on_end
         self._queries: dict[StageId, StreamingQuery] = {}
         self._ended: set[StageId] = set()
+        self._processing: dict[StageId, threading.Thread] = {}
         self._stop = threading.Event()
         self._done = threading.Event()
         self._quiet = threading.Event()
@@ -315,10 +317,15 @@ class Run:
         batch = runner.native.idle_at()
         if batch is None or not runner.inputs_closed(batch):
             return False
-        try:
-            query.processAllAvailable()
-        except StreamingQueryException:  # the next look for failures says it
+        processing = self._processing.get(runner.name)
+        if processing is None:
+            # The last batches may wait for credit, and its consumer may fail: the watcher must see that.
+            processing = threading.Thread(target=_process_all, args=(query,), daemon=True)
+            self._processing[runner.name] = processing
+            processing.start()
+        if processing.is_alive():
             return False
+        del self._processing[runner.name]
         return True
 
     def _halt(self, runner: StageRunner, query: StreamingQuery) -> None:
@@ -351,3 +358,9 @@ class Run:
         self._snapshots.close()
         end(self._ctx, f"failed: {self._failure}" if failed else how)
         self._on_end()
+
+
+def _process_all(query: StreamingQuery) -> None:
+    """Return when a query has nothing more to do; if it fails, the next look for failures says so."""
+    with suppress(StreamingQueryException):
+        query.processAllAvailable()

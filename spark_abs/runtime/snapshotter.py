@@ -47,6 +47,7 @@ class Taken:
     """When the alignment ended."""
     backlog: Backlog | None = None
     """What had queued up by then; None if no input had to wait."""
+    backpressured_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ class Snapshotter:
                 0 if ctx.settings.synchronous else took,
                 taken.backlog.read(ENTRIES_AT_THE_END, taken.aligned_ms) if taken.backlog else 0,
                 now_ms() - taken.barrier.timestamp_ms,
+                taken.backpressured_ms,
             ),
         )
         ctx.probe(f"ack.{stage}.before")

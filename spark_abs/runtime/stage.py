@@ -25,11 +25,13 @@ from spark_abs.model import (
     Version,
     positions_of,
 )
-from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing, emission
+from spark_abs.protocol.credit import at_once
+from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free, Nothing, emission
 from spark_abs.protocol.gate import Settled, exceeds, waiting
 from spark_abs.protocol.messages import Declined
 from spark_abs.runtime.alignment import AlignmentWatch
 from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.outputs import NO_MARKER, BatchFacts, Marker, Outputs
 from spark_abs.runtime.snapshotter import Snapshotter, Taken
@@ -53,6 +55,15 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch as Spark's offset log has it: what caused it, and where the gates stand at its two ends."""
+
+    facts: BatchFacts
+    before: tuple[Position, ...]
+    after: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointStanding:
     """How far a stage is with a checkpoint that it has not acknowledged."""
 
@@ -61,6 +72,8 @@ class CheckpointStanding:
     what: str
     alignment_bytes: int = 0
     """What had queued up behind the barrier on inputs that had to wait."""
+    backpressured_ms: int | None = None
+    """How long the stage has waited for credit since its last cut."""
 
 
 class StageRunner:
@@ -77,6 +90,7 @@ class StageRunner:
         outputs: Outputs,
         start: tuple[Position, ...],
         snapshots: Snapshotter,
+        credit: Credit,
     ) -> None:
         self.name = name
         self.turns = Turns()
@@ -85,6 +99,8 @@ class StageRunner:
         self._outputs = outputs
         self.start = start
         self._snapshots = snapshots
+        self.credit = credit
+        self._reported_ms = 0
         self.native = NativeLog(ctx.native(name))
         self._offered: tuple[Barrier, ...] = ()
         """Claimed barriers without an outcome, oldest first."""
@@ -101,35 +117,55 @@ class StageRunner:
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
         """Run one micro-batch.
 
-        1. Read what the batch consumes.  2. Find its marker.  3. Wait while captures lag behind.
-        4. Evaluate once and write the files of all outputs.  5. Commit all outputs, the barrier included.
-        6. Hand the cut over.
+        1. Read what the batch consumes; wait while captures lag behind, and for credit unless it carries a
+        barrier.  2. Read what outputs hold of it.  3. Find its marker.  4. Evaluate once and write the files
+        of all outputs.  5. Commit all outputs, the barrier included.  6. Hand the cut over.
 
         Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
         batch decides for the others. Killed after it, every commit is recognised and skipped.
         """
-        batch = BatchId(batch_id)
-        self._ctx.probe(f"batch.{self.name}.wait.before")
-        with self.turns.batch(lambda: self._snapshots.permits(self.name, batch)) as waited_ms:
-            if self.only is not None and batch != self.only:
-                raise StageStopped(f"only batch {self.only} is run now")
-            try:
-                self._run(frame, batch, waited_ms)
-            except Exception as error:
-                self.failure = Failure(batch, error)
-                raise
+        batch, probe = BatchId(batch_id), self._ctx.probe
+        try:
+            probe(f"batch.{self.name}.wait.before")  # 1
+            planned, credited_ms = self._planned(batch), self.credit.waited_ms
+            with self.turns.batch(lambda: self._may_begin(planned)) as waited_ms:
+                if self.only is not None and batch != self.only:
+                    raise StageStopped(f"only batch {self.only} is run now")
+                self._run(frame, planned, waited_ms - (self.credit.waited_ms - credited_ms))
+        except StageStopped:
+            raise
+        except Exception as error:
+            self.failure = Failure(batch, error)
+            raise
+        finally:
+            self.credit.done()
 
-    def _run(self, frame: DataFrame, batch: BatchId, waited_ms: int) -> None:
-        began, probe = now_ms(), self._ctx.probe
-        probe(f"batch.{self.name}.read.before")  # 1
+    def _planned(self, batch: BatchId) -> Planned:
         text = self.native.offsets_text(batch)
-        planned = parse_offsets(text)
-        after = positions_of(planned.lines)
+        found = parse_offsets(text)
         before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self.start
-        facts = BatchFacts(batch, text, planned.watermark_ms)
-        probe(f"batch.{self.name}.find.before")  # 2
+        return Planned(BatchFacts(batch, text, found.watermark_ms), before, positions_of(found.lines))
+
+    def _may_begin(self, planned: Planned) -> bool:
+        """Say whether a batch may begin (P19)."""
+        batch = planned.facts.batch
+        if not self._snapshots.permits(self.name, batch):
+            return False
+        open_barrier = self._open_barrier()
+        offered = open_barrier.id if open_barrier is not None else NO_EPOCH
+        if self.only is not None or at_once(self._emission(planned), self._outputs.passed, offered):
+            self.credit.done()
+            return True
+        return self.credit.permits()
+
+    def _run(self, frame: DataFrame, planned: Planned, waited_ms: int) -> None:
+        began, probe = now_ms(), self._ctx.probe
+        facts, after = planned.facts, planned.after
+        batch = facts.batch
+        probe(f"batch.{self.name}.read.before")  # 2
         standing = self._outputs.standing(batch)
-        marker = standing if standing is not None else self._marker(before, after)
+        probe(f"batch.{self.name}.find.before")  # 3
+        marker = standing if standing is not None else self._marker(planned)
         self._watch_alignment(after, began)
         probe(f"batch.{self.name}.files.before")  # 4
         written = self._outputs.write_files(frame, batch, max((p.epoch for p in after), default=NO_EPOCH))
@@ -138,6 +174,7 @@ class StageRunner:
             barrier, stood = self._outputs.commit_free(written, facts, self._open_barrier())
         else:
             barrier, stood = marker.barrier, self._outputs.commit(written, facts, marker)
+        self.credit.wrote({w.channel: stood[w.output].entry for w in self._outputs.channels})
         self._outputs.commit_sinks(written, facts)
         probe(f"batch.{self.name}.handover.before")
         if barrier is not None and barrier.id > max(self._taken, self._ctx.floor):  # 6
@@ -145,9 +182,12 @@ class StageRunner:
             self._hand_over(barrier, batch, after, versions, began, waited_ms)
         probe(f"batch.{self.name}.handover.after")
 
-    def _marker(self, before: tuple[Position, ...], after: tuple[Position, ...]) -> Marker | None:
+    def _emission(self, planned: Planned) -> Emission:
+        return emission(planned.before, planned.after, self._ctx.run)
+
+    def _marker(self, planned: Planned) -> Marker | None:
         """Return what the batch carries; None if the stage takes barriers like a source."""
-        match emission(before, after, self._ctx.run):
+        match self._emission(planned):
             case Free():
                 return None
             case Nothing():
@@ -157,7 +197,7 @@ class StageRunner:
                     return NO_MARKER
                 if reached <= self._ctx.floor or reached in self._aborted:
                     return Marker(cancel=reached)
-                return Marker(self._barrier_at(after, reached))
+                return Marker(self._barrier_at(planned.after, reached))
             case Cancelled(id=reached):
                 return Marker(cancel=reached) if reached > self._outputs.epoch else NO_MARKER
             case other:
@@ -207,6 +247,7 @@ class StageRunner:
     ) -> None:
         self._taken = barrier.id
         self._cuts[barrier.id] = batch
+        reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
             self.turns.hold(barrier.id)
             if barrier.id in self._aborted:  # its abort may have come before there was anything to release
@@ -225,6 +266,7 @@ class StageRunner:
                 sync_ms=waited_ms,
                 aligned_ms=began_ms,
                 backlog=self._alignment.over(barrier.id),
+                backpressured_ms=self._reported_ms - reported_ms,
             )
         )
 
@@ -279,16 +321,20 @@ class StageRunner:
     def standing(self, barrier: Barrier) -> CheckpointStanding:
         """Say how far the stage is with a checkpoint, off its newest planned batch."""
         since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
+        waited_ms = self.credit.waited_ms - self._reported_ms
         if self._taken >= barrier.id:
-            return CheckpointStanding(since, "its state is being copied")
+            return CheckpointStanding(since, "its state is being copied", backpressured_ms=waited_ms)
         batch = self.native.newest_planned()
         positions = self.start if batch == NO_BATCH else self.native.positions(batch)
         late = sorted(
             {p.channel for p in positions if p.epoch < barrier.id and not p.is_closed(self._ctx.run)}
         )
-        if late:
-            return CheckpointStanding(since, f"the barrier has not come out of {', '.join(late)}", size)
-        return CheckpointStanding(since, f"the batch that takes the barrier, after {batch}, has not ended")
+        what = f"the barrier has not come out of {', '.join(late)}"
+        if not late:
+            what = f"the batch that takes the barrier, after {batch}, has not ended"
+        if self.credit.waiting:
+            what += f"; it waits for credit on {', '.join(self.credit.waiting)}"
+        return CheckpointStanding(since, what, size if late else 0, waited_ms)
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""

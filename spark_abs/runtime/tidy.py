@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from spark_abs.channels.trim import trim
-from spark_abs.model import ChannelId, StageId, Version
+from spark_abs.model import ChannelId, StageId
+from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots import packs
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.retention import channel_floors, retired
@@ -60,7 +60,10 @@ class Tidy:
         ctx.probe("tidy.retire.after")
         sweep(self._kept, checkpoints.load_all)
         ctx.probe("tidy.sweep.after")
-        for channel, floor in channel_floors(checkpoints.load_all(), self._readers()).items():
+        consumers = Consumers(ctx, self._inputs)
+        channels = {channel for inputs in self._inputs.values() for channel in inputs}
+        readers = {channel: consumers.consumed(channel) for channel in sorted(channels)}
+        for channel, floor in channel_floors(checkpoints.load_all(), readers).items():
             trim(ctx.root, channel, floor)
             ctx.probe(f"tidy.{channel}.trim.after")
         if next(self._calls) % TRIM_EVERY == 0:
@@ -70,20 +73,3 @@ class Tidy:
             self._vacuumed_ms = now_ms()
             for table in (control.PATH, manifests.PATH, history.PATH):
                 Table.open(ctx.root.place(table)).vacuum(_KEPT_HOURS)
-
-    def _readers(self) -> Mapping[ChannelId, Sequence[Version | None]]:
-        """Return how far each consumer of each channel has durably read; None for one that has not begun."""
-        readers: dict[ChannelId, list[Version | None]] = {}
-        consumed: dict[StageId, dict[ChannelId, Version]] = {}
-        for stage in self._inputs:
-            native = NativeLog(self._ctx.native(stage))
-            slowest: dict[ChannelId, Version] = {}
-            for position in native.consumed():
-                slowest[position.channel] = min(
-                    position.version, slowest.get(position.channel, position.version)
-                )
-            consumed[stage] = slowest
-        for stage, channels in self._inputs.items():
-            for channel in channels:
-                readers.setdefault(channel, []).append(consumed[stage].get(channel))
-        return readers

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from spark_abs.errors import AbsError
 from spark_abs.model import CheckpointId
 
-_POLL_S = 0.2
+_POLL_S = 0.05
 
 
 class StageStopped(AbsError):
@@ -36,23 +36,31 @@ class Turns:
     def batch(self, may_begin: Callable[[], bool]) -> Iterator[int]:
         """Enter a batch; yields the milliseconds it had to wait.
 
-        Waits while the stage is held, the agent is at work, or `may_begin` says no.
+        Waits while the stage is held, the agent is at work, or `may_begin` says no. That one may look at the
+        store: it is asked again and again, and nobody else waits for its answer.
 
         Raises:
             StageStopped: the stage is being stopped.
         """
         began = time.monotonic()
-        with self._change:
-            while not self._stopping and (self._busy or self._held is not None or not may_begin()):
-                self._change.wait(_POLL_S)
-            if self._stopping:
-                self.refused = True
-                raise StageStopped("the stage is being stopped; the batch will be repeated by the next run")
-            self._busy = True
+        while not self._begun(may_begin()):
+            pass
         try:
             yield int((time.monotonic() - began) * 1000)
         finally:
             self._leave()
+
+    def _begun(self, permitted: bool) -> bool:
+        """Begin a batch if it may; otherwise wait a moment."""
+        with self._change:
+            if self._stopping:
+                self.refused = True
+                raise StageStopped("the stage is being stopped; the batch will be repeated by the next run")
+            if permitted and not self._busy and self._held is None:
+                self._busy = True
+                return True
+            self._change.wait(_POLL_S)
+            return False
 
     @contextmanager
     def agent(self) -> Iterator[bool]:

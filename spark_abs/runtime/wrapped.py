@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from spark_abs.config import Settings
 from spark_abs.errors import AttemptNotReady, GraphError, UsageError
 from spark_abs.manifest import StageShape
-from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, checked_name
+from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
 from spark_abs.protocol.messages import (
     StatusChanged,
 )
 from spark_abs.protocol.trigger import JobStatus
+from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.coordination import Coordination
+from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.job import BatchFunction, Job, Output, SinkSpec, StageSpec
 from spark_abs.runtime.jvm import active_query, refuse_unsupported_session
 from spark_abs.runtime.lifetime import begin, end, refuse_second
@@ -243,7 +245,8 @@ class _Host:
         sink = SinkSpec(wrapped.stage, source, None, wrapped.function)
         spec = StageSpec(wrapped.stage, (), lambda only: only, {}, "append", None, None, None)
         outputs = Outputs(self._ctx, spec, (), {}, [sink], wrapped.tables)
-        return StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots)
+        credit = Credit(self._ctx, (), Consumers(self._ctx, {}), Version(0), 0)
+        return StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit)
 
     def _shapes(self) -> tuple[StageShape, ...]:
         with self._lock:

@@ -41,6 +41,7 @@ SCHEMA = pa.schema(
         ("last_completed_age_ms", pa.int64()),
         ("batch", pa.int64()),
         ("restarts", pa.int64()),
+        ("backpressured_ms", pa.int64()),
     ]
 )
 
@@ -99,6 +100,8 @@ class HistoryRow:
     """The batch that failed."""
     restarts: int | None = None
     """How many times stages were started again in this run, this one counted."""
+    backpressured_ms: int | None = None
+    """How long the stage had waited for credit since its cut before."""
 
 
 class History:

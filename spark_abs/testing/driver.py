@@ -48,7 +48,8 @@ from spark_abs.protocol.trigger import (
 from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import Checkpoint, Lost, Native, Planned, Stage, Storage, digest
 from spark_abs.testing.memory import Captured, Deciding, detached
-from spark_abs.testing.process import Capture, Parts, Process, Run
+from spark_abs.testing.parts import Parts
+from spark_abs.testing.process import Capture, Process, Run
 from spark_abs.testing.recovery import Clock, fence, settle
 
 _PACE = (1, 1, 1, 2, 5)
@@ -85,6 +86,8 @@ class Driver:
         self.on_complete: Callable[[Checkpoint], None] = lambda _: None
         self.alignment_limit: int | None = None
         """Bytes behind blocked inputs, beyond which a stage declines (P6)."""
+        self.slow: Stage | None = None
+        """A stage that takes one turn in twenty."""
         self.faulty = True
         """Whether messages are lost, repeated and out of order."""
         self.mail: list[Event] = []
@@ -109,6 +112,12 @@ class Driver:
         """Let one process take a step or a few."""
         names = list(self.actors)
         name = names[self.chance.pick("process", len(names))]
+        if (
+            self.slow
+            and name == f"life:{self.slow.id}"
+            and not self.chance.happens("the slow one moves", 0.05)
+        ):
+            return
         for _ in range(_PACE[self.chance.pick("pace", len(_PACE))]):
             if not self.advance(name):
                 break

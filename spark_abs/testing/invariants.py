@@ -193,6 +193,22 @@ def only_completed(visible: Iterable[CheckpointId], outcomes: Sequence[Outcome])
             yield f"5: checkpoint {checkpoint} is visible and was never completed"
 
 
+def within_bound(channel: ChannelId, entries: int, marked: int, capacity: int) -> None:
+    """A bounded channel holds its capacity, and a batch for each open checkpoint (P19).
+
+    Args:
+        channel: the channel.
+        entries: how many with rows it holds that some consumer has not durably consumed.
+        marked: how many barriers and cancel markers some consumer has not durably consumed, with rows or not:
+            a barrier's batch may find that the agent has written the barrier before it.
+        capacity: how many it may hold.
+    """
+    if entries > capacity + marked:
+        raise InvariantViolated(
+            f"P19: {channel} has room for {capacity} entries, and holds {entries} and {marked} markers unread"
+        )
+
+
 def nothing_lost(needs: Iterable[Need], present: Collection[Hashable]) -> Iterator[str]:
     """Invariant 6: all that can still be reached is there."""
     for need in needs:

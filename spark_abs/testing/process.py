@@ -6,7 +6,6 @@ storage; what the next one needs of it is a frozen value, the process's memory: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from spark_abs.errors import CommitConflict
@@ -26,37 +25,19 @@ from spark_abs.model import (
     app_id,
     barrier_app_id,
 )
-from spark_abs.protocol import cut, gate, rebuild
+from spark_abs.protocol import cut, gate
 from spark_abs.protocol.control import ControlState
-from spark_abs.protocol.coordinator import Coordinator
-from spark_abs.protocol.rebuild import Repeat
 from spark_abs.testing.chance import Chance
-from spark_abs.testing.cluster import JOB, Native, Planned, Row, Stage, State, Storage, Table, apply, carried
+from spark_abs.testing.cluster import JOB, Planned, Row, Stage, State, Storage, Table, apply, carried
 from spark_abs.testing.cluster import record as native_record
+from spark_abs.testing.flow import check_bound, has_room
 from spark_abs.testing.invariants import BlockedInput, none_blocked, require
 from spark_abs.testing.memory import Batch, Ending, Taking, detached
+from spark_abs.testing.parts import Parts
 
 Capture = tuple[Barrier, Stage, BatchId]
 """A cut that the snapshotter is to copy: the batch of a stage that passed the barrier on."""
 _NOTHING = gate.Settled(NO_EPOCH, frozenset())
-
-
-def in_log(table: Table, app: str, version: int) -> bool:
-    """Say whether a transaction is already in a table's log."""
-    return table.transactions.get(app, -1) >= version
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the simulated job is made of; a test puts a broken part in the place of one."""
-
-    decide: Callable[..., gate.Decision] = gate.decide
-    emission: Callable[..., cut.Emission] = cut.emission
-    captured: Callable[[Native, BatchId], State] = Native.state
-    already: Callable[[Table, str, int], bool] = in_log
-    written: Callable[[Process, BatchId], Entry | None] = lambda process, batch: process.written(batch)
-    coordinator: Callable[..., Coordinator] = Coordinator
-    repeats: Callable[..., tuple[Repeat[Planned], ...]] = rebuild.repeats
 
 
 @dataclass
@@ -180,7 +161,23 @@ class Process:
         now = self.native.newest
         return now.native == self.stage.native and all(p.is_closed(self.run.id) for p in now.positions)
 
-    def _evaluated(self, batch: BatchId) -> Batch:
+    @property
+    def waits(self) -> bool:
+        """Whether the batch that is planned waits for credit."""
+        return isinstance(self.at, int) and not self._may_begin(BatchId(self.at))
+
+    def _may_begin(self, batch: BatchId) -> bool:
+        parts, run = self.run.parts, self.run
+        if all(has_room(self.storage, run.attempt, t, self.path(t), parts) for _, t in self.channels):
+            return True
+        before, planned = self.native.before(batch), self.native.batch(batch)
+        emission = parts.emission(before.positions, planned.positions, run.id)
+        written, offered = min(t.marker(self.path(t)) for _, t in self.channels), self._takes(planned)
+        return parts.at_once(emission, written, offered.id if offered else NO_EPOCH)
+
+    def _evaluated(self, batch: BatchId) -> Batch | BatchId:
+        if not self._may_begin(batch):
+            return batch
         before, planned = self.native.before(batch), self.native.batch(batch)
         barrier, cancel = self._marker(batch, before, planned)
         state, rows = self._evaluate(batch, before, planned)
@@ -216,6 +213,7 @@ class Process:
             if batch.output == 0 and barrier and table.marker(self.path(table)) >= barrier.id:
                 barrier = None
             self._commit(output, table, batch.id, carried(output, batch.rows), barrier, batch.cancel)
+            check_bound(self.storage, self.run.attempt, table, self.path(table), self.run.parts.capacity)
         return replace(batch, barrier=barrier, output=batch.output + 1)
 
     def _holds(self, output: str, table: Table, batch: BatchId) -> bool:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
 import click
 
 from spark_abs.errors import AbsError, DamageError
 from spark_abs.model import NO_BATCH, AttemptId, CheckpointKind, StageId, channel_id
+from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.trigger import (
     Request,
     TriggerSettings,
@@ -26,7 +28,7 @@ from spark_abs.testing.checks import check_checkpoint, check_end, check_retentio
 from spark_abs.testing.cluster import Checkpoint, Graph, Stage, Storage
 from spark_abs.testing.driver import Driver
 from spark_abs.testing.invariants import InvariantViolated
-from spark_abs.testing.process import Parts
+from spark_abs.testing.parts import Parts
 from spark_abs.testing.recovery import rebuilt, restore
 
 RETAINED = 4
@@ -86,7 +88,7 @@ class Simulation:
 
     def __init__(self, seed: int, graph: Graph, parts: Parts) -> None:
         self.rng = Random(seed)  # noqa: S311 -- a schedule that can be repeated, no secret
-        self.parts = parts
+        self.parts = parts if parts.capacity.bounded else replace(parts, capacity=self._capacity())
         self.storage = Storage(graph)
         self.seen: Counter[str] = Counter()
         self.now_ms = 0
@@ -99,6 +101,8 @@ class Simulation:
             max_concurrent=1 + seed % 3,
         )
         self.alignment_limit = 25 if seed % 2 == 0 else None
+        self.slow: Stage | None = self.rng.choice((None, *graph))
+        """A stage that takes a twentieth of its turns, until there are no more faults."""
         self.driver = self._new_driver()
         self._menu: list[tuple[str, Callable[[], bool], int]] = [
             ("stage crashes", self._crash_stage, 6),
@@ -115,6 +119,9 @@ class Simulation:
         ]
         self._weights = [weight for _, _, weight in self._menu]
 
+    def _capacity(self) -> Capacity:
+        return Capacity(self.rng.choice((None, 1, 2, 4)), self.rng.choice((None, None, 20)))
+
     def run(self) -> Counter[str]:
         """Run to the end.
 
@@ -128,6 +135,7 @@ class Simulation:
                     self.seen[name] += 1
             self._step()
         self.driver.faulty = False
+        self.slow = self.driver.slow = None
         for _ in range(PATIENCE):
             if self._finished():
                 break
@@ -168,6 +176,7 @@ class Simulation:
             self.storage, Luck(self.rng), self.parts, self.settings, lambda: self.now_ms, self.seen
         )
         driver.alignment_limit = self.alignment_limit
+        driver.slow = self.slow
         driver.on_complete = lambda row: check_checkpoint(self.storage, row)
         return driver
 

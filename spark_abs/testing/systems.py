@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from spark_abs.model import CheckpointKind, StageId, channel_id
+from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.messages import Acked, Tick
 from spark_abs.protocol.trigger import Request, TriggerSettings
 from spark_abs.testing.checks import check_checkpoint, check_end
@@ -35,7 +36,7 @@ from spark_abs.testing.cluster import LATE, Graph, Native, Stage, Storage, Table
 from spark_abs.testing.driver import Driver
 from spark_abs.testing.explore import Choice, World
 from spark_abs.testing.memory import Batch, detached
-from spark_abs.testing.process import Parts
+from spark_abs.testing.parts import Parts
 from spark_abs.testing.story import inputs, told
 
 TIMEOUT_MS = 1_000
@@ -220,7 +221,7 @@ class Small:
         if isinstance(process.at, Batch):
             return process.at.output >= len(process.channels)
         reads = [p for p in process.native.newest.positions if not p.is_closed(driver.run.id)]
-        return isinstance(process.at, int) and bool(reads) and not self.system.timeout
+        return isinstance(process.at, int) and bool(reads) and not self.system.timeout and not process.waits
 
     def _snapshot(self) -> None:
         """Capture, copy and acknowledge at once what can be."""
@@ -377,6 +378,9 @@ SYSTEMS = {
     "two inputs, two checkpoints": System(two_inputs(0, 0), checkpoints=2),
     "two outputs, the source crashes": System(two_outputs(1), checkpoints=1, crash="a"),
     "diamond": System(diamond(1), checkpoints=1),
+    "diamond, with room for one entry": System(
+        diamond(2), checkpoints=1, parts=Parts(capacity=Capacity(entries=1))
+    ),
     "chain, two checkpoints, the last stage crashes": System(chain(1), checkpoints=2, crash="tail"),
     "chain, two checkpoints at once": System(chain(1), checkpoints=2, concurrent=2),
     "chain, the checkpoint may run out of time": System(chain(1), checkpoints=1, timeout=True),

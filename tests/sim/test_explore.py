@@ -12,9 +12,10 @@ import pytest
 from spark_abs.model import Position, StageId
 from spark_abs.protocol import gate
 from spark_abs.protocol.coordinator import Coordinator
+from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.trigger import TriggerSettings
 from spark_abs.testing.explore import Choice, TooLarge, Violation, explore
-from spark_abs.testing.process import Parts
+from spark_abs.testing.parts import Parts
 from spark_abs.testing.systems import (
     SYSTEMS,
     Small,
@@ -25,7 +26,11 @@ from spark_abs.testing.systems import (
     two_outputs,
 )
 
-LEAST = {"two inputs, two checkpoints": 10_000, "two outputs, the source crashes": 10_000}
+LEAST = {
+    "two inputs, two checkpoints": 10_000,
+    "two outputs, the source crashes": 10_000,
+    "diamond, with room for one entry": 10_000,
+}
 """States of the largest systems, and at least a thousand of each other."""
 
 
@@ -119,6 +124,14 @@ def test_a_batch_run_again_that_does_not_follow_what_one_output_holds() -> None:
     )
     assert len(found.steps) == 16
     assert "  7. crash of a: no longer: a has batch 0 ready for late" in found.steps
+
+
+def test_credit_that_counts_entries_without_rows() -> None:
+    """The second record goes to main alone; nobody consumes its empty entry in late, and a waits for ever."""
+    full = Parts(capacity=Capacity(entries=1), load=lambda entry: Load(entry.version, entry.size))
+    found = violation(System(two_outputs(3), checkpoints=0, parts=full))
+    assert found.wrong.startswith("3: a cannot go on: 3 records")
+    assert len(found.steps) == 11
 
 
 # -- the explorer itself, on a world that is a number

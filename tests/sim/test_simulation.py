@@ -12,13 +12,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_abs.model import BatchId, Position
+from spark_abs.model import BatchId, Position, StageId, channel_id
 from spark_abs.protocol import gate
 from spark_abs.protocol.coordinator import Coordinator
+from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.messages import Effect
-from spark_abs.testing.cluster import Graph, Native, State
+from spark_abs.testing.cluster import Graph, Native, Stage, State
 from spark_abs.testing.invariants import InvariantViolated
-from spark_abs.testing.process import Parts
+from spark_abs.testing.parts import Parts
 from spark_abs.testing.simulate import FIVE, GRAPHS, main, simulate
 from spark_abs.testing.strategies import graphs
 
@@ -66,11 +67,11 @@ def test_the_command_tells_what_it_saw() -> None:
 # -- what is broken on purpose has to be found
 
 
-def violated(parts: Parts) -> str:
+def violated(parts: Parts, graph: Graph = FIVE) -> str:
     """Run a broken job until an invariant does not hold; return its number, `-` if all seeds pass."""
     for seed in MUTANT_SEEDS:
         try:
-            simulate(seed, FIVE, parts)
+            simulate(seed, graph, parts)
         except InvariantViolated as error:
             return str(error).partition(": ")[2][0]
     return "-"
@@ -141,3 +142,17 @@ def test_a_writer_that_does_not_check_its_transaction_is_caught() -> None:
 def test_a_stage_that_is_rebuilt_and_plans_its_old_batches_anew_is_caught() -> None:
     """Its state has read other rows than its outputs hold: some are lost, or there twice."""
     assert violated(Parts(repeats=lambda *_: ())) in {"1", "4"}
+ONE = Capacity(entries=1)
+
+
+def test_credit_that_counts_entries_without_rows_is_caught() -> None:
+    """Nobody consumes them: the channel is full for ever, and the job does not end (P19)."""
+    broken = Parts(capacity=ONE, load=lambda entry: Load(entry.version, entry.size))
+    assert violated(broken) == "3"
+
+
+def test_credit_by_the_fastest_consumer_is_caught() -> None:
+    """A channel with two readers grows beyond its bound (P19)."""
+    fastest = Parts(capacity=ONE, slowest=lambda consumers: max(consumers, default=None))
+    readers = (Stage(StageId(n), (channel_id("a"),), outputs=(), sink=True) for n in ("one", "two"))
+    assert violated(fastest, (Stage(StageId("a"), native=10), *readers)) == "P"

@@ -20,7 +20,7 @@ STAGE = StageId("match")
 
 def taken(checkpoint: int, batch: int) -> Taken:
     barrier = Barrier(CheckpointId(checkpoint), CheckpointKind.CHECKPOINT, 1_000)
-    return Taken(STAGE, barrier, BatchId(batch), (), (), 0, 0, 0)
+    return Taken(STAGE, barrier, BatchId(batch), (), (), 0, 0, 0, 0)
 
 
 class Copies:

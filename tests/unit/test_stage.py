@@ -44,7 +44,8 @@ class IdleSource:
             self.batches.append(taken.batch)
 
         snapshots: Any = SimpleNamespace(submit=submit)
-        self.runner = StageRunner(ctx, StageId("clicks"), outputs, (), snapshots)
+        credit: Any = SimpleNamespace(waited_ms=0)
+        self.runner = StageRunner(ctx, StageId("clicks"), outputs, (), snapshots, credit)
 
     def offer(self, *numbers: int) -> None:
         for number in numbers:

@@ -1,0 +1,103 @@
+"""Credit: whether a stage may begin its next batch, from what its channels hold unread (P19).
+
+There is no message that grants credit. A channel has so much room; what its slowest consumer has not durably
+consumed takes some of it. Both are in logs, so a producer that asks again after a crash gets the same answer.
+A full channel makes its producer wait, which then reads nothing from its own inputs, and so the pressure goes
+back to the sources.
+
+Barriers do not wait (see `at_once`), so a channel holds at most its capacity and a batch for each open
+checkpoint; in bytes, one batch more, which may be larger than what was left. No cycle of waiting comes of it:
+
+- A consumer that stands at barrier n and does not read on waits for a stage that has not passed n on. Take
+  the least such n, and of the stages that have yet to pass it on the one furthest upstream: it is a source,
+  or all its inputs have n.
+- If it waits for credit, then on a channel whose consumer is not held there at n, which it does not hold or
+  which is the last it holds, nor at an earlier barrier. That one reads on, or waits for credit itself, and
+  the chain of these goes downstream to an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spark_abs.model import CheckpointId, Entry, Version
+from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a channel may hold unread: entries with rows, and their bytes; None for any."""
+
+    entries: int | None = None
+    size: int | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a bound."""
+        return self.entries is not None or self.size is not None
+
+
+ANY = Capacity()
+"""No bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An entry with rows as credit counts it."""
+
+    version: Version
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a channel holds that its slowest consumer has not durably consumed."""
+
+    entries: int
+    size: int
+
+
+def load_of(entry: Entry) -> Load | None:
+    """Return what an entry takes of a channel's room; None if it has no rows.
+
+    A position never moves to an entry without anything in it: were such entries counted, an idle stage
+    could fill its channel with what nobody will ever consume.
+    """
+    return Load(entry.version, entry.size) if entry.files else None
+
+
+def slowest(consumers: Iterable[Version]) -> Version | None:
+    """Return the entry up to which all consumers of a channel have read, None if it has none."""
+    return min(consumers, default=None)
+
+
+def held(loads: Iterable[Load], consumers: Iterable[Version]) -> Held:
+    """Add up what lies behind the slowest consumer."""
+    behind = slowest(consumers)
+    sizes = [load.size for load in loads if behind is not None and load.version > behind]
+    return Held(len(sizes), sum(sizes))
+
+
+def grants(found: Held, capacity: Capacity) -> bool:
+    """Say whether a channel takes another batch, however large: an empty one always does."""
+    entries = capacity.entries is None or found.entries < capacity.entries
+    return not found.entries or (entries and (capacity.size is None or found.size < capacity.size))
+
+
+def at_once(emission: Emission, written: CheckpointId, offered: CheckpointId) -> bool:
+    """Say whether a batch needs no credit.
+
+    Args:
+        emission: what the outputs get at its end.
+        written: the newest id that every output has carried.
+        offered: the open barrier, `NO_EPOCH` if none. A stage that takes barriers like a source does so with
+            this batch, also if it is offered one while it waits.
+    """
+    match emission:
+        case Cut(id=reached) | Cancelled(id=reached):
+            return reached > written
+        case Free():
+            return offered > written
+        case _:
+            return False

@@ -1,0 +1,37 @@
+"""How far stages have durably read their channels: what clean-up may remove, and what credit rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_abs.model import ChannelId, StageId, Version
+from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.native import NativeLog
+
+
+@dataclass(frozen=True, slots=True)
+class Consumers:
+    """The consumers of the channels of a job, asked by their native checkpoints. Any thread."""
+
+    ctx: RunContext
+    inputs: Mapping[StageId, Sequence[ChannelId]]
+    """The channels that each stage reads."""
+
+    def consumed(self, channel: ChannelId) -> tuple[Version | None, ...]:
+        """Return how far each consumer of a channel has durably read it, None for one that has not begun.
+
+        That is where it stood after its last finished batch; of a stage that reads the channel twice, the
+        input that is further behind counts. Costs a listing and a small file for each.
+
+        Raises:
+            DamageError: an offset file cannot be read.
+        """
+        return tuple(
+            min((p.version for p in self._log(stage).consumed() if p.channel == channel), default=None)
+            for stage, channels in self.inputs.items()
+            if channel in channels
+        )
+
+    def _log(self, stage: StageId) -> NativeLog:
+        return NativeLog(self.ctx.native(stage))

@@ -1,0 +1,67 @@
+"""Whose turn it is: what keeps a batch from beginning, and that a stop gets through all of it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spark_abs.model import CheckpointId
+from spark_abs.runtime.turns import StageStopped, Turns
+
+
+def begin(turns: Turns, permitted: threading.Event, asked: threading.Event) -> str:
+    def may_begin() -> bool:
+        asked.set()
+        return permitted.is_set()
+
+    try:
+        with turns.batch(may_begin):
+            return "begun"
+    except StageStopped:
+        return "stopped"
+
+
+def test_a_batch_that_waits_is_asked_for_again_and_again() -> None:
+    turns, permitted, asked = Turns(), threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(begin, turns, permitted, asked)
+        assert asked.wait(10)
+        permitted.set()
+        assert batch.result(10) == "begun"
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_stop_ends_the_waiting(held: bool) -> None:
+    """For credit, captures, or while the stage is held: the batch does not begin any more."""
+    turns, permitted, asked = Turns(), threading.Event(), threading.Event()
+    if held:
+        turns.hold(CheckpointId(1))
+        permitted.set()
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(begin, turns, permitted, asked)
+        assert asked.wait(10)
+        turns.stop()
+        assert batch.result(10) == "stopped"
+
+
+def test_nobody_waits_for_a_look_at_the_store() -> None:
+    """While the question whether a batch may begin is being answered, the agent has its turn."""
+    turns, answer, asked = Turns(), threading.Event(), threading.Event()
+
+    def may_begin() -> bool:
+        asked.set()
+        return answer.wait(10)
+
+    def batch() -> None:
+        with turns.batch(may_begin):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(batch)
+        assert asked.wait(10)
+        with turns.agent() as mine:
+            assert mine
+        answer.set()
+        waiting.result(10)
