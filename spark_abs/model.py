@@ -104,6 +104,8 @@ class Position:
     epoch: CheckpointId
     at_barrier: bool = False
     closed: RunId = RunId(0)
+    feedback: bool = False
+    """Whether the input closes a loop: it takes no part in alignment, and ends with what goes round (P17)."""
     v: int = FORMAT
 
     def is_closed(self, run: RunId) -> bool:
@@ -112,6 +114,8 @@ class Position:
 
 
 _POSITION_FIELDS = frozenset(("channel", "attempt", "version", "epoch", "at_barrier", "closed", "v"))
+_LATER_FIELDS = frozenset(("feedback",))
+"""Left out where they have their default."""
 
 
 def positions_of(offset_lines: Sequence[str]) -> tuple[Position, ...]:
@@ -128,7 +132,7 @@ def positions_of(offset_lines: Sequence[str]) -> tuple[Position, ...]:
             plain = json.loads(line)
         except ValueError:
             continue
-        if isinstance(plain, dict) and plain.keys() == _POSITION_FIELDS:
+        if isinstance(plain, dict) and plain.keys() - _LATER_FIELDS == _POSITION_FIELDS:
             position = from_plain(Position, plain)
             if position.v > FORMAT:
                 raise DamageError(
@@ -214,4 +218,6 @@ def run_app_id(job: str) -> str:
 def dumps_position(position: Position) -> dict[str, object]:
     """Encode a position as the flat object that Spark stores as an offset."""
     plain: dict[str, object] = json.loads(to_json(position))
+    if not position.feedback:
+        del plain["feedback"]
     return plain

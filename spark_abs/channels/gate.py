@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from spark_abs.channels.follow import Clock, Follower, LogTail
+from spark_abs.channels.offsets import StageOffsets
 from spark_abs.channels.schema import arrow_schema
 from spark_abs.codec import from_json, from_plain, to_json
 from spark_abs.errors import DamageError
@@ -33,18 +34,19 @@ from spark_abs.model import (
     FORMAT,
     AttemptId,
     Branch,
+    ChannelId,
     CheckpointId,
     DataFile,
     Position,
     RunId,
     Version,
     dumps_position,
-    positions_of,
 )
+from spark_abs.protocol.credit import ANY, Capacity, holds_back, load_of
 from spark_abs.protocol.gate import Blocked, Limits, Settled, decide
 from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
-from spark_abs.store.storage import DEFAULTS, Place, Storage
+from spark_abs.store.storage import DEFAULTS, Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +55,14 @@ FORMAT_NAME = "spark_abs_gate"
 _SPEC = "spec"
 _ABORTS_POLL_MS = 100
 _UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class BackEdge:
+    """A channel that another input of the stage reads as its way back."""
+
+    start: Position
+    path: tuple[Branch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,10 @@ class GateSpec:
     """Least time between looks at the channel."""
     native_poll_ms: int
     """Least time between looks at the native checkpoint."""
+    back: tuple[BackEdge, ...] = ()
+    """The stage's ways back, unless this input is one: while one is full, this input is not read (P17)."""
+    capacity: Capacity = ANY
+    """When a way back is full."""
 
 
 _registering = threading.Lock()
@@ -150,9 +164,14 @@ class GateReader(DataSourceStreamReader):
         self._spec, self._schema = spec, arrow_schema(schema)
         self._root = Root(spec.root) if root is None else root
         self._table = self._root.path(self._root.channel(spec.start.channel))
-        self._follower = Follower(self._root.fs, self._table, spec.path, spec.poll_ms, clock)
+        self._follower = self._follow(spec.start.channel, spec.path, clock)
         self._stage = StageOffsets(self._root.storage.place(spec.native), spec.native_poll_ms, clock)
+        self._back = [(edge.start, self._follow(edge.start.channel, edge.path, clock)) for edge in spec.back]
         self._aborts = Aborts(self._root, spec.control_version, max(spec.poll_ms, _ABORTS_POLL_MS), clock)
+
+    def _follow(self, channel: ChannelId, path: Sequence[Branch], clock: Clock) -> Follower:
+        table = self._root.path(self._root.channel(channel))
+        return Follower(self._root.fs, table, path, self._spec.poll_ms, clock)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the first position; asked again whenever batch 0 is repeated."""
@@ -172,6 +191,8 @@ class GateReader(DataSourceStreamReader):
             DamageError: the channel, the stage's offsets or `control/` cannot be read.
         """
         spec, own = self._spec, position_of(start)
+        if self._held_back():
+            return start
         limits = Limits(spec.max_entries, spec.max_bytes)
         if isinstance(limit, ReadAllAvailable):
             limits = Limits(_UNLIMITED, _UNLIMITED)
@@ -188,6 +209,18 @@ class GateReader(DataSourceStreamReader):
             # Aborts can only unblock, so a gate that goes on need not know of them.
             if not isinstance(decision, Blocked) or not self._aborts.poll():
                 return dumps_position(decision.position)
+
+    def _held_back(self) -> bool:
+        """Say whether a way back holds so much that this input has to wait for it."""
+        for start, follower in self._back:
+            channel = start.channel
+            own = (p for p in self._stage.positions() if p.feedback and p.channel == channel)
+            behind = min((p.version for p in own), default=start.version)
+            follower.forget(behind)
+            loads = (load_of(entry) for entry in follower.after(behind))
+            if holds_back([load for load in loads if load], behind, self._spec.capacity):
+                return True
+        return False
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the files between two positions, in partitions of about `partition_bytes`.
@@ -272,68 +305,6 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         else:
             raise pa.ArrowInvalid(f"column {field.name} is missing and may not be null")
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-class StageOffsets:
-    """All channel positions of the stage, as of the newest file in its `offsets/`.
-
-    The directory is listed until a first file is seen; from then on the next number is tried, since
-    Spark writes them one by one.
-    """
-
-    def __init__(self, native: Place, poll_ms: int, clock: Clock) -> None:
-        self._fs, self._directory, self._clock = native.fs, f"{native.path}/offsets", clock
-        self._poll_s = poll_ms / 1000
-        self._next_poll = float("-inf")
-        self._batch: int | None = None
-        self._positions: tuple[Position, ...] = ()
-
-    def positions(self) -> tuple[Position, ...]:
-        """Return the positions, repeats kept; none before the first batch is planned.
-
-        Raises:
-            DamageError: an offset file cannot be understood.
-        """
-        now = self._clock()
-        if now >= self._next_poll:
-            self._next_poll = now + self._poll_s
-            if self._batch is None:
-                self._batch = max(self._listed(), default=None)
-                if self._batch is not None:
-                    self._read(self._batch)
-            while self._batch is not None and self._read(self._batch + 1):
-                self._batch += 1
-        return self._positions
-
-    def _read(self, batch: int) -> bool:
-        try:
-            with self._fs.open_input_stream(f"{self._directory}/{batch}") as stream:
-                text = stream.read().decode()
-        except FileNotFoundError:
-            return False
-        self._positions = positions_of(offset_lines(text, f"{self._directory}/{batch}"))
-        return True
-
-    def _listed(self) -> Iterator[int]:
-        for info in self._fs.get_file_info(fs.FileSelector(self._directory, allow_not_found=True)):
-            if info.base_name.isdigit():
-                yield int(info.base_name)
-
-
-def offset_lines(text: str, where: str) -> list[str]:
-    """Return the offsets in a file of Spark's offset log, formats 1 and 2; format 2 has names before them.
-
-    Raises:
-        DamageError: the format is unknown.
-    """
-    version, _, rest = text.partition("\n")
-    lines = rest.split("\n")[1:]
-    match version:
-        case "v1":
-            return lines
-        case "v2":
-            return [line.partition(":")[2] for line in lines]
-    raise DamageError(f"{where} has offset log format {version!r}; v1 and v2 are known")
 
 
 @dataclass(frozen=True, slots=True)

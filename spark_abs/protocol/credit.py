@@ -85,6 +85,14 @@ def grants(found: Held, capacity: Capacity) -> bool:
     return not found.entries or (entries and (capacity.size is None or found.size < capacity.size))
 
 
+def holds_back(loads: Iterable[Load], position: Version, capacity: Capacity) -> bool:
+    """Say whether the head of a loop reads nothing but its way back for now: that holds all it may hold.
+
+    A way back is outside credit, since its producer may be the head, which must not wait for itself (P17).
+    """
+    return not grants(held(loads, [position]), capacity)
+
+
 def at_once(emission: Emission, written: CheckpointId, offered: CheckpointId) -> bool:
     """Say whether a batch needs no credit.
 

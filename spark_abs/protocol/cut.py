@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_abs.model import NO_EPOCH, CheckpointId, Position, RunId
+from spark_abs.protocol.loops import forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) 
     anything: a batch without new input is no cut, and an input that closes after a cut does not repeat it.
     The rise is a cut if every open input stands at that very barrier and none, open or closed, is past it.
 
+    Ways back count for nothing (P17).
+
     The answer does not depend on outcomes. Who writes the marker puts a cancel marker in the place of a
     barrier that is known to be aborted (P9), and nothing in the place of an id that it has already written.
 
@@ -50,6 +53,7 @@ def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) 
         after: gate positions at the end of this batch. Both are multisets.
         run: the current run, for which inputs are open or closed.
     """
+    before, after = forward(before), forward(after)
     still_open = [position for position in after if not position.is_closed(run)]
     if not still_open:
         return Free()

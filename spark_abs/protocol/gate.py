@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, Entry, Position, RunId
+from spark_abs.protocol.loops import forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,9 @@ def decide(
     An input that stands at barrier n stays until every other open input has n, or one has skipped it,
     or n is settled. Any other input reads on to the next barrier or to the end of the channel and stops
     there, within the limits. A barrier or cancel marker not above the input's epoch is passed over; a cancel
-    marker above it moves the epoch and stops nothing.
+    marker above it moves the epoch and stops nothing. A way back waits for nobody, nobody waits for it, and
+    no barrier stops it: the stage has passed it on before (P17). Once all other inputs have ended it reads
+    nothing but rows: a barrier may then come round first, from a stage that has ended too.
 
     Args:
         own: where the input stands.
@@ -97,17 +100,21 @@ def decide(
     """
     if own.is_closed(run):
         return Idle(own)
-    if own.at_barrier and own.epoch not in settled and _must_wait(own, stage, run):
+    waits = own.at_barrier and not own.feedback
+    if waits and own.epoch not in settled and _must_wait(own, forward(stage), run):
         return Blocked(own, own.epoch)
+    others = forward(stage)
+    only_rows = own.feedback and bool(others) and all(p.is_closed(run) for p in others)
     reached, taken, size = own, 0, 0
     for entry in entries:
-        if entry.silent:
+        if entry.silent or (only_rows and not entry.files):
             continue
         if taken and size + entry.size > limits.max_bytes:
             break
         reached = _after(reached, entry, attempt)
         taken, size = taken + 1, size + entry.size
-        if reached.at_barrier or reached.is_closed(run) or taken >= limits.max_entries:
+        stops = reached.at_barrier and not own.feedback
+        if stops or reached.is_closed(run) or taken >= limits.max_entries:
             break
     return Advance(reached) if taken else Idle(own)
 

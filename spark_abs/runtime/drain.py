@@ -63,6 +63,11 @@ class Drain:
                 "a bounded run ends by itself and is not drained: start it without available_now"
             )
         for stage in self.graph.stages:
+            if stage.feedback:
+                raise UsageError(
+                    f"stage {stage.name!r} is the head of a loop: what goes round has no end that a drain "
+                    "could wait for; stop without --drain, the savepoint has what is on its way"
+                )
             if stage.inputs and self.plans[stage.name].sources:
                 raise UsageError(
                     f"stage {stage.name!r} reads a source of its own beside channels: where that ends, "

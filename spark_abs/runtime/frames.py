@@ -13,7 +13,7 @@ from spark_abs.channels.schema import plain_schema
 from spark_abs.errors import AbsError, GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
-from spark_abs.runtime.job import PROVIDERS, Job, Output, StageSpec
+from spark_abs.runtime.job import PROVIDERS, Feedback, Job, Output, StageSpec
 from spark_abs.runtime.jvm import DRAFT, plan_facts
 from spark_abs.state.declared import Declared, gathering
 
@@ -46,12 +46,7 @@ def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
     settings = job.resolved()
     for decl in graph.order():
         spec = job.stages[decl.name]
-        inputs = [
-            open_gate(spec.name, given.channel, schemas[given.channel])
-            if isinstance(given, Output)
-            else given
-            for given in spec.inputs
-        ]
+        inputs = [_input(spec, given, schemas, open_gate) for given in spec.inputs]
         provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
         with gathering(Declared(spec.name, settings, provider)) as declared[spec.name]:
             frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
@@ -59,7 +54,45 @@ def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
         schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)
         for output, schema in _further(job, spec, frame).items():
             schemas[channel_id(spec.name, output)] = schema
+    for feedback in job.feedbacks:
+        check_feedback(feedback, schemas[feedback.channel])
     return Frames(stages, schemas, declared)
+
+
+def _input(
+    spec: StageSpec,
+    given: Output | Feedback | DataFrame,
+    schemas: Mapping[ChannelId, StructType],
+    open_gate: OpenGate,
+) -> DataFrame:
+    match given:
+        case Output():
+            return open_gate(spec.name, given.channel, schemas[given.channel])
+        case Feedback():
+            return open_gate(spec.name, given.channel, plain_schema(given.schema))
+        case _:
+            return given
+
+
+def check_feedback(feedback: Feedback, written: StructType) -> None:
+    """Refuse a way back whose rows are not those that were declared; whether they may be null is left open.
+
+    Raises:
+        GraphError: shows both.
+    """
+    declared = {field.name: field.dataType.simpleString() for field in plain_schema(feedback.schema)}
+    found = {field.name: field.dataType.simpleString() for field in written}
+    if declared != found:
+        names = sorted({*declared.items()} ^ {*found.items()})
+        differing = ", ".join(dict.fromkeys(name for name, _ in names))
+        raise GraphError(
+            f"feedback {feedback.name!r} was declared as {_shown(declared)}, and {feedback.channel!r} has "
+            f"{_shown(found)}: they differ in {differing}"
+        )
+
+
+def _shown(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
 def draft_gate(spark: SparkSession, channel: ChannelId, schema: StructType) -> DataFrame:

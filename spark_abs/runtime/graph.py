@@ -8,6 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from spark_abs.errors import GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
+from spark_abs.protocol.loops import Loop, find_loops
 
 OUTPUT_MODES = ("append", "update")
 NOT_REPLAYABLE = frozenset(("socket", "memory"))
@@ -25,6 +26,13 @@ class StageDecl:
     output_mode: str = "append"
     has_native: bool = False
     """Whether it also reads native streaming frames."""
+    feedback: tuple[ChannelId, ...] = ()
+    """Those of its inputs that close a loop."""
+
+    @property
+    def forward(self) -> tuple[ChannelId, ...]:
+        """Its other channels."""
+        return tuple(channel for channel in self.inputs if channel not in self.feedback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +107,52 @@ class JobGraph:
             if tables.count(table) > 1:
                 raise GraphError(f"table {table} is the target of two sinks: one writer a table")
         self.order()
+        self._check_loops()
 
     def order(self) -> tuple[StageDecl, ...]:
-        """Return the stages, producers first.
+        """Return the stages, producers first, ways back left out.
 
         Raises:
-            GraphError: the stages form a cycle.
+            GraphError: the stages form a cycle without a way back.
         """
         by_name = {s.name: s for s in self.stages}
-        needs = {s.name: {producer(c) for c in s.inputs} for s in self.stages}
+        needs = {s.name: {producer(c) for c in s.forward} for s in self.stages}
         try:
             return tuple(by_name[name] for name in TopologicalSorter(needs).static_order())
         except CycleError as error:
-            raise GraphError(f"stages form a cycle: {' -> '.join(error.args[1])}") from None
+            raise GraphError(
+                f"stages form a cycle: {' -> '.join(error.args[1])}; declare its way back with job.feedback()"
+            ) from None
+
+    def loops(self) -> tuple[Loop, ...]:
+        """Return the loops that ways back close."""
+        return find_loops((producer(c), c, s.name) for s in self.stages for c in s.inputs)
+
+    def _check_loops(self) -> None:
+        around = {stage: loop for loop in self.loops() for stage in loop.stages}
+        for stage in self.stages:
+            for channel in stage.feedback:
+                loop = around.get(stage.name)
+                if loop is None or producer(channel) not in loop.stages:
+                    raise GraphError(
+                        f"stage {stage.name!r} gets {channel!r} as feedback, and nothing of it comes from "
+                        "that stage: it closes no loop, give the output itself as an input"
+                    )
+            if stage.name in around and stage.has_native:
+                raise GraphError(
+                    f"stage {stage.name!r} is part of a loop and reads a native stream: declare that as a "
+                    "source of its own, so that the loop can tell when its input has ended"
+                )
 
     def consumed(self, stage: StageId) -> tuple[str, ...]:
         """Return the outputs of a stage that other stages read, in a fixed order: these are channels."""
         read = {c for s in self.stages for c in s.inputs}
-        (declared,) = [s for s in self.stages if s.name == stage]
-        return tuple(sorted(o for o in declared.outputs if channel_id(stage, o) in read))
+        return tuple(sorted(o for o in self.stage(stage).outputs if channel_id(stage, o) in read))
+
+    def stage(self, name: StageId) -> StageDecl:
+        """Return a stage."""
+        (declared,) = [s for s in self.stages if s.name == name]
+        return declared
 
     def sinks_of(self, stage: StageId) -> tuple[SinkDecl, ...]:
         """Return the sinks that a stage writes, in a fixed order."""
@@ -139,8 +174,9 @@ def _check_stage(stage: StageDecl) -> None:
             f"stage {stage.name!r}: output mode {stage.output_mode!r} is not supported, since a channel is a "
             f"log: use one of {', '.join(OUTPUT_MODES)}"
         )
-    if not stage.inputs and not stage.has_native:
-        raise GraphError(f"stage {stage.name!r} has no streaming input")
+    if not stage.forward and not stage.has_native:
+        what = "nothing but feedback to read" if stage.inputs else "no streaming input"
+        raise GraphError(f"stage {stage.name!r} has {what}")
 
 
 def producer(channel: ChannelId) -> StageId:
@@ -187,26 +223,39 @@ def watermark_findings(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> t
     for stage in graph.order():
         facts = plans[stage.name]
         for watermark in facts.watermarks:
-            findings += _too_short(stage.name, watermark, lateness)
+            findings += _goes_round(stage, watermark)
+            findings += _too_short(stage, watermark, lateness)
         own = [w.delay_ms for w in facts.watermarks]
-        upstream = [lateness[producer(c)] for c in stage.inputs]
+        upstream = [lateness[producer(c)] for c in stage.forward]
         late = max(own) if own else max((ms for ms, _ in upstream), default=0)
         held = facts.holds_rows or (not own and any(h for _, h in upstream))
         lateness[stage.name] = (late, held)
     return tuple(findings)
 
 
+def _goes_round(stage: StageDecl, watermark: Watermark) -> Sequence[str]:
+    return [
+        f"stage {stage.name!r}: a watermark on {watermark.column!r} of the feedback {channel!r}: rows get "
+        "later with every round, and while none goes round the watermark of the whole stage stands still; "
+        "put the watermark behind the loop, or set spark.abs.graph.watermarkCheck=warn"
+        for channel in watermark.channels
+        if channel in stage.feedback
+    ]
+
+
 def _too_short(
-    stage: str, watermark: Watermark, lateness: Mapping[StageId, tuple[int, bool]]
+    stage: StageDecl, watermark: Watermark, lateness: Mapping[StageId, tuple[int, bool]]
 ) -> Sequence[str]:
     found = []
     for channel in watermark.channels:
+        if channel in stage.feedback:
+            continue
         late, held = lateness[producer(channel)]
         if watermark.delay_ms < late or (held and watermark.delay_ms == late):
             more = " and more" if held else ""
             found.append(
-                f"stage {stage!r}: a watermark delay of {watermark.delay_ms} ms on {watermark.column!r} is "
-                f"too short: {producer(channel)!r} may send rows {late} ms late{more}, which would be "
+                f"stage {stage.name!r}: a watermark delay of {watermark.delay_ms} ms on {watermark.column!r} "
+                f"is too short: {producer(channel)!r} may send rows {late} ms late{more}, which would be "
                 "dropped in silence; use a longer delay (that of the stage before plus the time bound of "
                 "its join or window), or set spark.abs.graph.watermarkCheck=warn"
             )

@@ -18,6 +18,7 @@ from spark_abs.store.storage import Storage, location_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from spark_abs.runtime.run import Run
 
@@ -60,12 +61,48 @@ class Stage(Output):
         return Output(self.job, self.stage, output)
 
 
+@dataclass(eq=False, slots=True)
+class Feedback:
+    """The way back of a loop, as an input of the stage at its head; see `Job.feedback`."""
+
+    job: Job
+    name: str
+    schema: StructType
+    source: Output | None = None
+
+    def close(self, source: Output) -> None:
+        """Say which output goes round: of the stage that reads it, or of one behind that.
+
+        Raises:
+            GraphError: it is closed already, or this is no output of the same job.
+        """
+        if self.source is not None:
+            raise GraphError(
+                f"feedback {self.name!r} is closed by {self.source.channel!r}: a way back has one beginning, "
+                "union the frames, or declare a second one"
+            )
+        if not isinstance(source, Output) or source.job is not self.job:
+            raise GraphError(f"feedback {self.name!r} is closed by an output of a stage of this job")
+        self.source = source
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel that goes round.
+
+        Raises:
+            GraphError: it is not closed.
+        """
+        if self.source is None:
+            raise GraphError(f"feedback {self.name!r} is not closed: say what goes round with its close()")
+        return self.source.channel
+
+
 @dataclass(frozen=True, slots=True)
 class StageSpec:
     """Everything that was given for one stage."""
 
     name: StageId
-    inputs: tuple[Output | DataFrame, ...]
+    inputs: tuple[Output | Feedback | DataFrame, ...]
     function: StageFunction
     outputs: Mapping[str, OutputFunction]
     output_mode: str
@@ -76,12 +113,15 @@ class StageSpec:
     @property
     def channels(self) -> tuple[ChannelId, ...]:
         """Channel inputs, in order."""
-        return tuple(i.channel for i in self.inputs if isinstance(i, Output))
+        return tuple(i.channel for i in self.inputs if isinstance(i, (Output, Feedback)))
 
     def decl(self) -> StageDecl:
         """Return the stage as the graph knows it."""
-        native = any(not isinstance(i, Output) and i.isStreaming for i in self.inputs)
-        return StageDecl(self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native)
+        native = any(not isinstance(i, (Output, Feedback)) and i.isStreaming for i in self.inputs)
+        feedback = tuple(i.channel for i in self.inputs if isinstance(i, Feedback))
+        return StageDecl(
+            self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native, feedback
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +159,7 @@ class Job:
     settings: Mapping[str, object]
     probe: Probe
     stages: dict[StageId, StageSpec] = field(default_factory=dict)
+    feedbacks: list[Feedback] = field(default_factory=list)
     sinks: list[SinkSpec] = field(default_factory=list)
 
     def __init__(
@@ -138,6 +179,7 @@ class Job:
         self.root = Root(root, Storage.of(self.resolved()))
         self.probe = probe
         self.stages = {}
+        self.feedbacks = []
         self.sinks = []
 
     def resolved(self) -> Settings:
@@ -174,7 +216,7 @@ class Job:
     def stage(
         self,
         name: str,
-        inputs: Sequence[Output | DataFrame],
+        inputs: Sequence[Output | Feedback | DataFrame],
         function: StageFunction,
         *,
         outputs: Mapping[str, OutputFunction] | None = None,
@@ -187,8 +229,8 @@ class Job:
 
         Args:
             name: its uid; keep it, or its state is lost.
-            inputs: outputs of other stages, native streaming frames, static frames. A static Delta table
-                stays at the version that it has now.
+            inputs: outputs of other stages, ways back, native streaming frames, static frames. A static Delta
+                table stays at the version that it has now.
             function: takes one frame for each input, in order, and returns the stage's frame.
             outputs: further outputs, each a function of the stage's batch frame.
             output_mode: `append` or `update`.
@@ -214,18 +256,44 @@ class Job:
         if shuffle_partitions is not None and shuffle_partitions < 1:
             raise GraphError(f"stage {name!r}: shuffle_partitions must be at least 1")
         for given in inputs:
-            if isinstance(given, Output):
+            if isinstance(given, (Output, Feedback)):
                 if given.job is not self:
                     raise GraphError(
-                        f"stage {name!r} reads {given.channel!r} of another job: a channel has one job"
+                        f"stage {name!r} reads {given.name!r} of another job: a channel has one job"
                     )
             elif not hasattr(given, "isStreaming"):
                 raise GraphError(f"stage {name!r}: input {given!r} is neither a stage nor a DataFrame")
-        given_now = tuple(i if isinstance(i, Output) or i.isStreaming else held(i) for i in inputs)
+        given_now = tuple(
+            i if isinstance(i, (Output, Feedback)) or i.isStreaming else held(i) for i in inputs
+        )
         self.stages[stage_id] = StageSpec(
             stage_id, given_now, function, extra, output_mode, trigger, shuffle_partitions, state_provider
         )
         return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
+
+    def feedback(self, name: str, schema: StructType | str) -> Feedback:
+        """Declare a way back: rows that an output sends to an earlier stage, or to its own (P17).
+
+            retry = job.feedback("retry", "order_id string, tries int")
+            matched = job.stage("match", [orders, retry], match, outputs={"again": unmatched})
+            retry.close(matched["again"])
+
+        What is on its way round belongs to a checkpoint as state does. Stages of a loop read native streams
+        only through a source. A bounded run ends when all other input has, and nothing goes round any more.
+
+        Args:
+            name: for messages; the channel is that of the output.
+            schema: of the rows that come back, as a `StructType` or in SQL's words.
+
+        Raises:
+            GraphError: the name is taken.
+        """
+        if any(f.name == name for f in self.feedbacks):
+            raise GraphError(f"feedback {name!r} is declared twice")
+        declared = _struct(schema) if isinstance(schema, str) else schema
+        found = Feedback(self, checked_name(name, "feedback"), declared)
+        self.feedbacks.append(found)
+        return found
 
     def sink(
         self,
@@ -256,6 +324,10 @@ class Job:
         Raises:
             GraphError: it cannot run.
         """
+        read = {id(i) for s in self.stages.values() for i in s.inputs}
+        for feedback in self.feedbacks:
+            if id(feedback) not in read:
+                raise GraphError(f"feedback {feedback.name!r} is no stage's input: nothing would come back")
         return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
 
     def start(self, *, available_now: bool = False, takeover: bool = False, restart: str = "native") -> Run:
@@ -275,3 +347,12 @@ class Job:
         from spark_abs.runtime.start import start_job
 
         return start_job(self, available_now=available_now, takeover=takeover, restart=restart)
+
+
+def _struct(schema: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    found = StructType.fromDDL(schema)
+    if not isinstance(found, StructType):
+        raise UsageError(f"{schema!r} is not the schema of rows: name each column and its type")
+    return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
-from spark_abs.channels.gate import GateSpec, open_gate
+from spark_abs.channels.gate import BackEdge, GateSpec, open_gate
 from spark_abs.channels.writer import create_channel
 from spark_abs.errors import DamageError
 from spark_abs.manifest import StageShape
@@ -25,6 +25,7 @@ from spark_abs.model import (
     channel_id,
 )
 from spark_abs.protocol.control import AttachedSink, attach
+from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.restarts import RestartPolicy
 from spark_abs.runtime.consumers import Consumers
@@ -130,7 +131,15 @@ def launch(given: Launch) -> Run:
         queries,
         lambda name: _start(given, name, frames, runners[name]),
     )
-    run = Run(ctx, runners, snapshots, recovery, drain, lambda: job.spark.streams.removeListener(late))
+    run = Run(
+        ctx,
+        runners,
+        graph.loops(),
+        snapshots,
+        recovery,
+        drain,
+        lambda: job.spark.streams.removeListener(late),
+    )
     coordination = Coordination(
         ctx,
         runners,
@@ -181,7 +190,7 @@ def _runner(
         ctx.probe(f"start.{stage.name}.fence-{writer.output}.after")
     sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
     outputs = Outputs(ctx, spec, writers, tables, sinks)
-    start = tuple(first_position(channel) for channel in stage.inputs)
+    start = tuple(first_position(channel, channel in stage.feedback) for channel in stage.inputs)
     return StageRunner(ctx, stage.name, outputs, start, snapshots, _credit(ctx, given.graph, stage.name))
 
 
@@ -222,8 +231,9 @@ def _restart(
 
 
 def _credit(ctx: RunContext, graph: JobGraph, stage: StageId) -> Credit:
-    channels = [channel_id(stage, output) for output in graph.consumed(stage)]
-    consumers = Consumers(ctx, {s.name: s.inputs for s in graph.stages})
+    consumers = Consumers(ctx, {s.name: s.forward for s in graph.stages})
+    read = {channel for s in graph.stages for channel in s.forward}
+    channels = [c for o in graph.consumed(stage) if (c := channel_id(stage, o)) in read]
     return Credit(ctx, channels, consumers, FIRST_ENTRY, ctx.poll_ms(ctx.native(stage)))
 
 
@@ -246,18 +256,19 @@ def _dropped_late(
     return declared[stage].dropped() + (late.dropped(str(queries[stage].id)) if stage in queries else 0)
 
 
-def first_position(channel: ChannelId) -> Position:
+def first_position(channel: ChannelId, feedback: bool = False) -> Position:
     """Return where an input begins: constant, since Spark asks again when batch 0 is repeated."""
-    return Position(channel, AttemptId(1), FIRST_ENTRY, NO_EPOCH)
+    return Position(channel, AttemptId(1), FIRST_ENTRY, NO_EPOCH, feedback=feedback)
 
 
 def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType) -> DataFrame:
     ctx, native = given.ctx, given.ctx.native(stage)
+    feedback = given.graph.stage(stage).feedback
     return open_gate(
         given.job.spark,
         GateSpec(
             root=ctx.root.uri,
-            start=first_position(channel),
+            start=first_position(channel, channel in feedback),
             schema=schema.json(),
             native=native.uri,
             path=channel_path(given.control.state, channel),
@@ -265,6 +276,11 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
             attempt=ctx.attempt,
             floor=ctx.floor,
             control_version=ctx.control_version,
+            back=tuple(
+                BackEdge(first_position(back, True), channel_path(given.control.state, back))
+                for back in (feedback if channel not in feedback else ())
+            ),
+            capacity=Capacity(ctx.settings.capacity_entries, ctx.settings.capacity_bytes),
             max_entries=ctx.settings.max_entries_per_batch,
             max_bytes=ctx.settings.max_bytes_per_batch,
             partition_bytes=ctx.settings.partition_bytes,

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 
 from spark_abs.errors import Refused, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
+from spark_abs.protocol.loops import Loop
 from spark_abs.protocol.messages import (
     Answer,
     StatusChanged,
@@ -24,6 +25,7 @@ from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.drain import Drain
 from spark_abs.runtime.lifetime import end
+from spark_abs.runtime.loops import Loops
 from spark_abs.runtime.recovery import Recovery, StageEnd
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
+_ENDING = CheckpointId(-1)
+"""What the stages of a loop are held for while it is found out whether it has come to its end."""
 
 
 class Run:
@@ -44,6 +48,7 @@ class Run:
         self,
         ctx: RunContext,
         stages: Mapping[StageId, StageRunner],
+        loops: Sequence[Loop],
         snapshots: Snapshotter,
         recovery: Recovery,
         drain: Drain,
@@ -57,11 +62,12 @@ class Run:
         """The savepoint that a drain ends with, and the id of the request for it."""
         self._last_savepoint: CheckpointId | None = None
         self._asking = threading.Lock()
+        self._loops = Loops(ctx, loops, stages)
         self._snapshots = snapshots
         self._on_end = on_end
         self._queries: dict[StageId, StreamingQuery] = {}
         self._ended: set[StageId] = set()
-        self._processing: dict[StageId, threading.Thread] = {}
+        self._processed: dict[StageId, threading.Thread] = {}
         self._stop = threading.Event()
         self._done = threading.Event()
         self._quiet = threading.Event()
@@ -302,7 +308,7 @@ class Run:
                 continue
             runner = self._stages[name]
             if query.isActive:
-                if not (runner.reads_channels and self._drained(runner, query)):
+                if not (runner.reads_channels and self._drained(runner)):
                     continue
                 self._halt(runner, query)
             if runner.failure is None and (query.exception() is None or runner.turns.refused):
@@ -312,21 +318,43 @@ class Run:
                 self._ended.add(name)
         return len(self._ended) == len(self._queries)
 
-    def _drained(self, runner: StageRunner, query: StreamingQuery) -> bool:
-        """Say whether a stage has read its channels to the end, and what its native sources had by then."""
-        batch = runner.native.idle_at()
-        if batch is None or not runner.inputs_closed(batch):
+    def _drained(self, runner: StageRunner) -> bool:
+        """Say whether a stage has read its channels to the end, and what its native sources had by then.
+
+        The head of a loop has when its loop has come to an end: no stage of it works while that is found out.
+        """
+        batch, around = runner.native.idle_at(), self._loops.around(runner)
+        if batch is None or not runner.inputs_closed(batch) or not self._loops.has_ended(runner):
+            for other in around:
+                self._processed.pop(other.name, None)
             return False
-        processing = self._processing.get(runner.name)
+        still = {other.name: self._has_processed_all(other) for other in around}
+        if not all(still.values()):
+            return False
+        for other in around:
+            del self._processed[other.name]
+        return not runner.heads_loop or self._still_ended(runner)
+
+    def _still_ended(self, head: StageRunner) -> bool:
+        """Look once more while no stage of a loop begins a batch; if it has ended, its head stays held."""
+        around = self._loops.around(head)
+        for runner in around:
+            runner.turns.hold(_ENDING)
+        ended = self._loops.has_ended(head)
+        for runner in around:
+            if runner is not head or not ended:
+                runner.turns.release(_ENDING)
+        return ended
+
+    def _has_processed_all(self, runner: StageRunner) -> bool:
+        """Let Spark say that a query has nothing to do: in a thread, since a batch may wait for credit."""
+        query = self._queries[runner.name]
+        processing = self._processed.get(runner.name)
         if processing is None:
-            # The last batches may wait for credit, and its consumer may fail: the watcher must see that.
             processing = threading.Thread(target=_process_all, args=(query,), daemon=True)
-            self._processing[runner.name] = processing
+            self._processed[runner.name] = processing
             processing.start()
-        if processing.is_alive():
-            return False
-        del self._processing[runner.name]
-        return True
+        return not processing.is_alive()
 
     def _halt(self, runner: StageRunner, query: StreamingQuery) -> None:
         """Stop a query in order: its batch ends, one that was planned meanwhile is left to the next run."""

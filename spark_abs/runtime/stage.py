@@ -28,6 +28,7 @@ from spark_abs.model import (
 from spark_abs.protocol.credit import at_once
 from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free, Nothing, emission
 from spark_abs.protocol.gate import Settled, exceeds, waiting
+from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Declined
 from spark_abs.runtime.alignment import AlignmentWatch
 from spark_abs.runtime.context import RunContext
@@ -216,11 +217,11 @@ class StageRunner:
         return barrier
 
     def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
-        for position in after:
+        for position in forward(after):
             if position.at_barrier:
                 self._aligning_since.setdefault(position.epoch, now)
         settled = Settled(self._ctx.floor, frozenset(self._aborted))
-        self._alignment.blocked(waiting(after, settled, self._ctx.run))
+        self._alignment.blocked(waiting(forward(after), settled, self._ctx.run))
 
     def over_limit(self, limit: int | None) -> tuple[Declined, ...]:
         """Look on while inputs wait; decline what has more than `limit` bytes behind its barrier (P6)."""
@@ -315,8 +316,19 @@ class StageRunner:
         return bool(self.start)
 
     def inputs_closed(self, batch: BatchId) -> bool:
-        """Say whether all channel inputs had ended after a batch (P10)."""
-        return batch != NO_BATCH and all(p.is_closed(self._ctx.run) for p in self.native.positions(batch))
+        """Say whether all channel inputs, ways back left out, had ended after a batch (P10)."""
+        return batch != NO_BATCH and all(
+            p.is_closed(self._ctx.run) for p in forward(self.native.positions(batch))
+        )
+
+    @property
+    def heads_loop(self) -> bool:
+        """Whether the stage has a way back among its inputs."""
+        return any(p.feedback for p in self.start)
+
+    def consumed(self) -> tuple[Position, ...]:
+        """Return where the inputs stand after the last finished batch."""
+        return self.native.consumed() or self.start
 
     def standing(self, barrier: Barrier) -> CheckpointStanding:
         """Say how far the stage is with a checkpoint, off its newest planned batch."""
@@ -327,7 +339,7 @@ class StageRunner:
         batch = self.native.newest_planned()
         positions = self.start if batch == NO_BATCH else self.native.positions(batch)
         late = sorted(
-            {p.channel for p in positions if p.epoch < barrier.id and not p.is_closed(self._ctx.run)}
+            {p.channel for p in forward(positions) if p.epoch < barrier.id and not p.is_closed(self._ctx.run)}
         )
         what = f"the barrier has not come out of {', '.join(late)}"
         if not late:

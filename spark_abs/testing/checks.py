@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from spark_abs.model import NO_BATCH, AttemptId, Position, Version, counts
-from spark_abs.testing.cluster import Checkpoint, Row, Stage, State, Storage, digest, ideal
+from spark_abs.testing.cluster import (
+    Checkpoint,
+    Row,
+    Stage,
+    State,
+    Storage,
+    apply,
+    carried,
+    digest,
+    record,
+)
+from spark_abs.testing.ideal import ideal
 from spark_abs.testing.invariants import (
     Edge,
     NamedBytes,
@@ -20,6 +31,7 @@ from spark_abs.testing.invariants import (
     require,
     same_order,
     same_rows,
+    state_and_flight,
 )
 
 
@@ -36,6 +48,35 @@ def check_checkpoint(storage: Storage, row: Checkpoint) -> None:
 
 
 def _cut(storage: Storage, row: Checkpoint) -> Iterator[str]:
+    if not storage.loops:
+        yield from _aligned_cut(storage, row)
+    else:
+        for stage in storage.graph:
+            yield from _stage_cut(storage, row, stage)
+    yield from consistent_cut(_edges(storage, row))
+
+
+def _stage_cut(storage: Storage, row: Checkpoint, stage: Stage) -> Iterator[str]:
+    """Check one stage of a cut against its inputs, and its outputs against what it has read of them."""
+    snapshot = row.snapshot(stage.id)
+    inputs = len(stage.inputs) + bool(stage.native)
+    held: State = storage.packs[snapshot.files[0].at.pack] if snapshot.files else ((),) * inputs
+    where = f"checkpoint {row.id}, {stage.id} after batch {snapshot.cut_batch}"
+    for rows, position in zip(held, snapshot.positions, strict=False):
+        produced = storage.cut_version(row.id, position.channel)
+        read = _visible(storage, row.attempt, position.channel, position.version)
+        before = _visible(storage, row.attempt, position.channel, produced)
+        yield from state_and_flight(f"{where}, reading {position.channel}", rows, before[len(read) :], before)
+    if stage.native:
+        records = tuple(record(stage.id, number) for number in range(int(snapshot.offsets)))
+        yield from same_rows(1, f"{where}, its own records", held[-1], records)
+    _, rows = apply(stage, ((),) * inputs, held)
+    for output in snapshot.outputs:
+        found = _visible(storage, row.attempt, output.table, output.version or 0)
+        yield from same_rows(1, f"{where}, {output.table}", found, carried(output.output, rows))
+
+
+def _aligned_cut(storage: Storage, row: Checkpoint) -> Iterator[str]:
     offsets = tuple(int(row.snapshot(stage.id).offsets) for stage in storage.graph)
     expected = ideal(storage.graph, offsets)
     for stage in storage.graph:
@@ -48,7 +89,16 @@ def _cut(storage: Storage, row: Checkpoint) -> Iterator[str]:
         for output in snapshot.outputs:
             found = _visible(storage, row.attempt, output.table, output.version or 0)
             yield from same_rows(1, f"checkpoint {row.id}, {output.table}", found, expected[output.table])
-    yield from consistent_cut(_edges(storage, row))
+
+
+def rows_in_flight(storage: Storage, row: Checkpoint) -> int:
+    """Return how many rows are on their way round in a checkpoint."""
+    found = 0
+    for edge in _edges(storage, row):
+        if edge.consumed.feedback:
+            read = _visible(storage, row.attempt, edge.channel, edge.consumed.version)
+            found += len(_visible(storage, row.attempt, edge.channel, edge.produced)) - len(read)
+    return found
 
 
 def _tagged(state: State | tuple[Row, ...]) -> list[tuple[int, object]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from types import MappingProxyType
 
 from spark_abs.errors import AbsError, CommitConflict, DamageError, Fenced
@@ -37,11 +36,14 @@ from spark_abs.model import (
     run_app_id,
 )
 from spark_abs.protocol import control
+from spark_abs.protocol.loops import find_loops
 from spark_abs.protocol.path import channel_path
 from spark_abs.testing.invariants import Logged
 
 JOB = "sim"
-LATE = "late"
+LATE, AGAIN = "late", "again"
+ROUNDS = 2
+"""How often a row goes round in loops."""
 ROW_BYTES = 10
 RETAINED_BATCHES = 8
 """Like Spark's minBatchesToRetain: state of older batches is gone from a native directory."""
@@ -62,8 +64,10 @@ class Stage:
     """Records of its native source; they are its last input."""
     join: bool = False
     outputs: tuple[str, ...] = ("main",)
-    """Outputs that are channels; `late` carries the even keys only."""
+    """Outputs that are channels; `late` carries the even keys only, `again` what has not gone round twice."""
     sink: bool = False
+    feedback: tuple[ChannelId, ...] = ()
+    """Those of the inputs that close a loop."""
 
     @property
     def channels(self) -> tuple[ChannelId, ...]:
@@ -92,23 +96,9 @@ def apply(stage: Stage, state: State, news: State) -> tuple[State, tuple[Row, ..
 
 def carried(output: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return the rows that go to one output."""
+    if output == AGAIN:
+        return tuple((key, f"{AGAIN} {label}") for key, label in rows if label.count(AGAIN) < ROUNDS)
     return tuple(row for row in rows if row[0] % 2 == 0) if output == LATE else rows
-
-
-@cache
-def ideal(graph: Graph, offsets: tuple[int, ...]) -> dict[str, tuple[Row, ...] | State]:
-    """Return what a run that never failed holds at these native offsets, by stage id and by channel id."""
-    held: dict[str, tuple[Row, ...] | State] = {}
-    for stage, offset in zip(graph, offsets, strict=True):
-        news: list[tuple[Row, ...]] = [held[channel] for channel in stage.inputs]  # type: ignore[misc]
-        if stage.native:
-            news.append(tuple(record(stage.id, number) for number in range(offset)))
-        state, rows = apply(stage, ((),) * len(news), tuple(news))
-        held[stage.id] = state
-        held[f"{stage.id}/sink"] = rows
-        for output in stage.outputs:
-            held[channel_id(stage.id, output)] = carried(output, rows)
-    return held
 
 
 class Table:
@@ -337,6 +327,9 @@ class Storage:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.loops = find_loops(
+            (StageId(c.partition(".")[0]), c, stage.id) for stage in graph for c in stage.inputs
+        )
         self.control: list[control.ControlState] = [control.begin_job(JOB, 0)]
         self.claimed: list[Barrier] = []
         self.checkpoints: list[tuple[CheckpointId, Checkpoint | None]] = []
@@ -354,7 +347,10 @@ class Storage:
 
     def fresh(self, stage: Stage, attempt: AttemptId) -> Native:
         """Return the native checkpoint of a stage that has run no batch."""
-        start = tuple(Position(channel, attempt, Version(0), NO_EPOCH) for channel in stage.inputs)
+        start = tuple(
+            Position(channel, attempt, Version(0), NO_EPOCH, feedback=channel in stage.feedback)
+            for channel in stage.inputs
+        )
         return Native(Planned(start, 0))
 
     @property

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from spark_abs.model import AttemptId, Branch, Version
+from spark_abs.model import NO_EPOCH, AttemptId, BatchId, Branch, Position, Version
 from spark_abs.protocol import credit
 from spark_abs.testing.cluster import Storage, Table
 from spark_abs.testing.invariants import within_bound
-from spark_abs.testing.parts import Parts
+from spark_abs.testing.parts import Parts, Paths
+
+if TYPE_CHECKING:
+    from spark_abs.testing.process import Process
 
 
 def consumed(storage: Storage, attempt: AttemptId, table: Table) -> Iterator[Version]:
-    """Yield how far each input that reads a channel has durably read it."""
+    """Yield how far each input that reads a channel, but not as its way back, has durably read it."""
     for stage in storage.graph:
-        if table.channel in stage.inputs:
+        if table.channel in stage.inputs and table.channel not in stage.feedback:
             durable = storage.native[attempt, stage.id].durable
             yield from (p.version for p in durable.positions if p.channel == table.channel)
 
@@ -30,6 +34,18 @@ def has_room(
     return credit.grants(credit.held([load for load in loads if load], [behind]), parts.capacity)
 
 
+def may_begin(process: Process, batch: BatchId) -> bool:
+    """Say whether a stage may begin a batch that it has planned."""
+    run, storage, parts = process.run, process.storage, process.run.parts
+    channels = [(table, process.path(table)) for _, table in process.channels]
+    if all(has_room(storage, run.attempt, table, path, parts) for table, path in channels):
+        return True
+    before, planned = process.native.before(batch), process.native.batch(batch)
+    emission = parts.emission(before.positions, planned.positions, run.id)
+    written, offered = min(table.marker(path) for table, path in channels), process.takes(planned)
+    return parts.at_once(emission, written, offered.id if offered else NO_EPOCH)
+
+
 def check_bound(
     storage: Storage, attempt: AttemptId, table: Table, path: Sequence[Branch], capacity: credit.Capacity
 ) -> None:
@@ -40,3 +56,17 @@ def check_bound(
     unread = list(table.after(behind, path))
     marked = sum(entry.barrier is not None or entry.cancel is not None for entry in unread)
     within_bound(table.channel, sum(bool(e.files) for e in unread), marked, capacity.entries)
+
+
+def is_held_back(storage: Storage, paths: Paths, positions: Sequence[Position], parts: Parts) -> bool:
+    """Say whether a stage reads nothing but its way back, since that is full."""
+    if not parts.capacity.bounded:
+        return False
+    for own in positions:
+        if own.feedback:
+            loads = (
+                parts.load(e) for e in storage.tables[own.channel].after(own.version, paths[own.channel])
+            )
+            if credit.holds_back([load for load in loads if load], own.version, parts.capacity):
+                return True
+    return False

@@ -102,6 +102,7 @@ def require(wrong: Iterable[str], context: str = "") -> None:
 def consistent_cut(edges: Iterable[Edge]) -> Iterator[str]:
     """Invariant 1, by position: a consumer has read exactly what its producer had written at the cut.
 
+    Less, if the input is a way back: what lies between is in flight (P17).
     Rows are compared with `same_rows`: what a stage's state and outputs hold at the checkpoint, against
     what the inputs make of it up to the recorded source offsets.
     """
@@ -110,8 +111,24 @@ def consistent_cut(edges: Iterable[Edge]) -> Iterator[str]:
         version = edge.consumed.version
         if version > edge.produced:
             yield f"1: {where}: consumed up to {version}, behind the producer's cut at {edge.produced}"
-        elif version < edge.produced and not edge.closed:
+        elif version < edge.produced and not edge.closed and not edge.consumed.feedback:
             yield f"1: {where}: consumed up to {version} only, the producer's cut is at {edge.produced}"
+
+
+def state_and_flight(
+    where: str, held: Sequence[Hashable], in_flight: Sequence[Hashable], before: Sequence[Hashable]
+) -> Iterator[str]:
+    """Invariant 1, by rows: a consumer's state and what is in flight to it are all before the barrier.
+
+    Args:
+        where: names checkpoint, consumer and channel.
+        held: the rows of the channel that the state holds, in the order in which they were read.
+        in_flight: the rows between the recorded position and the barrier.
+        before: the rows before the barrier.
+    """
+    whole = [*held, *in_flight]
+    yield from same_rows(1, where, whole, before)
+    yield from same_order(where, whole, before)
 
 
 def one_outcome(claimed: Sequence[CheckpointId], outcomes: Sequence[Outcome]) -> Iterator[str]:

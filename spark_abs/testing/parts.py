@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_abs.model import BatchId, Entry, Version
-from spark_abs.protocol import credit, cut, gate, rebuild
+from spark_abs.model import BatchId, Branch, ChannelId, Entry, RunId, Version
+from spark_abs.protocol import credit, cut, gate, loops, rebuild
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.rebuild import Repeat
-from spark_abs.testing.cluster import Native, Planned, State, Table
+from spark_abs.testing.cluster import Native, Planned, Stage, State, Storage, Table
 
 if TYPE_CHECKING:
     from spark_abs.testing.process import Process
+
+Paths = Mapping[ChannelId, Sequence[Branch]]
 
 
 def in_log(table: Table, app: str, version: int) -> bool:
     """Say whether a transaction is already in a table's log."""
     return table.transactions.get(app, -1) >= version
+
+
+def loop_ended(storage: Storage, paths: Paths, head: Stage, run: RunId) -> bool:
+    """Say whether the loop of a stage has ended, from storage alone."""
+    attempt = storage.state.attempt.id
+    (loop,) = [loop for loop in storage.loops if head.id in loop.stages]
+    members = []
+    for stage in loop.stages:
+        native = storage.native[attempt, stage]
+        unread = {
+            p.channel
+            for p in native.durable.positions
+            if any(e.files for e in storage.tables[p.channel].after(p.version, paths[p.channel]))
+        }
+        idle = native.planned == native.committed
+        members.append(loops.Member(idle, native.durable.positions, frozenset(unread)))
+    return loops.has_ended(loop, members, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +55,4 @@ class Parts:
     load: Callable[[Entry], credit.Load | None] = credit.load_of
     slowest: Callable[[Iterable[Version]], Version | None] = credit.slowest
     at_once: Callable[..., bool] = credit.at_once
+    loop_ended: Callable[..., bool] = loop_ended

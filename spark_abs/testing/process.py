@@ -27,10 +27,11 @@ from spark_abs.model import (
 )
 from spark_abs.protocol import cut, gate
 from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.loops import forward
 from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import JOB, Planned, Row, Stage, State, Storage, Table, apply, carried
 from spark_abs.testing.cluster import record as native_record
-from spark_abs.testing.flow import check_bound, has_room
+from spark_abs.testing.flow import check_bound, is_held_back, may_begin
 from spark_abs.testing.invariants import BlockedInput, none_blocked, require
 from spark_abs.testing.memory import Batch, Ending, Taking, detached
 from spark_abs.testing.parts import Parts
@@ -111,7 +112,7 @@ class Process:
     def step(self) -> None:
         """Go on with the batch under way, or begin one; write the end markers when all inputs have ended.
 
-        A frozen driver may still plan a batch after that, so the process looks on.
+        A frozen driver may still plan a batch after that, so the process looks on, and plans none itself.
         """
         match self.at:
             case None:
@@ -128,13 +129,13 @@ class Process:
         batch = self.native.planned
         if batch != self.native.committed:
             return self._evaluated(batch)
+        if self.stage.id in self.run.ended:
+            return None
         planned = self.native.script.get(BatchId(batch + 1)) or self._plan()
         if planned is not None:
             self.native.plan(BatchId(batch + 1), planned)
             return BatchId(batch + 1)
-        if self._exhausted() and self.stage.id not in self.run.ended:
-            return self._end(Ending(0))
-        return None
+        return self._end(Ending(0)) if self._exhausted() else None
 
     def _plan(self) -> Planned | None:
         """Let every gate decide; None if nothing moves."""
@@ -142,7 +143,11 @@ class Process:
         settled, chance = run.settled(), run.chance
         limits = gate.Limits(1 + chance.pick("entries above 1", 4), 10 + chance.pick("bytes above 10", 80))
         positions = []
+        back_is_full = is_held_back(self.storage, run.paths, now.positions, run.parts)
         for own in now.positions:
+            if back_is_full and not own.feedback:
+                positions.append(own)
+                continue
             entries = self.storage.tables[own.channel].after(own.version, run.paths[own.channel])
             decision = run.parts.decide(own, now.positions, entries, settled, limits, run.id, run.attempt)
             if isinstance(decision, gate.Blocked):
@@ -158,25 +163,21 @@ class Process:
         return planned
 
     def _exhausted(self) -> bool:
-        now = self.native.newest
-        return now.native == self.stage.native and all(p.is_closed(self.run.id) for p in now.positions)
+        now, run = self.native.newest, self.run
+        inputs_ended = all(p.is_closed(run.id) for p in forward(now.positions))
+        return (
+            now.native == self.stage.native
+            and inputs_ended
+            and (not self.stage.feedback or run.parts.loop_ended(self.storage, run.paths, self.stage, run.id))
+        )
 
     @property
     def waits(self) -> bool:
         """Whether the batch that is planned waits for credit."""
-        return isinstance(self.at, int) and not self._may_begin(BatchId(self.at))
-
-    def _may_begin(self, batch: BatchId) -> bool:
-        parts, run = self.run.parts, self.run
-        if all(has_room(self.storage, run.attempt, t, self.path(t), parts) for _, t in self.channels):
-            return True
-        before, planned = self.native.before(batch), self.native.batch(batch)
-        emission = parts.emission(before.positions, planned.positions, run.id)
-        written, offered = min(t.marker(self.path(t)) for _, t in self.channels), self._takes(planned)
-        return parts.at_once(emission, written, offered.id if offered else NO_EPOCH)
+        return isinstance(self.at, int) and not may_begin(self, BatchId(self.at))
 
     def _evaluated(self, batch: BatchId) -> Batch | BatchId:
-        if not self._may_begin(batch):
+        if not may_begin(self, batch):
             return batch
         before, planned = self.native.before(batch), self.native.batch(batch)
         barrier, cancel = self._marker(batch, before, planned)
@@ -277,7 +278,7 @@ class Process:
                 return self.storage.claimed[checkpoint - 1], None
             case cut.Cancelled(checkpoint) if checkpoint > written:
                 return None, checkpoint
-            case cut.Free() if (barrier := self._takes(planned)) and barrier.id > written:
+            case cut.Free() if (barrier := self.takes(planned)) and barrier.id > written:
                 return barrier, None
         return None, None
 
@@ -307,11 +308,12 @@ class Process:
 
     # -- barriers without a batch
 
-    def _takes(self, planned: Planned) -> Barrier | None:
+    def takes(self, planned: Planned) -> Barrier | None:
         """Return the oldest barrier that a stage without open channel inputs has still to take."""
-        if any(not p.is_closed(self.run.id) for p in planned.positions):
+        positions = forward(planned.positions)
+        if any(not p.is_closed(self.run.id) for p in positions):
             return None
-        passed = max((p.epoch for p in planned.positions), default=NO_EPOCH)
+        passed = max((p.epoch for p in positions), default=NO_EPOCH)
         taken = max((c for c, stage in self.run.handed if stage == self.stage.id), default=NO_EPOCH)
         return next((b for b in self.run.open if b.id > max(passed, taken)), None)
 
@@ -319,7 +321,7 @@ class Process:
         """Let the agent take a barrier while no batch does: an entry of its own, or none once ended."""
         taking = self.taking
         if taking is None:
-            if barrier := self._takes(self.native.newest):
+            if barrier := self.takes(self.native.newest):
                 self.taking = Taking(barrier, tuple(table.version for _, table in self.channels))
         elif taking.passing:
             self.taking = self._pass(taking)

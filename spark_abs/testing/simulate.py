@@ -24,8 +24,8 @@ from spark_abs.protocol.trigger import (
     TriggerSettings,
 )
 from spark_abs.testing.chance import Luck
-from spark_abs.testing.checks import check_checkpoint, check_end, check_retention
-from spark_abs.testing.cluster import Checkpoint, Graph, Stage, Storage
+from spark_abs.testing.checks import check_checkpoint, check_end, check_retention, rows_in_flight
+from spark_abs.testing.cluster import AGAIN, LATE, Checkpoint, Graph, Stage, Storage
 from spark_abs.testing.driver import Driver
 from spark_abs.testing.invariants import InvariantViolated
 from spark_abs.testing.parts import Parts
@@ -80,7 +80,31 @@ MIXED: Graph = (
 )
 """A silent source, and a stage that also has a native input."""
 
-GRAPHS = {"five": FIVE, "self-join": SELF_JOIN, "mixed": MIXED}
+ROUND = channel_id("rest", AGAIN)
+LOOP: Graph = (
+    _source("clicks", 6),
+    _source("orders2", 4),
+    Stage(
+        StageId("match"),
+        (channel_id("clicks"), ROUND, channel_id("orders2")),
+        outputs=("main", "late"),
+        feedback=(ROUND,),
+    ),
+    Stage(StageId("rest"), (channel_id("match"),), outputs=("main", AGAIN)),
+    Stage(StageId("report"), (channel_id("match", LATE), channel_id("rest")), outputs=(), sink=True),
+)
+"""A loop of two stages, and a diamond out of it."""
+
+INNER, OUTER = channel_id("inner", AGAIN), channel_id("outer", AGAIN)
+LOOPS: Graph = (
+    _source("orders", 5),
+    Stage(StageId("head"), (channel_id("orders"), OUTER), feedback=(OUTER,)),
+    Stage(StageId("inner"), (channel_id("head"), INNER), outputs=("main", AGAIN), feedback=(INNER,)),
+    Stage(StageId("outer"), (channel_id("inner"),), outputs=(AGAIN,), sink=True),
+)
+"""A loop of one stage within a loop of three."""
+
+GRAPHS = {"five": FIVE, "self-join": SELF_JOIN, "mixed": MIXED, "loop": LOOP, "loops": LOOPS}
 
 
 class Simulation:
@@ -177,8 +201,13 @@ class Simulation:
         )
         driver.alignment_limit = self.alignment_limit
         driver.slow = self.slow
-        driver.on_complete = lambda row: check_checkpoint(self.storage, row)
+        driver.on_complete = self._completed
         return driver
+
+    def _completed(self, row: Checkpoint) -> None:
+        check_checkpoint(self.storage, row)
+        if rows_in_flight(self.storage, row):
+            self.seen["rows on their way round"] += 1
 
     def _booted(self) -> bool:
         return self.restoring is None and self.driver.booted and not self.driver.over

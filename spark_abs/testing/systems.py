@@ -29,10 +29,11 @@ from typing import Any
 
 from spark_abs.model import CheckpointKind, StageId, channel_id
 from spark_abs.protocol.credit import Capacity
+from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Acked, Tick
 from spark_abs.protocol.trigger import Request, TriggerSettings
 from spark_abs.testing.checks import check_checkpoint, check_end
-from spark_abs.testing.cluster import LATE, Graph, Native, Stage, Storage, Table
+from spark_abs.testing.cluster import AGAIN, LATE, Graph, Native, Stage, Storage, Table
 from spark_abs.testing.driver import Driver
 from spark_abs.testing.explore import Choice, World
 from spark_abs.testing.memory import Batch, detached
@@ -220,7 +221,8 @@ class Small:
             )
         if isinstance(process.at, Batch):
             return process.at.output >= len(process.channels)
-        reads = [p for p in process.native.newest.positions if not p.is_closed(driver.run.id)]
+        inputs = forward(process.native.newest.positions)
+        reads = [p for p in inputs if not p.is_closed(driver.run.id)]
         return isinstance(process.at, int) and bool(reads) and not self.system.timeout and not process.waits
 
     def _snapshot(self) -> None:
@@ -373,14 +375,21 @@ def chain(records: int) -> Graph:
     return source("a", records), Stage(StageId("tail"), (channel_id("a"),), outputs=())
 
 
+def loop(records: int) -> Graph:
+    """Return a source and a stage that sends every record round to itself, twice."""
+    back = channel_id("head", AGAIN)
+    head = Stage(StageId("head"), (channel_id("a"), back), outputs=(AGAIN,), feedback=(back,))
+    return source("a", records), head
+
+
 SYSTEMS = {
     "two inputs": System(two_inputs(1, 0), checkpoints=1),
     "two inputs, two checkpoints": System(two_inputs(0, 0), checkpoints=2),
     "two outputs, the source crashes": System(two_outputs(1), checkpoints=1, crash="a"),
     "diamond": System(diamond(1), checkpoints=1),
-    "diamond, with room for one entry": System(
-        diamond(2), checkpoints=1, parts=Parts(capacity=Capacity(entries=1))
-    ),
+    "diamond, with room for one entry": System(diamond(2), checkpoints=1, parts=Parts(capacity=Capacity(1))),
+    "loop": System(loop(1), checkpoints=1),
+    "loop, two checkpoints, its head crashes": System(loop(0), checkpoints=2, crash="head"),
     "chain, two checkpoints, the last stage crashes": System(chain(1), checkpoints=2, crash="tail"),
     "chain, two checkpoints at once": System(chain(1), checkpoints=2, concurrent=2),
     "chain, the checkpoint may run out of time": System(chain(1), checkpoints=1, timeout=True),

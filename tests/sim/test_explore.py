@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_abs.model import Position, StageId
-from spark_abs.protocol import gate
+from spark_abs.protocol import cut, gate
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.trigger import TriggerSettings
@@ -22,6 +22,7 @@ from spark_abs.testing.systems import (
     System,
     chain,
     diamond,
+    loop,
     two_inputs,
     two_outputs,
 )
@@ -132,6 +133,27 @@ def test_credit_that_counts_entries_without_rows() -> None:
     found = violation(System(two_outputs(3), checkpoints=0, parts=full))
     assert found.wrong.startswith("3: a cannot go on: 3 records")
     assert len(found.steps) == 11
+
+
+def aligns(own: Position, stage: Any, *others: Any) -> gate.Decision:
+    """Take a way back for an input like others: wait until the barrier has come round."""
+    decision = gate.decide(replace(own, feedback=False), plain(stage), *others)
+    return replace(decision, position=replace(decision.position, feedback=own.feedback))
+
+
+def plain(positions: Sequence[Position]) -> tuple[Position, ...]:
+    return tuple(replace(position, feedback=False) for position in positions)
+
+
+def test_a_head_that_waits_for_its_way_back() -> None:
+    """It holds the barrier that it waits for: nothing goes on (P17)."""
+    broken = Parts(decide=aligns, emission=lambda a, b, run: cut.emission(plain(a), plain(b), run))
+    found = violation(System(loop(0), checkpoints=1, parts=broken))
+    assert found.wrong.splitlines() == [
+        "3: head cannot go on: a.main to 2, barrier 1, head.again to 0",
+        "2: checkpoint 1 gets no outcome",
+    ]
+    assert len(found.steps) == 8
 
 
 # -- the explorer itself, on a world that is a number

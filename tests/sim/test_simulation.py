@@ -20,7 +20,7 @@ from spark_abs.protocol.messages import Effect
 from spark_abs.testing.cluster import Graph, Native, Stage, State
 from spark_abs.testing.invariants import InvariantViolated
 from spark_abs.testing.parts import Parts
-from spark_abs.testing.simulate import FIVE, GRAPHS, main, simulate
+from spark_abs.testing.simulate import FIVE, GRAPHS, LOOP, main, simulate
 from spark_abs.testing.strategies import graphs
 
 MUTANT_SEEDS = range(150)
@@ -45,6 +45,13 @@ def test_other_shapes_survive_everything(name: str) -> None:
     """A channel read twice; a silent source, and a native input beside channels."""
     seen = runs(GRAPHS[name], range(100))
     assert {"completed", "restores to an abandoned checkpoint"} - seen.keys() == set()
+
+
+@pytest.mark.parametrize("name", ["loop", "loops"])
+def test_loops_survive_everything(name: str) -> None:
+    """A loop of two stages and a diamond out of it; a loop within a loop. Rows go round at cuts (P17)."""
+    seen = runs(GRAPHS[name], range(100))
+    assert {"completed", "restores", "rows on their way round"} - seen.keys() == set()
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -156,3 +163,8 @@ def test_credit_by_the_fastest_consumer_is_caught() -> None:
     fastest = Parts(capacity=ONE, slowest=lambda consumers: max(consumers, default=None))
     readers = (Stage(StageId(n), (channel_id("a"),), outputs=(), sink=True) for n in ("one", "two"))
     assert violated(fastest, (Stage(StageId("a"), native=10), *readers)) == "P"
+
+
+def test_a_loop_that_ends_with_its_input_is_caught() -> None:
+    """What still goes round is never read: it is lost (P17)."""
+    assert violated(Parts(loop_ended=lambda *_: True), LOOP) == "4"

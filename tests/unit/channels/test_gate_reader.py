@@ -16,7 +16,8 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
-from spark_abs.channels.gate import FilePartition, GateReader, GateSpec, conformed, grouped, offset_lines
+from spark_abs.channels.gate import BackEdge, FilePartition, GateReader, GateSpec, conformed, grouped
+from spark_abs.channels.offsets import offset_lines
 from spark_abs.channels.schema import arrow_schema
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import AbortReason, DamageError
@@ -27,9 +28,11 @@ from spark_abs.model import (
     DataFile,
     Position,
     RunId,
+    Version,
     dumps_position,
 )
 from spark_abs.protocol.control import Aborted, settle
+from spark_abs.protocol.credit import Capacity
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
@@ -123,6 +126,24 @@ def test_an_idle_input_stays_where_it_is(root: Root) -> None:
     reader = Stage(root).reader()
     start = reader.initialOffset()
     assert list(reader.latestOffset(start, ALL).items()) == list(start.items())
+
+
+def test_an_input_waits_while_the_way_back_of_its_stage_is_full(root: Root) -> None:
+    """What counts are entries with rows, behind the stage's newest offset file; that input is read (P17)."""
+    log, rounds, stage = Log(root), Log(root, "b"), Stage(root)
+    first, there = log.batch(1), replace(position("b.main", 0), feedback=True)
+    rounds.batch(1)
+    back = BackEdge(there, (Branch(AttemptId(1), None),))
+    reader = stage.reader(back=(back,), capacity=Capacity(entries=2))
+    start = reader.initialOffset()
+    assert after(reader, start) == (first, 0, False)
+    second = rounds.batch(2)
+    rounds.batch()
+    assert reader.latestOffset(start, ALL) is start
+    way_back = stage.reader("b.main", start=there)
+    assert after(way_back, way_back.initialOffset()) == (second, 0, False)
+    stage.planned(position("a.main", 0), replace(there, version=Version(second)))
+    assert after(reader, start) == (first, 0, False)
 
 
 def test_blocked_until_the_neighbour_has_it_or_it_is_aborted(root: Root) -> None:

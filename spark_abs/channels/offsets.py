@@ -1,0 +1,74 @@
+"""Where a stage's gates stand, by the offset files of its query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyarrow import fs
+
+from spark_abs.channels.follow import Clock
+from spark_abs.errors import DamageError
+from spark_abs.model import Position, positions_of
+from spark_abs.store.storage import Place
+
+
+class StageOffsets:
+    """All channel positions of the stage, as of the newest file in its `offsets/`.
+
+    The directory is listed until a first file is seen; from then on the next number is tried, since
+    Spark writes them one by one.
+    """
+
+    def __init__(self, native: Place, poll_ms: int, clock: Clock) -> None:
+        self._fs, self._directory, self._clock = native.fs, f"{native.path}/offsets", clock
+        self._poll_s = poll_ms / 1000
+        self._next_poll = float("-inf")
+        self._batch: int | None = None
+        self._positions: tuple[Position, ...] = ()
+
+    def positions(self) -> tuple[Position, ...]:
+        """Return the positions, repeats kept; none before the first batch is planned.
+
+        Raises:
+            DamageError: an offset file cannot be understood.
+        """
+        now = self._clock()
+        if now >= self._next_poll:
+            self._next_poll = now + self._poll_s
+            if self._batch is None:
+                self._batch = max(self._listed(), default=None)
+                if self._batch is not None:
+                    self._read(self._batch)
+            while self._batch is not None and self._read(self._batch + 1):
+                self._batch += 1
+        return self._positions
+
+    def _read(self, batch: int) -> bool:
+        try:
+            with self._fs.open_input_stream(f"{self._directory}/{batch}") as stream:
+                text = stream.read().decode()
+        except FileNotFoundError:
+            return False
+        self._positions = positions_of(offset_lines(text, f"{self._directory}/{batch}"))
+        return True
+
+    def _listed(self) -> Iterator[int]:
+        for info in self._fs.get_file_info(fs.FileSelector(self._directory, allow_not_found=True)):
+            if info.base_name.isdigit():
+                yield int(info.base_name)
+
+
+def offset_lines(text: str, where: str) -> list[str]:
+    """Return the offsets in a file of Spark's offset log, formats 1 and 2; format 2 has names before them.
+
+    Raises:
+        DamageError: the format is unknown.
+    """
+    version, _, rest = text.partition("\n")
+    lines = rest.split("\n")[1:]
+    match version:
+        case "v1":
+            return lines
+        case "v2":
+            return [line.partition(":")[2] for line in lines]
+    raise DamageError(f"{where} has offset log format {version!r}; v1 and v2 are known")

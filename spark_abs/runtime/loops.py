@@ -1,0 +1,54 @@
+"""The loops of a running job: which stages have to stand still before one of them may end (P10, P17)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spark_abs.channels.follow import Follower
+from spark_abs.model import Position, StageId
+from spark_abs.protocol.loops import Loop, Member, has_ended
+from spark_abs.protocol.path import channel_path
+from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.stage import StageRunner
+from spark_abs.store.control import Control
+
+
+class Loops:
+    """Asked by the thread that ends stages, about those whose other inputs have ended; reads logs."""
+
+    def __init__(self, ctx: RunContext, found: Sequence[Loop], stages: Mapping[StageId, StageRunner]) -> None:
+        self._ctx = ctx
+        self._found = found
+        self._stages = stages
+
+    def around(self, stage: StageRunner) -> tuple[StageRunner, ...]:
+        """Return the stages that must not work while `stage` ends: itself, of a head the whole loop."""
+        loop = self._loop(stage)
+        if loop is None:
+            return (stage,)
+        return tuple(runner for name, runner in self._stages.items() if name in loop.stages)
+
+    def has_ended(self, stage: StageRunner) -> bool:
+        """Say whether nothing comes to a stage any more whose other inputs have ended.
+
+        Certain only while no stage of `around` begins a batch.
+        """
+        loop = self._loop(stage)
+        if loop is None:
+            return stage.native.idle_at() is not None
+        return has_ended(loop, [self._member(runner) for runner in self.around(stage)], self._ctx.run)
+
+    def _loop(self, stage: StageRunner) -> Loop | None:
+        if not stage.heads_loop:
+            return None
+        return next(loop for loop in self._found if stage.name in loop.stages)
+
+    def _member(self, stage: StageRunner) -> Member:
+        idle, positions = stage.native.idle_at() is not None, stage.consumed()
+        return Member(idle, positions, frozenset(p.channel for p in positions if self._holds_rows(p)))
+
+    def _holds_rows(self, position: Position) -> bool:
+        root, state = self._ctx.root, Control.open(self._ctx.root).state
+        path = channel_path(state, position.channel)
+        follower = Follower(root.fs, root.path(root.channel(position.channel)), path)
+        return any(entry.files for entry in follower.after(position.version))

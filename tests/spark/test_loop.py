@@ -1,0 +1,177 @@
+"""A job with a loop on Spark: what goes round is part of every checkpoint, and the job comes to an end."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pandas as pd
+import pytest
+import retries
+from pyspark.sql import SparkSession
+
+import spark_abs
+from spark_abs.channels.follow import Follower
+from spark_abs.errors import AbsError, GraphError
+from spark_abs.manifest import Manifest
+from spark_abs.model import StageId
+from spark_abs.protocol.path import channel_path
+from spark_abs.runtime.frames import build_frames, draft_gate
+from spark_abs.runtime.job import Job
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from tests.job_support import Feed, eventually, files_read, hold_until, manifests, read_table
+from tests.spark.conftest import Start
+
+KILLS = 10
+KEYS = 12
+"""Clicks are under the first half of them, each the best key of some orders."""
+
+
+class Killed(Exception):
+    """What a thread meets in place of the rest of its work."""
+
+
+class Retries:
+    """The job of `jobs/retries.py` over files that come one by one."""
+
+    def __init__(self, spark: SparkSession, tmp: Path) -> None:
+        self.spark, self.base = spark, tmp
+        self.clicks = Feed(spark, tmp / "clicks", retries.CLICKS)
+        self.orders = Feed(spark, tmp / "orders", retries.ORDERS)
+        self.root = Root(f"{tmp}/root")
+        self.probe: Callable[[str], None] = lambda _: None
+
+    def job(self, interval: str = "300ms") -> Job:
+        return retries.declare(
+            self.spark, self.clicks.stream(), self.orders.stream(), str(self.base),
+            probe=lambda at: self.probe(at), interval=interval, num_retained=50, poll_interval="0ms",
+        )  # fmt: skip
+
+    def order(self, rng: Random, count: int) -> None:
+        """Let orders come, each with three keys of which one, two, three or none has a click."""
+        first = sum(map(len, self.orders.files))
+        self.orders.write(
+            *(
+                {"order_id": f"o{first + n}", "keys": [f"k{rng.randrange(KEYS)}" for _ in range(3)]}
+                for n in range(count)
+            )
+        )
+
+    def in_flight(self, manifest: Manifest) -> int:
+        """Count the rows that were on their way round at a checkpoint."""
+        match = manifest.stage(StageId("match"))
+        assert match is not None
+        (back,) = [p for p in match.positions if p.feedback]
+        (until,) = [o.version for o in match.outputs if o.output == "again"]
+        path = channel_path(Control.open(self.root).state, back.channel)
+        entries = Follower(self.root.fs, self.root.path(self.root.channel(back.channel)), path)
+        return sum(e.rows for e in entries.after(back.version) if e.version <= (until or 0))
+
+    def assert_tables(self) -> None:
+        clicks, orders = (
+            pd.DataFrame([row for file in feed.files for row in file]) for feed in (self.clicks, self.orders)
+        )
+        for name, want in zip(("attributed", "given_up"), retries.expected(clicks, orders), strict=True):
+            have = read_table(self.base / name).to_pandas()[list(want.columns)]
+            assert counted(have) == counted(want), name
+            assert len(want)
+
+
+def counted(frame: pd.DataFrame) -> Counter[tuple[object, ...]]:
+    return Counter(frame.itertuples(index=False, name=None))
+
+
+def kill_after(calls: int) -> Callable[[str], None]:
+    """Return a probe that kills whatever thread comes by after so many calls, and every other one then."""
+    left, lock = calls, threading.Lock()
+
+    def probe(at: str) -> None:
+        nonlocal left
+        if at.startswith(("batch.", "agent.", "claim.", "manifest.")):
+            with lock:
+                left -= 1
+            if left < 0:
+                raise Killed(at)
+
+    return probe
+
+
+def test_killed_and_restored_at_ten_random_moments_the_loop_gives_what_a_batch_query_gives(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Nothing that goes round is lost or goes round twice (P17); a bounded run ends when nothing does."""
+    rng, here = Random(17), Retries(spark, tmp_path)
+    for number in range(KEYS // 2):
+        here.clicks.write({"keys": [f"k{number}"], "campaign": f"c{number}", "number": number})
+    run = start(here.job(interval="1h"))
+    with ThreadPoolExecutor(1) as pool:
+        while files_taken(here) < KEYS // 2:  # all clicks are in a checkpoint before the first order
+            run.checkpoint()
+        # An order's batch carries the barrier of a savepoint: what it sends round is in flight then.
+        claimed = threading.Event()
+        here.probe = hold_until("batch.orders.files.before", claimed.is_set)
+        here.order(rng, 8)
+        eventually(run, lambda: pending_batch(here), "the orders are about to be read")
+        savepoint = pool.submit(run.savepoint, "round")
+        eventually(run, lambda: "round" in open_names(here), "the savepoint is under way")
+        claimed.set()
+        taken = savepoint.result()
+    here.probe = kill_after(rng.randrange(5, 40))
+    for kill in range(KILLS):
+        here.order(rng, 5)
+        with pytest.raises((AbsError, Killed)):
+            assert not run.await_termination(120), "nobody was killed"
+        found = [m for m in manifests(here.root.uri) if m.id >= taken]
+        to = taken if not kill else rng.choice(found[-3:]).id
+        here.probe = lambda _: None
+        spark_abs.restore(here.root.uri, to=int(to), spark=spark)
+        if not kill:
+            assert here.in_flight(next(m for m in found if m.id == taken)) > 0
+        here.probe = kill_after(rng.randrange(20, 90))
+        run = start(here.job())
+    with pytest.raises((AbsError, Killed)):
+        assert not run.await_termination(120), "nobody was killed"
+    here.probe = lambda _: None
+    assert start(here.job(), available_now=True).await_termination(240)
+    here.assert_tables()
+    assert here.in_flight(manifests(here.root.uri)[-1]) == 0
+
+
+def files_taken(here: Retries) -> int:
+    return max((files_read(m, "clicks") for m in manifests(here.root.uri)), default=0)
+
+
+def pending_batch(here: Retries) -> bool:
+    return (here.base / "root/native/1/orders/offsets/0").exists()
+
+
+def open_names(here: Retries) -> Sequence[str | None]:
+    return [claim.barrier.name for claim in Control.open(here.root).state.claims]
+
+
+def test_a_way_back_has_to_be_closed_once_with_the_rows_that_were_declared(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    job = spark_abs.Job("loop", root=str(tmp_path), spark=spark)
+    numbers = job.source("numbers", spark.readStream.format("rate").load().select("value"))
+    back = job.feedback("back", "value string")
+    kept = job.stage(
+        "kept", [numbers, back], lambda n, b: n.unionByName(b.selectExpr("bigint(value) AS value"))
+    )
+    with pytest.raises(GraphError, match="feedback 'back' is not closed: say what goes round"):
+        job.graph()
+    with pytest.raises(GraphError, match="'back' is declared twice"):
+        job.feedback("back", "value long")
+    back.close(kept)
+    with pytest.raises(GraphError, match=r"'back' is closed by 'kept\.main'"):
+        back.close(numbers)
+    with pytest.raises(GraphError, match=r"as value string, and 'kept\.main' has value bigint: .* in value"):
+        build_frames(job, job.graph(), lambda _, *given: draft_gate(spark, *given))
+    job.feedback("other", "value long")
+    with pytest.raises(GraphError, match="feedback 'other' is no stage's input"):
+        job.graph()
