@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -123,15 +124,24 @@ class Drain:
         while True:
             look()
             query = self.queries[stage.name]
-            try:
-                query.processAllAvailable()
-            except StreamingQueryException:  # the next look says it, or has the stage started again
-                self._pause.wait(_POLL_S)
-                continue
+            self._await_end(query, look)
             idle = query.isActive and self.runners[stage.name].native.idle_at() is not None
             if idle and not self._has_unread(stage):
                 return
             self._pause.wait(_POLL_S)
+
+    def _await_end(self, query: StreamingQuery, look: Callable[[], None]) -> None:
+        """Wait until a query finds nothing to do; look meanwhile, it may wait for a stage that failed."""
+
+        def wait() -> None:
+            with suppress(StreamingQueryException):  # the next look says it, or has the stage started again
+                query.processAllAvailable()
+
+        waiting = threading.Thread(target=wait, name="abs-drain", daemon=True)
+        waiting.start()
+        while waiting.is_alive():
+            look()
+            waiting.join(_POLL_S)
 
     def _has_unread(self, stage: StageDecl) -> bool:
         runner, state = self.runners[stage.name], self.control.state

@@ -251,6 +251,8 @@ class Native:
     states: dict[int, dict[str, State]] = field(default_factory=dict)
     script: dict[BatchId, Planned] = field(default_factory=dict)
     """Batches that are repeated as they were, where the checkpoint takes the place of a lost one."""
+    had_read: dict[ChannelId, Version] = field(default_factory=dict)
+    """How far a lost one in whose place this is had read."""
 
     @property
     def planned(self) -> BatchId:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.model import NO_EPOCH, AttemptId, BatchId, Branch, Position, Version
 from spark_abs.protocol import credit
-from spark_abs.testing.cluster import Storage, Table
+from spark_abs.testing.cluster import Native, Storage, Table
 from spark_abs.testing.invariants import within_bound
 from spark_abs.testing.parts import Parts, Paths
 
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 
 def consumed(storage: Storage, attempt: AttemptId, table: Table) -> Iterator[Version]:
-    """Yield how far each input that reads a channel, but not as its way back, has durably read it."""
+    """Iterate how far each input that reads a channel, but not as its way back, has durably read it."""
+    return (position.version for _, position in _readers(storage, attempt, table))
+
+
+def _readers(storage: Storage, attempt: AttemptId, table: Table) -> Iterator[tuple[Native, Position]]:
     for stage in storage.graph:
         if table.channel in stage.inputs and table.channel not in stage.feedback:
-            durable = storage.native[attempt, stage.id].durable
-            yield from (p.version for p in durable.positions if p.channel == table.channel)
+            native = storage.native[attempt, stage.id]
+            yield from ((native, p) for p in native.durable.positions if p.channel == table.channel)
 
 
 def has_room(
@@ -49,8 +53,14 @@ def may_begin(process: Process, batch: BatchId) -> bool:
 def check_bound(
     storage: Storage, attempt: AttemptId, table: Table, path: Sequence[Branch], capacity: credit.Capacity
 ) -> None:
-    """Check what a channel holds, at the only moments in which it grows."""
-    behind = credit.slowest(consumed(storage, attempt, table))
+    """Check what a channel holds, at the only moments in which it grows.
+
+    What a consumer reads a second time, since its checkpoint was lost, is no part of the bound.
+    """
+    behind = credit.slowest(
+        max(position.version, native.had_read.get(table.channel, position.version))
+        for native, position in _readers(storage, attempt, table)
+    )
     if capacity.entries is None or behind is None:
         return
     unread = list(table.after(behind, path))

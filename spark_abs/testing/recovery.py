@@ -93,4 +93,8 @@ def rebuilt(
     # What a simulated source reads is a number: it can begin anew.
     found = repeats(LostStage(cut, written), plans)
     native.script = {repeat.batch: repeat.plan for repeat in found}
+    lost = storage.native[attempt.id, stage.id]
+    native.had_read = lost.had_read | {
+        p.channel: max(p.version, lost.had_read.get(p.channel, p.version)) for p in lost.durable.positions
+    }
     return native

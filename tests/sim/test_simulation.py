@@ -149,6 +149,8 @@ def test_a_writer_that_does_not_check_its_transaction_is_caught() -> None:
 def test_a_stage_that_is_rebuilt_and_plans_its_old_batches_anew_is_caught() -> None:
     """Its state has read other rows than its outputs hold: some are lost, or there twice."""
     assert violated(Parts(repeats=lambda *_: ())) in {"1", "4"}
+
+
 ONE = Capacity(entries=1)
 
 
