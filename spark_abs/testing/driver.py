@@ -129,7 +129,7 @@ class Driver:
         except StopIteration:
             self.actors.pop(name, None)
         except Lost:
-            self.crash_stage(StageId(name.partition(":")[2]))
+            self.over = not self.crash_stage(StageId(name.partition(":")[2]))
         except Fenced:
             self.over = True
             self.seen["drivers fenced"] += 1
@@ -142,10 +142,16 @@ class Driver:
         """Whether the processes have started."""
         return "coordinator" in self.actors
 
-    def crash_stage(self, stage: StageId) -> None:
-        """Kill one query and start it again from its native checkpoint, under the same run."""
+    def crash_stage(self, stage: StageId) -> bool:
+        """Kill one query and start it again from its native checkpoint, under the same run.
+
+        Returns False if there is none: once a stage begins to write its end markers, its query has stopped.
+        """
+        if self.processes[stage].is_ending:
+            return False
         self.run.handed = {(c, s) for c, s in self.run.handed if s != stage}
         self._start(next(s for s in self.storage.graph if s.id == stage))
+        return True
 
     def crash_snapshotter(self) -> None:
         """Lose every capture and every acknowledgement that is not answered."""

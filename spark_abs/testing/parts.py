@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_abs.model import BatchId, Branch, ChannelId, Entry, RunId, Version
+from spark_abs.model import AttemptId, BatchId, Branch, ChannelId, Entry, RunId, Version
 from spark_abs.protocol import credit, cut, gate, loops, rebuild
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.rebuild import Repeat
@@ -23,9 +23,8 @@ def in_log(table: Table, app: str, version: int) -> bool:
     return table.transactions.get(app, -1) >= version
 
 
-def loop_ended(storage: Storage, paths: Paths, head: Stage, run: RunId) -> bool:
+def loop_ended(storage: Storage, attempt: AttemptId, paths: Paths, head: Stage, run: RunId) -> bool:
     """Say whether the loop of a stage has ended, from storage alone."""
-    attempt = storage.state.attempt.id
     (loop,) = [loop for loop in storage.loops if head.id in loop.stages]
     members = []
     for stage in loop.stages:

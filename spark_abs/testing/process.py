@@ -93,6 +93,11 @@ class Process:
         self.taking: Taking | None = None
         """What its agent has in memory."""
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether its query has stopped in order: it writes its end markers, or has."""
+        return self.stage.id in self.run.ended or isinstance(self.at, Ending)
+
     def copy(self, run: Run) -> Process:
         """Return the same process as part of a copied run."""
         twin = Process(run, self.stage)
@@ -168,7 +173,10 @@ class Process:
         return (
             now.native == self.stage.native
             and inputs_ended
-            and (not self.stage.feedback or run.parts.loop_ended(self.storage, run.paths, self.stage, run.id))
+            and (
+                not self.stage.feedback
+                or run.parts.loop_ended(self.storage, run.attempt, run.paths, self.stage, run.id)
+            )
         )
 
     @property

@@ -217,8 +217,7 @@ class Simulation:
     def _crash_stage(self) -> bool:
         if not self._booted():
             return False
-        self.driver.crash_stage(self.rng.choice(self.storage.graph).id)
-        return True
+        return self.driver.crash_stage(self.rng.choice(self.storage.graph).id)
 
     def _crash_snapshotter(self) -> bool:
         if not self._booted():

@@ -90,3 +90,17 @@ def test_a_batch_that_is_run_again_does_not_wait_for_the_copy_of_its_own_cut(cop
     assert not copies.snapshots.permits(STAGE, BatchId(5))
     copies.snapshots.release(CheckpointId(1), completed=True)
     assert copies.snapshots.permits(STAGE, BatchId(5))
+
+
+def test_batches_go_on_while_a_cut_is_copied_until_spark_might_purge_it(copies: Copies) -> None:
+    """Of ten batches that Spark keeps, the copy has half to itself (P11)."""
+    copies.snapshots.submit(taken(1, 4))
+    assert [batch for batch in range(5, 15) if copies.snapshots.permits(STAGE, BatchId(batch))] == [
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]
+    copies.snapshots.release(CheckpointId(1), completed=True)
+    assert copies.snapshots.permits(STAGE, BatchId(14))
