@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_abs.errors import AbsError
+    from spark_abs.observe.state import state
     from spark_abs.restore.apply import restore
     from spark_abs.restore.read import read
     from spark_abs.runtime.context import Current, current
@@ -45,6 +46,7 @@ _HOMES = {
     "read": "spark_abs.restore.read",
     "restore": "spark_abs.restore.apply",
     "spark_session": "spark_abs.session",
+    "state": "spark_abs.observe.state",
 }
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "read",
     "restore",
     "spark_session",
+    "state",
 ]
 
 
@@ -79,7 +82,8 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-# The room `restore` has the name of the function. A room puts its name here when it is first loaded, and
-# never again: loaded now and taken away, the name is the function's for good.
-import_module("spark_abs.restore")
-del globals()["restore"]
+# The rooms `restore` and `state` have the names of functions. A room puts its name here when it is first
+# loaded, and never again: loaded now and taken away, the name is the function's for good.
+for _room in ("restore", "state"):
+    import_module(f"spark_abs.{_room}")
+    del globals()[_room]

@@ -13,6 +13,7 @@ from spark_abs.cli.restore import restore
 from spark_abs.cli.savepoint import savepoint
 from spark_abs.cli.set import set_live
 from spark_abs.cli.show import show
+from spark_abs.cli.state import state
 from spark_abs.cli.status import status
 from spark_abs.cli.stop import stop
 from spark_abs.cli.verb import Context, output_option
@@ -44,5 +45,5 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
-for command in (list_checkpoints, show, status, history, savepoint, set_live, stop, restore, verify):
+for command in (list_checkpoints, show, state, status, history, savepoint, set_live, stop, restore, verify):
     main.add_command(command)

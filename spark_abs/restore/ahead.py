@@ -50,6 +50,11 @@ class Ahead:
             self.place.fs.delete_dir(self.place.path)
 
 
+def passing_place(natives: Place, newest: RunId | None) -> Place:
+    """Return a place for a native directory that is void once there is a run after `newest`."""
+    return natives.below(f"{_PREFIX}{newest or 0}-{uuid.uuid4().hex}")
+
+
 def write_ahead(
     root: Root, manifest: Manifest, plan: RestorePlan, progress: Callable[[int], None]
 ) -> Ahead | None:
@@ -65,7 +70,7 @@ def write_ahead(
     natives = root.anywhere(plan.natives)
     if not natives.local:
         return None
-    ahead = Ahead(natives.below(f"{_PREFIX}{plan.replaces or 0}-{uuid.uuid4().hex}"))
+    ahead = Ahead(passing_place(natives, plan.replaces))
     try:
         steps = {step.stage: step for step in plan.steps if isinstance(step, Materialise)}
         for snapshot in manifest.stages:

@@ -41,7 +41,7 @@ def read(
     """
     from spark_abs.session import lend
 
-    session = spark if spark is not None else _active()
+    session = spark if spark is not None else active_session()
     storage = Storage.given(dict(session.conf.getAll), settings)
     uri, version = recorded_version(Root(root, storage), name, checkpoint)
     lend(session, storage)
@@ -75,7 +75,12 @@ def _sink(manifest: Manifest, name: str) -> OutputVersion:
     return sinks[name]
 
 
-def _active() -> SparkSession:
+def active_session() -> SparkSession:
+    """Return the session of this thread.
+
+    Raises:
+        UsageError: there is none.
+    """
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()

@@ -215,6 +215,14 @@ class KeyGroup:
         ]
         return pa.concat_tables([schema.empty_table(), *parts])
 
+    def all_rows(self, schema: pa.Schema) -> pa.Table:
+        """Return the row of each key that has a state or a timeout, in the columns of a segment."""
+        parts = []
+        for segment, alive in zip(self._segments, self._alive, strict=True):
+            kept = alive & (~segment.removed | (segment.timeouts != NEVER))
+            parts.append(_widened(segment.table, schema).filter(pa.array(kept)))
+        return pa.concat_tables([schema.empty_table(), *parts])
+
     def due(self, before_ms: int) -> tuple[Places, Places]:
         """Return segment and row of the keys whose timeout is before a time."""
         where, rows = [], []

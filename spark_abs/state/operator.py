@@ -94,8 +94,8 @@ class Operator:
 
     @property
     def digest(self) -> str:
-        """What the heads of its key groups carry. Another time to live is not another operator."""
-        return hashlib.blake2b(to_json(replace(self.note, ttl_ms=None)).encode(), digest_size=8).hexdigest()
+        """What the heads of its key groups carry."""
+        return form_digest(self.note)
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -106,6 +106,11 @@ class Operator:
     def states_schema(self) -> pa.Schema:
         """Key columns, then state columns: how a function sees states."""
         return pa.schema([*self.key_schema, *self.state])
+
+
+def form_digest(function: StateFunction) -> str:
+    """Return what heads carry of the form of a function. Another time to live is not another form."""
+    return hashlib.blake2b(to_json(replace(function, ttl_ms=None)).encode(), digest_size=8).hexdigest()
 
 
 def _texts(schema: pa.Schema) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ PUBLIC = {
     "read",
     "restore",
     "spark_session",
+    "state",
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -1,0 +1,105 @@
+"""`spark-abs state`: the state of a stage at a checkpoint, as rows."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_abs.cli.output import Output, text_of
+from spark_abs.cli.verb import Context, verb
+from spark_abs.errors import Refused
+from spark_abs.observe.state_at import StateAt, find_state, same_at
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place, in_object_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@click.command
+@verb
+@click.argument("stage")
+@click.option("--checkpoint", metavar="ID|NAME|latest", default="latest", help="Which one; the newest.")
+@click.option("--operator", metavar="NUMBER|UID", help="Which stateful operator, if there are several.")
+@click.option("--store", metavar="NAME", help="Which part of it: left, right, a state variable, timers.")
+@click.option("--diff", metavar="ID|NAME|latest", help="Show what is different from another checkpoint.")
+@click.option("--export", metavar="TABLE", help="Write all rows to a new Delta table there; show none.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows to show.")
+def state(
+    ctx: Context,
+    root: Root,
+    stage: str,
+    checkpoint: str,
+    operator: str | None,
+    store: str | None,
+    diff: str | None,
+    export: str | None,
+    limit: int,
+) -> None:
+    """Show the state of a stage at a checkpoint: a row for each key. Starts Spark; the job is not touched."""
+    # What can be wrong about the call is found before a JVM is started.
+    found = find_state(root, stage, checkpoint, operator, store)
+    before = None if diff is None else same_at(root, found, diff)
+    target = None if export is None else _target(root, export)
+    with ctx.out.waiting(f"reading the state of stage {stage} at checkpoint {found.manifest.id}"):
+        from spark_abs.observe.state import state_frame
+
+        frame = state_frame(_session(root, found, target), root, found, before)
+        count = frame.count()
+        if target is not None:
+            frame.write.format("delta").mode("error").save(target.uri)
+        rows = _rows(frame, limit) if target is None else []
+    shown = {
+        "stage": stage,
+        "checkpoint": found.manifest.id,
+        "operator": found.operator.id,
+        "diff": None if before is None else before.manifest.id,
+        "count": count,
+        "table": None if target is None else target.uri,
+        "rows": rows,
+    }
+    ctx.out.result(shown, lambda out: _text(out, rows, frame.columns, count, target))
+
+
+def _target(root: Root, export: str) -> Place:
+    place = root.storage.place(export)
+    if place.exists():
+        raise Refused(f"there is something at {place} already: name a new place for the table")
+    return place
+
+
+def _session(root: Root, found: StateAt, target: Place | None) -> SparkSession:
+    from spark_abs.session import HADOOP_AWS, lend, spark_session
+
+    packages = [HADOOP_AWS] if target is not None and in_object_store(target.uri) else []
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    session = spark_session(f"state of {found.manifest.job}", "local[*]", packages=packages, **quiet)
+    session.sparkContext.setLogLevel("ERROR")
+    lend(session, root.storage)
+    return session
+
+
+def _rows(frame: DataFrame, limit: int) -> list[dict[str, object]]:
+    from pyspark.sql import functions as F
+
+    one = F.to_json(F.struct(*frame.columns), {"ignoreNullFields": "false"})
+    return [json.loads(row[0]) for row in frame.limit(limit).select(one).collect()]
+
+
+def _text(
+    out: Output, rows: list[dict[str, object]], columns: list[str], count: int, target: Place | None
+) -> None:
+    if target is not None:
+        out.line(f"{count} rows written to {target}")
+        return
+    out.table([(name, False) for name in columns], ([_cell(row[name]) for name in columns] for row in rows))
+    if len(rows) < count:
+        out.say(f"{len(rows)} of {count} rows; --limit shows more, --export writes all")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+    return text_of(value)

@@ -1,0 +1,179 @@
+"""The state of a stage at a checkpoint, as a frame."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from spark_abs.codec import from_json
+from spark_abs.errors import DamageError
+from spark_abs.manifest import StateFunction
+from spark_abs.observe.changes import changes
+from spark_abs.observe.state_at import StateAt, find_state, same_at
+from spark_abs.restore.ahead import passing_place
+from spark_abs.restore.read import active_session
+from spark_abs.snapshots.materialise import fresh_query_id, materialise
+from spark_abs.snapshots.operators import HEADS, SEGMENTS
+from spark_abs.state.packing import GROUP
+from spark_abs.state.rows import StateRows, read_group
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place, Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+READER = "statestore"
+_SLOT, _BYTES = "slot", "bytes"
+_PARTITION = "partition_id"
+
+
+def state(
+    root: str,
+    stage: str,
+    checkpoint: str | int = "latest",
+    spark: SparkSession | None = None,
+    *,
+    operator: int | str | None = None,
+    store: str | None = None,
+    diff: str | int | None = None,
+    **settings: object,
+) -> DataFrame:
+    """Return the state of a stage at a checkpoint.
+
+    Of a function of ours (`map_groups_with_state` and its kin) there is a row for each key: structs `key` and
+    `value`, `timeout_ms` and `expires_ms` (null for none); a key that has only a timeout has a null `value`.
+    Of Spark's own operators the columns are those of its state reader: `key` and `value`, for a map
+    `user_map_key` and `user_map_value`, for a list `list_element`, for timers `expiration_timestamp_ms`.
+
+    All of it is read now, from the bytes that the checkpoint names, and Spark keeps the rows; a job that runs
+    is not touched. Until that is done it is on a disk, too: a temporary directory of this machine, or beside
+    the native checkpoints of the job if the session has executors elsewhere.
+
+    Args:
+        root: the job's root.
+        stage: the stage.
+        checkpoint: an id, the name of a savepoint, or `latest`.
+        spark: a session; the active one if None.
+        operator: which stateful operator, by its number, or a function by its uid; needed if there are
+            several.
+        store: which part of it: `left` or `right` of a join, a state variable or `timers` of a
+            `transformWithState`; needed if there are several.
+        diff: another checkpoint: return what is different from there. `change` is `added`, `removed` or
+            `changed`; `before` and `after` hold what it was and is. Where keys may repeat (joins, lists,
+            timers) whole rows are added or removed.
+        settings: of the area `storage`, by their short names.
+
+    Raises:
+        UsageError: there is no such stage, operator or store, it has no state, or must be chosen; says which
+            there are.
+        CheckpointNotFound: there is no such checkpoint.
+        DamageError: its bytes are missing or altered.
+    """
+    session = spark if spark is not None else active_session()
+    at = Root(root, Storage.given(dict(session.conf.getAll), settings))
+    found = find_state(at, stage, checkpoint, operator, store)
+    return state_frame(session, at, found, None if diff is None else same_at(at, found, diff))
+
+
+def state_frame(
+    session: SparkSession, root: Root, found: StateAt, before: StateAt | None = None
+) -> DataFrame:
+    """Read what was found, or what is different from `before`; see `state`."""
+    if before is None:
+        return _read(session, root, found)
+    return changes(_read(session, root, before), _read(session, root, found), found.identity)
+
+
+def _read(session: SparkSession, root: Root, found: StateAt) -> DataFrame:
+    with native_copy(session, root, found) as native:
+        if found.part is None:
+            frame = function_rows(session, native, found)
+        else:
+            frame = read_store(session, native, found, found.part.options).drop(_PARTITION)
+        return frame.localCheckpoint(eager=True)
+
+
+@contextmanager
+def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[Place]:
+    """Write the files of a stage's snapshot to where all that read them see them, while this is open."""
+    if (session.sparkContext.master or "").startswith("local"):
+        with tempfile.TemporaryDirectory(prefix="spark-abs-") as directory:
+            place = Place(str(Path(directory) / "native"))
+            materialise(root, found.snapshot.files, place, fresh_query_id())
+            yield place
+        return
+    from spark_abs.session import lend
+
+    lend(session, root.storage)
+    ledger = Control.open(root).state
+    place = passing_place(root.anywhere(ledger.attempt.natives), ledger.run.id if ledger.run else None)
+    try:
+        materialise(root, found.snapshot.files, place, fresh_query_id())
+        yield place
+    finally:
+        with suppress(FileNotFoundError):
+            place.fs.delete_dir(place.path)
+
+
+def read_store(session: SparkSession, native: Place, found: StateAt, options: Mapping[str, str]) -> DataFrame:
+    """Open a part of an operator's state as Spark's reader gives it."""
+    reader = session.read.format(READER).option("batchId", int(found.snapshot.cut_batch))
+    return reader.option("operatorId", found.operator.id).options(**options).load(native.uri)
+
+
+def function_rows(session: SparkSession, native: Place, found: StateAt) -> DataFrame:
+    """Decode the state of a function of ours: a row for each key."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    heads = read_store(session, native, found, {"stateVarName": HEADS})
+    segments = read_store(session, native, found, {"stateVarName": SEGMENTS})
+    group = F.col(f"key.{GROUP}").alias(GROUP)
+    parts = heads.select(group, F.lit(None).cast("int").alias(_SLOT), f"value.{_BYTES}").unionByName(
+        segments.select(group, F.col(f"user_map_key.{_SLOT}").alias(_SLOT), f"user_map_value.{_BYTES}")
+    )
+    rows = StateRows(_function(found, heads))
+    decoded = parts.where(F.col(GROUP) >= 0).groupBy(GROUP)
+
+    def decode(of_group: pa.Table) -> pa.Table:
+        return _decode(rows, of_group)
+
+    return decoded.applyInArrow(decode, from_arrow_schema(rows.schema))
+
+
+def _function(found: StateAt, heads: DataFrame) -> StateFunction:
+    """Return the form of the function, as the operator has recorded it: a stage may have several."""
+    from pyspark.sql import functions as F
+
+    from spark_abs.state.processor import RECORD_GROUP, Record
+
+    if len(found.functions) == 1:
+        return found.functions[0]
+    records = heads.where(F.col(f"key.{GROUP}") == RECORD_GROUP).select(f"value.{_BYTES}").limit(1).collect()
+    if not records:
+        raise DamageError(
+            f"operator {found.operator.id} of stage {found.snapshot.stage!r} does not say at checkpoint "
+            f"{found.manifest.id} which function it runs"
+        )
+    return from_json(Record, bytes(records[0][0])).function
+
+
+def _decode(rows: StateRows, parts: pa.Table) -> pa.Table:
+    """Turn the parts of a key group into rows; runs on the executors."""
+    head: bytes | None = None
+    segments: dict[int, bytes] = {}
+    number = parts[GROUP][0].as_py()
+    for slot, data in zip(parts[_SLOT].to_pylist(), parts[_BYTES].to_pylist(), strict=True):
+        if slot is None:
+            head = data
+        else:
+            segments[slot] = data
+    if head is None:
+        raise DamageError(f"key group {number} has segments and no head")
+    return read_group(rows, number, head, segments)

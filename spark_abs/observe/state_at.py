@@ -1,0 +1,127 @@
+"""Which state a person means: the stage, the checkpoint, the operator, the part of it. No JVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from spark_abs.errors import UsageError
+from spark_abs.manifest import Manifest, StageSnapshot, StateFunction
+from spark_abs.model import NO_BATCH
+from spark_abs.restore.lookup import lookup
+from spark_abs.snapshots.operators import Operator, Part, operators_of
+from spark_abs.store.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class StateAt:
+    """A part of the state of a stage at a checkpoint."""
+
+    manifest: Manifest
+    snapshot: StageSnapshot
+    functions: tuple[StateFunction, ...]
+    """The stage's stateful functions."""
+    operator: Operator
+    part: Part | None
+    """None for the rows of a function."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns by which a row is found again; empty if rows may repeat."""
+        return ("key",) if self.part is None else self.part.identity
+
+
+def find_state(
+    root: Root,
+    stage: str,
+    checkpoint: str | int = "latest",
+    operator: int | str | None = None,
+    store: str | None = None,
+) -> StateAt:
+    """Find what is meant, or say what there is to choose from.
+
+    Args:
+        root: the job's root.
+        stage: its name.
+        checkpoint: an id, the name of a savepoint, or `latest`.
+        operator: its number, or the uid of a function; may be left out if there is one.
+        store: the part of its state; may be left out if there is one.
+
+    Raises:
+        UsageError: there is no such stage, it has no state, or what is asked for is not there or not clear.
+        CheckpointNotFound: there is no such checkpoint.
+        DamageError: the manifest or operator metadata is damaged.
+    """
+    manifest = lookup(root, checkpoint).manifest
+    snapshot = next((s for s in manifest.stages if s.stage == stage), None)
+    if snapshot is None:
+        known = ", ".join(s.stage for s in manifest.stages) or "none"
+        raise UsageError(f"checkpoint {manifest.id} has no stage {stage!r}: it has {known}")
+    if not snapshot.operators:
+        why = "had run no batch" if snapshot.cut_batch == NO_BATCH else "has no stateful operator"
+        others = ", ".join(s.stage for s in manifest.stages if s.operators) or "none has any"
+        raise UsageError(
+            f"stage {stage!r} {why} at checkpoint {manifest.id}: it has no state; stages that have: {others}"
+        )
+    shape = next((s for s in manifest.graph if s.stage == stage), None)
+    functions = shape.functions if shape is not None else ()
+    chosen = _operator(stage, operators_of(root, snapshot), functions, operator)
+    if chosen.ours and functions:
+        if store is not None:
+            raise UsageError(
+                f"operator {chosen.id} of stage {stage!r} is a function: its state is one, no store"
+            )
+        return StateAt(manifest, snapshot, functions, chosen, None)
+    return StateAt(manifest, snapshot, functions, chosen, _part(stage, chosen, store))
+
+
+def _operator(
+    stage: str,
+    operators: tuple[Operator, ...],
+    functions: tuple[StateFunction, ...],
+    asked: int | str | None,
+) -> Operator:
+    found = operators
+    if asked is not None:
+        number = str(asked)
+        found = tuple(o for o in operators if str(o.id) == number)
+        if any(f.uid == number for f in functions):
+            found = tuple(o for o in operators if o.ours)
+    listed = ", ".join(f"{o.id} ({o.name})" for o in operators)
+    if len(found) > 1 and asked is not None:
+        raise UsageError(
+            f"stage {stage!r} has {len(found)} functions, {', '.join(f.uid for f in functions)}: name one by "
+            f"the number of its operator: {listed}"
+        )
+    if len(found) != 1:
+        what = f"no operator {asked!r}" if asked is not None else f"{len(found)} stateful operators"
+        raise UsageError(f"stage {stage!r} has {what}: choose one of {listed}")
+    return found[0]
+
+
+def _part(stage: str, operator: Operator, asked: str | None) -> Part:
+    found = [p for p in operator.parts if asked is None or p.name == asked]
+    if len(found) != 1:
+        listed = ", ".join(p.name for p in operator.parts) or "none"
+        what = f"no store {asked!r}" if asked is not None else f"{len(found)} stores"
+        raise UsageError(
+            f"operator {operator.id} ({operator.name}) of stage {stage!r} has {what}: choose one of {listed}"
+        )
+    return found[0]
+
+
+def same_at(root: Root, state: StateAt, checkpoint: str | int) -> StateAt:
+    """Return the same part of the same operator at another checkpoint.
+
+    Raises:
+        UsageError: it is not there, or another operator has its number.
+        CheckpointNotFound, DamageError: as `find_state`.
+    """
+    store = None if state.part is None else state.part.name
+    other = find_state(root, state.snapshot.stage, checkpoint, state.operator.id, store)
+    if other.operator != replace(state.operator, parts=other.operator.parts):
+        raise UsageError(
+            f"operator {state.operator.id} of stage {state.snapshot.stage!r} is {state.operator.name} at "
+            f"checkpoint {state.manifest.id} and {other.operator.name} at checkpoint {other.manifest.id}: "
+            "their state cannot be compared"
+        )
+    return other

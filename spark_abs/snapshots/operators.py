@@ -1,0 +1,120 @@
+"""The stateful operators of a stage at a checkpoint, and the parts of their state that are read. No JVM."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_abs.errors import DamageError
+from spark_abs.manifest import StageSnapshot, StoredFile
+from spark_abs.snapshots.kept import active_packs
+from spark_abs.snapshots.layout import parse_operator
+from spark_abs.snapshots.packs import PATH, PackReader, resolve
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+JOIN = "symmetricHashJoin"
+TRANSFORM = frozenset(
+    ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
+)
+HEADS, SEGMENTS = "heads", "segments"
+"""The state variables of a function of ours."""
+_METADATA = re.compile(r"state/(\d+)/_metadata/(?:metadata|v2/(\d+)(?:_.*)?)")
+_INTERNAL, _TIMERS = "$", ("$procTimers", "$eventTimers")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an operator's state that Spark's state reader gives as one frame."""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What the reader is told."""
+    identity: tuple[str, ...] = ("key",)
+    """The columns of which each value is there once; empty if rows may repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A stateful operator."""
+
+    id: int
+    name: str
+    parts: tuple[Part, ...]
+    ours: bool = False
+    """Whether it runs a function of ours: its state is then read as rows of keys, not as parts."""
+
+
+def operators_of(root: Root, snapshot: StageSnapshot) -> tuple[Operator, ...]:
+    """Read what the operators of a stage's snapshot are, by id.
+
+    Raises:
+        DamageError: bytes are missing from `state/` or altered, or are not what Spark writes.
+        Refused: operator metadata of a version that is not known.
+    """
+    newest: dict[int, tuple[int, StoredFile]] = {}
+    for file in snapshot.files:
+        if match := _METADATA.fullmatch(file.path):
+            number, batch = int(match[1]), int(match[2] or 0)
+            newest[number] = max(newest.get(number, (-1, file)), (batch, file), key=lambda found: found[0])
+    texts = stored_texts(root, [file for _, file in newest.values()])
+    return tuple(_operator(texts[file.path]) for _, (_, file) in sorted(newest.items()))
+
+
+def stored_texts(root: Root, files: Sequence[StoredFile]) -> dict[str, str]:
+    """Read small files of a manifest from `state/`, checked, by their paths.
+
+    Raises:
+        DamageError: bytes are missing or altered.
+    """
+    try:
+        active = active_packs(Table.open(root.place(PATH)))
+    except FileNotFoundError as error:
+        raise DamageError(f"{root.uri}/{PATH} is missing") from error
+    found = {}
+    with PackReader(root) as reader:
+        where = resolve(reader, active, files)
+        for file in files:
+            at = where.get((file.sha256, file.at.pack))
+            if at is None:
+                raise DamageError(
+                    f"the bytes of {file.path} (sha256 {file.sha256}) are not in {PATH}/ any more"
+                )
+            found[file.path] = b"".join(reader.chunks(at, file.sha256, file.size)).decode()
+    return found
+
+
+def _operator(text: str) -> Operator:
+    metadata = parse_operator(text)
+    if metadata.name == JOIN:
+        sides = (Part(side, {"joinSide": side}, ()) for side in ("left", "right"))
+        return Operator(metadata.operator_id, metadata.name, tuple(sides))
+    if metadata.name not in TRANSFORM:
+        stores = [store.name for store in metadata.stores]
+        parts = (Part(s, {} if s == "default" else {"storeName": s}) for s in stores)
+        return Operator(metadata.operator_id, metadata.name, tuple(parts))
+    properties = _properties(text)
+    variables = {str(v["stateName"]): str(v["stateVariableType"]) for v in properties["stateVariables"]}
+    named = {name: kind for name, kind in variables.items() if not name.startswith(_INTERNAL)}
+    found = [Part(name, {"stateVarName": name}, _IDENTITY.get(kind, ())) for name, kind in named.items()]
+    if any(name.startswith(_TIMERS) for name in variables):
+        found.append(Part("timers", {"readRegisteredTimers": "true"}, ()))
+    ours = named == {HEADS: _VALUE, SEGMENTS: _MAP}
+    return Operator(metadata.operator_id, metadata.name, tuple(found), ours)
+
+
+_VALUE, _MAP = "ValueState", "MapState"
+_IDENTITY = {_VALUE: ("key",), _MAP: ("key", "user_map_key")}
+
+
+def _properties(text: str) -> dict[str, Any]:
+    try:
+        plain = json.loads(json.loads(text.partition("\n")[2])["operatorPropertiesJson"])
+        for variable in plain["stateVariables"]:
+            _ = variable["stateName"], variable["stateVariableType"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamageError(f"operator metadata: {error} is missing or of another type") from error
+    return dict(plain)
