@@ -48,6 +48,11 @@ class Rebuilt:
     done: bool = False
     """Whether it has repeated what its outputs held; until then no start goes past it."""
 
+    @property
+    def directory(self) -> str:
+        """The name of its directory among the native checkpoints."""
+        return f"{self.stage}.{self.number}"
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -73,10 +78,14 @@ class Attempt:
         """Return how a stage was rebuilt last, None if it never was."""
         return next((r for r in self.rebuilt if r.stage == stage), None)
 
+    @property
+    def directories(self) -> Mapping[StageId, str]:
+        """The names of directories that are not called like their stages."""
+        return {rebuilt.stage: rebuilt.directory for rebuilt in self.rebuilt}
+
     def directory(self, stage: StageId) -> str:
         """Return the name of a stage's directory among the native checkpoints."""
-        found = self.rebuilt_stage(stage)
-        return str(stage) if found is None else f"{stage}.{found.number}"
+        return self.directories.get(stage, str(stage))
 
 
 @dataclass(frozen=True, slots=True)

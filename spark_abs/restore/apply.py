@@ -44,7 +44,7 @@ from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
-from spark_abs.store.lease import own_lease, renew, write_lease
+from spark_abs.store.lease import Breath, own_lease, renew, write_lease
 from spark_abs.store.outcomes import abort_open
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
@@ -53,8 +53,6 @@ from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_BEAT_EVERY_MS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,8 @@ class _Restorer:
         self._ahead = prepared.ahead
         self._spark = spark
         self._control = Control.open(root)
-        self._began_ms = self._beat_ms = now_ms()
+        self._breath = Breath(root, self._control)
+        self._began_ms = now_ms()
 
     def carry_out(self, step: Step, counted: Callable[[int], None]) -> None:
         """Do one step, telling its bytes. All but the first require that nobody has taken over."""
@@ -276,20 +275,12 @@ class _Restorer:
 
         def written(size: int) -> None:
             counted(size)
-            self._breathe()
+            self._breath(self.run)
 
         target, query = self._root.anywhere(step.directory), self._plan.queries[step.stage]
         if self._ahead is not None and self._ahead.move(step.stage, target, query):
             written(step.size)
         materialise(self._root, snapshot.files, target, query, written)
-
-    def _breathe(self) -> None:
-        """Renew the lease during long work, and give up if somebody has taken over."""
-        now = now_ms()
-        if now - self._beat_ms >= _BEAT_EVERY_MS:
-            self._beat_ms = now
-            ledger.require_current(self._control.state, self.run)
-            renew(self._root, own_lease(self.run, now), now)
 
     def _finish(self) -> None:
         self._record()

@@ -34,13 +34,12 @@ from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.lease import own_lease, renew
+from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
 _COMMANDS_EVERY_MS = 200
-_BEAT_EVERY_MS = 2000
 
 
 class Coordination:
@@ -166,7 +165,7 @@ class Coordination:
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:
             self._commands_ms = now
             self._read_commands()
-        if now - self._beat_ms >= _BEAT_EVERY_MS:
+        if now - self._beat_ms >= BEAT_EVERY_MS:
             self._beat_ms = now
             with _storing("renew the lease in control/"):
                 renew(self._ctx.root, own_lease(self._ctx.run, now), now)

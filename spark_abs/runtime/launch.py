@@ -219,7 +219,7 @@ def _restart(
     finding = check_native(ctx.native(name), newest_output(ctx, given.graph, name))  # 2
     if finding is not None:
         raise DamageError(f"{finding}; start the job again: it says what can be done about it")
-    mine = [s for s in given.job.sinks if s.source.stage == name and s.table is not None]
+    mine = [s for s in given.job.sinks if s.source.stage == name]
     tables = {s.name: _attach(given, s, s.table) for s in mine if s.table is not None}  # 3
     runner = _runner(given, stage, tables, snapshots)
     welcomed = coordination.join(runner)  # 4

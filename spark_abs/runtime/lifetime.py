@@ -26,7 +26,6 @@ from spark_abs.store.outcomes import abort_open
 log = logging.getLogger(__name__)
 
 _LEASE_POLL_S = 0.2
-_BEAT_EVERY_MS = 2000
 
 
 def refuse_second(job: Job, takeover: bool, settings: Settings) -> None:
@@ -88,7 +87,7 @@ def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bou
         job=job.name,
         attempt=state.attempt.id,
         natives=state.attempt.natives,
-        directories={r.stage: state.attempt.directory(r.stage) for r in state.attempt.rebuilt},
+        directories=state.attempt.directories,
         run=run,
         floor=state.last_claimed,
         control_version=control.version,
@@ -97,26 +96,6 @@ def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bou
         bounded=bounded,
         probe=job.probe,
     )
-
-
-class Breath:
-    """Renews the lease during long work before the coordinator is there to do it."""
-
-    def __init__(self, ctx: RunContext, control: Control) -> None:
-        self._ctx, self._control = ctx, control
-        self._beat_ms = now_ms()
-
-    def __call__(self) -> None:
-        """Breathe every few seconds.
-
-        Raises:
-            Fenced: somebody has taken over.
-        """
-        now = now_ms()
-        if now - self._beat_ms >= _BEAT_EVERY_MS:
-            self._beat_ms = now
-            ledger.require_current(self._control.state, self._ctx.run)
-            renew(self._ctx.root, own_lease(self._ctx.run, now), now)
 
 
 def end(ctx: RunContext, how: str) -> None:

@@ -27,7 +27,6 @@ from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
 from spark_abs.protocol.restarts import is_final
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl
-from spark_abs.runtime.lifetime import Breath
 from spark_abs.runtime.native import NativeLog, plan_batch
 from spark_abs.runtime.outputs import newest_output
 from spark_abs.runtime.queries import run_only
@@ -41,6 +40,7 @@ from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import Breath
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ class Rebuilder:
             self._control.update(partial(_recorded, ctx, rebuild.record))
             ctx.probe(f"rebuild.{rebuild.stage}.record.after")
         attempt = self._control.state.attempt
-        ctx = replace(ctx, directories={r.stage: attempt.directory(r.stage) for r in attempt.rebuilt})
-        breath = Breath(ctx, self._control)
+        ctx = replace(ctx, directories=attempt.directories)
+        breath = partial(Breath(ctx.root, self._control), ctx.run)
         for rebuild in rebuilds:
             origin = rebuild.record.checkpoint
             log.warning(
@@ -132,7 +132,7 @@ class Rebuilder:
             ctx.probe(f"rebuild.{rebuild.stage}.write.after")
         return ctx
 
-    def _write(self, ctx: RunContext, rebuild: Rebuild, breath: Breath) -> None:
+    def _write(self, ctx: RunContext, rebuild: Rebuild, breath: Callable[[], None]) -> None:
         place, query = ctx.native(rebuild.stage), rebuild.record.query
         files = rebuild.snapshot.files if rebuild.snapshot is not None else ()
         materialise(ctx.root, files, place, query, lambda _: breath())
@@ -141,9 +141,7 @@ class Rebuilder:
 
     def _reached(self, record: Rebuilt) -> BatchId | None:
         """Return the last batch that an unfinished rebuild has repeated, None if it has to begin anew."""
-        place = replace(self._ctx, directories={record.stage: f"{record.stage}.{record.number}"}).native(
-            record.stage
-        )
+        place = replace(self._ctx, directories={record.stage: record.directory}).native(record.stage)
         try:
             native = NativeLog(place)
             if native.query_id() != record.query:
@@ -252,7 +250,7 @@ def _repeat(
     repeat: Repeat[str],
     runner: StageRunner,
     start: Callable[[], StreamingQuery],
-    breath: Breath,
+    breath: Callable[[], None],
 ) -> None:
     """Run one batch again, more than once if need be: so many starts of a query want some patience."""
     native = ctx.native(runner.name)
@@ -288,7 +286,7 @@ def repeat_batches(
         Fenced: somebody has taken over.
     """
     began, stage = now_ms(), rebuild.stage
-    breath = Breath(ctx, control)
+    breath = partial(Breath(ctx.root, control), ctx.run)
     for repeat in rebuild.repeats:
         _repeat(ctx, repeat, runner, start, breath)
         ctx.probe(f"rebuild.{stage}.batch.after")

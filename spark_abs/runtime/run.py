@@ -247,9 +247,7 @@ class Run:
     def _stop_drained(self, savepoint: str | None) -> CheckpointId | None:
         if savepoint is None:
             raise UsageError("a drain ends with a savepoint: give it a name")
-        if self._coordination is None or self._done.is_set():
-            raise Refused("the job is not running")
-        self._coordination.check_name(savepoint)
+        self._running().check_name(savepoint)
         self.request_drain(savepoint, uuid.uuid4().hex)
         self._done.wait()
         self._raise_failure()

@@ -14,10 +14,14 @@ from pathlib import Path
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import DamageError
 from spark_abs.model import RunId
+from spark_abs.protocol.control import require_current
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 
 PATH = "control/_lease.json"
 """The underscore keeps it out of the table: VACUUM and readers pass it over."""
+BEAT_EVERY_MS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,10 @@ def process_started(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-def own_lease(run: RunId, now_ms: int) -> Lease:
+def own_lease(run: RunId, now: int) -> Lease:
     """Return the lease of this process."""
     pid = os.getpid()
-    return Lease(run, socket.gethostname(), pid, process_started(pid), now_ms)
+    return Lease(run, socket.gethostname(), pid, process_started(pid), now)
 
 
 def write_lease(root: Root, lease: Lease) -> None:
@@ -73,8 +77,28 @@ def read_lease(root: Root) -> Lease | None:
         return None
 
 
-def renew(root: Root, lease: Lease, now_ms: int, ended: bool = False) -> None:
+def renew(root: Root, lease: Lease, now: int, ended: bool = False) -> None:
     """Breathe, unless a newer run has taken the lease."""
     found = read_lease(root)
     if found is None or found.run <= lease.run:
-        write_lease(root, replace(lease, beat_ms=now_ms, ended=ended))
+        write_lease(root, replace(lease, beat_ms=now, ended=ended))
+
+
+class Breath:
+    """Renews the lease during long work before the coordinator is there to do it."""
+
+    def __init__(self, root: Root, control: Control) -> None:
+        self._root, self._control = root, control
+        self._beat_ms = now_ms()
+
+    def __call__(self, run: RunId) -> None:
+        """Breathe every few seconds.
+
+        Raises:
+            Fenced: somebody has taken over.
+        """
+        now = now_ms()
+        if now - self._beat_ms >= BEAT_EVERY_MS:
+            self._beat_ms = now
+            require_current(self._control.state, run)
+            renew(self._root, own_lease(run, now), now)

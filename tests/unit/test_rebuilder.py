@@ -60,7 +60,7 @@ class Lossy:
         job, attempt = self.job, self.job.state.attempt
         settings = Settings.resolve(None, {}, {}, {})
         control = Control.open(job.root).version
-        names = {r.stage: attempt.directory(r.stage) for r in attempt.rebuilt}
+        names = attempt.directories
         return RunContext(
             job.root,
             JOB,
