@@ -10,6 +10,7 @@ from spark_abs.cli.output import Output
 from spark_abs.cli.verb import Context, verb
 from spark_abs.errors import UsageError
 from spark_abs.restore.plan import RestorePlan, plan_plain
+from spark_abs.restore.rescale import Wanted
 from spark_abs.restore.steps import sentence
 from spark_abs.store.root import Root
 
@@ -24,6 +25,12 @@ from spark_abs.store.root import Root
 )
 @click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one of the path.")
 @click.option("--native-root", metavar="DIR", help="The job's native_root from now on; it stays as it was.")
+@click.option(
+    "--shuffle-partitions",
+    metavar="N|STAGE=N",
+    multiple=True,
+    help="Divide state in RocksDB into N partitions, of all stages or of one; starts a JVM. May be repeated.",
+)
 def restore(
     ctx: Context,
     root: Root,
@@ -33,6 +40,7 @@ def restore(
     force: bool,
     fallback: bool,
     native_root: str | None,
+    shuffle_partitions: tuple[str, ...],
 ) -> None:
     """Bring state, positions, channels and Delta sinks back to one checkpoint; start the job afterwards.
 
@@ -50,6 +58,7 @@ def restore(
         force=force,
         fallback=fallback,
         native_root=native_root,
+        shuffle_partitions=_partitions(shuffle_partitions),
         writing=yes and not dry_run,
         progress=out,
     )
@@ -69,6 +78,20 @@ def restore(
             f"restored to checkpoint {plan.checkpoint} as attempt {plan.attempt}: start the job"
         ),
     )
+
+
+def _partitions(given: tuple[str, ...]) -> Wanted | None:
+    """Read `N`, or `STAGE=N` as often as it is given."""
+    numbers = {}
+    for text in given:
+        stage, _, number = text.rpartition("=")
+        if not number.isdecimal() or stage in numbers or (not stage and len(given) > 1):
+            raise UsageError(
+                f"--shuffle-partitions {' '.join(given)}: give one number for all stages that keep state, "
+                "or STAGE=N once for each stage"
+            )
+        numbers[stage] = int(number)
+    return numbers.get("", numbers) if numbers else None
 
 
 def _show(out: Output, plan: RestorePlan) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from spark_abs.errors import (
     AbortReason,
@@ -73,6 +74,8 @@ class Attempt:
     """Stages whose native checkpoint is not where it was at first."""
     drain: str | None = None
     """The savepoint before which event time is brought to its end; once set, a start goes on with that."""
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    """Stages whose state the restore has spread over another number of partitions than its checkpoint had."""
 
     def rebuilt_stage(self, stage: StageId) -> Rebuilt | None:
         """Return how a stage was rebuilt last, None if it never was."""
@@ -86,6 +89,12 @@ class Attempt:
     def directory(self, stage: StageId) -> str:
         """Return the name of a stage's directory among the native checkpoints."""
         return self.directories.get(stage, str(stage))
+
+    @property
+    def command(self) -> str:
+        """What finishes the restore that the attempt began with."""
+        spread = "".join(f" --shuffle-partitions {stage}={n}" for stage, n in self.partitions.items())
+        return f"spark-abs restore ROOT --to {self.checkpoint}{spread}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +256,7 @@ def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlS
     if not attempt.ready:
         raise AttemptNotReady(
             f"restore of job {state.job!r} to checkpoint {attempt.checkpoint} (attempt {attempt.id}) is not "
-            f"finished: run `spark-abs restore ROOT --to {attempt.checkpoint}` again"
+            f"finished: run `{attempt.command}` again"
         )
     return replace(state, runs=_with_run(state, attempt.id, host, pid, now_ms))
 
@@ -330,12 +339,14 @@ def begin_attempt(
     pid: int,
     now_ms: int,
     natives: str | None = None,
+    partitions: Mapping[str, int] = MappingProxyType({}),
 ) -> ControlState:
     """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
 
     Asked again for the checkpoint that is already being restored, only the run is new. Asked for another
     one, the unfinished attempt is given up: no run ever began on it, and none will. So it is if `natives`,
-    where its native checkpoints shall be, is another place; None leaves them where they were.
+    where its native checkpoints shall be, is another place, or if `partitions` are others; None leaves
+    native checkpoints where they were.
 
     Raises:
         CheckpointNotFound: the parent attempt does not exist.
@@ -343,20 +354,24 @@ def begin_attempt(
     if all(a.id != parent for a in state.attempts):
         raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
     where = state.attempt.natives if natives is None else natives
-    number, attempts = attempt_for(state, parent, checkpoint, where), state.attempts
+    number, attempts = attempt_for(state, parent, checkpoint, where, partitions), state.attempts
     if number != state.attempt.id:
-        attempts = (*attempts, Attempt(number, parent, checkpoint, plan, False, now_ms, where))
+        begun = Attempt(number, parent, checkpoint, plan, False, now_ms, where, partitions=dict(partitions))
+        attempts = (*attempts, begun)
     return replace(state, attempts=attempts, runs=_with_run(state, number, host, pid, now_ms))
 
 
-def attempt_for(state: ControlState, parent: AttemptId, checkpoint: CheckpointId, natives: str) -> AttemptId:
+def attempt_for(
+    state: ControlState,
+    parent: AttemptId,
+    checkpoint: CheckpointId,
+    natives: str,
+    partitions: Mapping[str, int] = MappingProxyType({}),
+) -> AttemptId:
     """Return a restore's attempt: the unfinished one if it does the same, else the next."""
     newest = state.attempt
-    if not newest.ready and (newest.parent, newest.checkpoint, newest.natives) == (
-        parent,
-        checkpoint,
-        natives,
-    ):
+    begun = (newest.parent, newest.checkpoint, newest.natives, dict(newest.partitions))
+    if not newest.ready and begun == (parent, checkpoint, natives, dict(partitions)):
         return newest.id
     return AttemptId(newest.id + 1)
 

@@ -17,12 +17,13 @@ from pyarrow.fs import FileType
 
 from spark_abs.channels.fence import fence_attempt, fence_run
 from spark_abs.errors import CheckpointNotFound, DamageError, Refused
-from spark_abs.model import RunId, StageId, app_id, checked_relative, run_app_id
+from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.ahead import clear_ahead
 from spark_abs.restore.plan import RestorePlan, plan_json
 from spark_abs.restore.prepare import Prepared, prepare
+from spark_abs.restore.rescale import Wanted, is_rescaled, rescale
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -32,6 +33,7 @@ from spark_abs.restore.steps import (
     Finish,
     KeepSink,
     Materialise,
+    Rescale,
     RestoreSink,
     SetAside,
     StartAfresh,
@@ -39,7 +41,7 @@ from spark_abs.restore.steps import (
     sentence,
 )
 from spark_abs.sinks.delta import DeltaSink
-from spark_abs.snapshots.materialise import materialise
+from spark_abs.snapshots.materialise import empty, is_whole, materialise
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -72,6 +74,7 @@ def restore(
     fallback: bool = False,
     dry_run: bool = False,
     native_root: str | None = None,
+    shuffle_partitions: Wanted | None = None,
     spark: SparkSession | None = None,
     probe: Probe = no_probe,
     progress: Progress = SILENT,
@@ -79,8 +82,8 @@ def restore(
 ) -> RestoreResult:
     """Bring a job back to a checkpoint: state, positions, channels and Delta sinks together.
 
-    The job must not be running; start it afterwards. Needs no JVM, unless the plan says so for a sink.
-    Killed in the middle, call it again with the same target.
+    The job must not be running; start it afterwards. Needs no JVM, unless the plan says so, for a sink or for
+    partitions. Killed in the middle, call it again with the same arguments.
 
     Args:
         root: the job's root.
@@ -90,7 +93,10 @@ def restore(
         fallback: if that checkpoint is damaged, take the newest intact one of the current path instead.
         dry_run: only plan.
         native_root: the `native_root` of the job from now on; None if it stays what it was.
-        spark: used for sinks that only Spark can write; without it a session is started for them.
+        shuffle_partitions: into how many partitions state is divided from now on: a number for all stages
+            that keep state, or numbers by stage. State must be in RocksDB. None leaves it as it was. Declare
+            the stage with the same number: a later start without a past takes what is declared.
+        spark: used for sinks that only Spark can write, and for partitions; without it a session is started.
         probe: called at named points; for tests of failures.
         progress: told each step.
         settings: of the area `storage`, by their short names; needed where the environment does not say them.
@@ -98,7 +104,8 @@ def restore(
     Raises:
         CheckpointNotFound: there is no such checkpoint.
         RunAlive: a run of the job is alive.
-        Refused: others have changed a sink since, or another restore is unfinished.
+        Refused: others have changed a sink since, or state cannot be given other partitions.
+        UsageError: there is no such stage.
         DamageError: the checkpoint is damaged; says what.
         Fenced: another restore or run has taken over meanwhile.
     """
@@ -109,6 +116,7 @@ def restore(
         force=force,
         fallback=fallback,
         native_root=native_root,
+        shuffle_partitions=shuffle_partitions,
         writing=not dry_run,
         progress=progress,
     )
@@ -193,8 +201,8 @@ class _Restorer:
                 self._sink(step).fence(step.attempt)
             case AbortOpen():
                 abort_open(self._control, Checkpoints.open(self._root, job), self.run)
-            case Materialise():
-                self._materialise(step, counted)
+            case Materialise() | Rescale():
+                self._native(step, counted)
             case RestoreSink():
                 self._sink(step).restore_to(step.version, self._forced or step.by_function)
             case StartAfresh() | KeepSink():
@@ -234,7 +242,15 @@ class _Restorer:
                 )
             host, pid = socket.gethostname(), os.getpid()
             return ledger.begin_attempt(
-                state, plan.parent, plan.checkpoint, stored, host, pid, now_ms(), plan.natives
+                state,
+                plan.parent,
+                plan.checkpoint,
+                stored,
+                host,
+                pid,
+                now_ms(),
+                plan.natives,
+                plan.partitions,
             )
 
         self.run = self._control.update(begin).runs[-1].id
@@ -268,6 +284,12 @@ class _Restorer:
         lend(self._spark, self._root.storage)
         return self._spark
 
+    def _native(self, step: Materialise | Rescale, counted: Callable[[int], None]) -> None:
+        if isinstance(step, Materialise):
+            self._materialise(step, counted)
+        else:
+            self._rescale(step)
+
     def _materialise(self, step: Materialise, counted: Callable[[int], None]) -> None:
         snapshot = self._manifest.stage(step.stage)
         if snapshot is None:
@@ -278,9 +300,21 @@ class _Restorer:
             self._breath(self.run)
 
         target, query = self._root.anywhere(step.directory), self._plan.queries[step.stage]
+        partitions = self._plan.partitions.get(step.stage)
+        if partitions is not None and is_whole(target, query):
+            if is_rescaled(target, BatchId(step.batch + 1), partitions):
+                written(step.size)
+                return
+            # Spark may have been killed anywhere in it: what it has left is not gone on with.
+            empty(target)
         if self._ahead is not None and self._ahead.move(step.stage, target, query):
             written(step.size)
         materialise(self._root, snapshot.files, target, query, written)
+
+    def _rescale(self, step: Rescale) -> None:
+        place = self._root.anywhere(step.directory)
+        if not is_rescaled(place, step.batch, step.partitions):
+            rescale(self._session(), place, step.batch, step.partitions, lambda: self._breath(self.run))
 
     def _finish(self) -> None:
         self._record()

@@ -7,8 +7,9 @@ restore is decided here, before anything is changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from spark_abs.codec import from_json, to_plain
 from spark_abs.errors import DamageError, Refused, RunAlive
@@ -17,6 +18,7 @@ from spark_abs.model import (
     FORMAT,
     NO_BATCH,
     AttemptId,
+    BatchId,
     ChannelId,
     CheckpointId,
     RunId,
@@ -34,6 +36,7 @@ from spark_abs.restore.steps import (
     Finish,
     KeepSink,
     Materialise,
+    Rescale,
     RestoreSink,
     SetAside,
     StartAfresh,
@@ -118,12 +121,15 @@ class RestorePlan:
     """What a person should know before saying yes."""
     natives: str = NATIVES
     """Where the native checkpoints of the attempt are."""
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    """The shuffle partitions of the stages that get another number."""
     v: int = FORMAT
 
     @property
     def needs_spark(self) -> bool:
-        """Whether a step can be done by delta-spark only."""
-        return any(s.needs_spark for s in self.steps if isinstance(s, (FenceSink, RestoreSink)))
+        """Whether a step can be done by Spark only."""
+        sinks = (s for s in self.steps if isinstance(s, (FenceSink, RestoreSink)))
+        return bool(self.partitions) or any(s.needs_spark for s in sinks)
 
     @property
     def continues(self) -> bool:
@@ -140,6 +146,7 @@ def plan_restore(
     forced: bool = False,
     notes: Sequence[str] = (),
     natives: str | None = None,
+    partitions: Mapping[str, int] = MappingProxyType({}),
 ) -> RestorePlan:
     """Plan the way back to a checkpoint.
 
@@ -154,6 +161,7 @@ def plan_restore(
             changes are taken back with ours), or input files are gone (their rows are lost).
         notes: sentences to hand on, for example that this is a fallback.
         natives: where native checkpoints shall be from now on; None if they stay where they were.
+        partitions: from `rescale.changes`: the stages whose state gets another number of partitions.
 
     Raises:
         RunAlive: a run of the job is alive.
@@ -163,7 +171,7 @@ def plan_restore(
     _refuse_alive(state, facts.alive, forced)
     lost = _lost_inputs(manifest.id, facts.lost_inputs, forced)
     # Every attempt before the one that last ran was burnt when that one was restored.
-    begins = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0, natives).attempt
+    begins = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0, natives, partitions).attempt
     attempt = begins.id
     replaced = replaced_by(state, attempt)
     begun = from_json(StoredQueries, state.attempt.plan).queries if state.attempt.id == attempt else {}
@@ -175,6 +183,8 @@ def plan_restore(
         said.append(f"run {facts.alive.run} is alive ({where}) and will be fenced")
     if any(sink.needs_spark for sink in facts.sinks):
         said.append("a sink uses table features that only Spark can write: a Spark session is needed")
+    if partitions:
+        said.append("state is spread over another number of partitions: a Spark session is needed")
     replaces = state.run.id if state.run else None
     fences: list[Step] = [FenceRoot("checkpoints"), *([FenceRoot("state")] if facts.has_state else [])]
     fences += [SetAside(path) for path in facts.damaged_rows]
@@ -205,7 +215,7 @@ def plan_restore(
             BeginAttempt(attempt, manifest.attempt, manifest.id, replaces),
             *fences,
             AbortOpen(tuple(c.barrier.id for c in state.claims)),
-            *(_stage(s, f"{begins.natives}/{attempt}") for s in manifest.stages),
+            *(step for s in manifest.stages for step in _stage(s, f"{begins.natives}/{attempt}", partitions)),
             *(_sink(s, forced) for s in facts.sinks),
             *(
                 KeepSink(s.stage, o.output, "a function sink has no versions: what it has done stays")
@@ -217,6 +227,7 @@ def plan_restore(
         ),
         notes=tuple(said),
         natives=begins.natives,
+        partitions=dict(partitions),
     )
 
 
@@ -264,11 +275,16 @@ def _abandoned(
     )
 
 
-def _stage(snapshot: StageSnapshot, below: str) -> Step:
-    if snapshot.cut_batch == NO_BATCH:
-        return StartAfresh(snapshot.stage)
-    directory = f"{below}/{snapshot.stage}"
-    return Materialise(snapshot.stage, directory, snapshot.cut_batch, len(snapshot.files), snapshot.size_full)
+def _stage(snapshot: StageSnapshot, below: str, partitions: Mapping[str, int]) -> Iterator[Step]:
+    stage, cut = snapshot.stage, snapshot.cut_batch
+    if cut == NO_BATCH:
+        yield StartAfresh(stage)
+        return
+    directory = f"{below}/{stage}"
+    yield Materialise(stage, directory, cut, len(snapshot.files), snapshot.size_full)
+    if stage in partitions:
+        before = snapshot.shuffle_partitions
+        yield Rescale(stage, directory, BatchId(cut + 1), before, partitions[stage])
 
 
 def _sink(found: SinkFacts, forced: bool) -> Step:

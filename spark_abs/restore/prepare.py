@@ -17,6 +17,7 @@ from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import lost_inputs
 from spark_abs.restore.lookup import choose, load, readable
 from spark_abs.restore.plan import RestorePlan, plan_restore
+from spark_abs.restore.rescale import Wanted, changes
 from spark_abs.restore.target import newest_first
 from spark_abs.snapshots.materialise import fresh_query_id
 from spark_abs.snapshots.verify import Finding
@@ -45,6 +46,7 @@ def prepare(
     force: bool = False,
     fallback: bool = False,
     native_root: str | None = None,
+    shuffle_partitions: Wanted | None = None,
     writing: bool = False,
     progress: Progress = SILENT,
 ) -> Prepared:
@@ -57,6 +59,7 @@ def prepare(
         fallback: if that checkpoint is damaged, take the newest intact one of the current path; the plan's
             notes say so.
         native_root: the `native_root` of the job from now on, empty for none; None if it stays what it was.
+        shuffle_partitions: for the state of all stages or of some, as `restore` takes it.
         writing: copy the bytes while they are read, to where nothing uses them yet: for whoever carries the
             plan out at once. `Prepared.ahead` is then for them to move or to discard; `apply` does.
         progress: told what is being looked at.
@@ -65,7 +68,8 @@ def prepare(
         UsageError: there is no job at this root.
         CheckpointNotFound: there is no such checkpoint.
         DamageError: it is damaged, and so is every other one if `fallback`.
-        Refused: see `plan_restore`; or native checkpoints are in a place that is not seen from here.
+        Refused: see `plan_restore` and `rescale.changes`; or native checkpoints are in a place that is not
+            seen from here.
     """
     control = Control.open(root)
     state = control.state
@@ -80,7 +84,9 @@ def prepare(
         )
     found = survey(root, state.job)
     manifests, rows = readable(root, found), damaged_rows(root)
-    planner = _Planner(root, state, found, manifests, rows, force, natives, writing, progress)
+    planner = _Planner(
+        root, state, found, manifests, rows, force, natives, shuffle_partitions, writing, progress
+    )
     wanted: Summary | None = None
     try:
         wanted = choose(to, found, state)
@@ -111,6 +117,7 @@ class _Planner:
     rows: tuple[Finding, ...]
     force: bool
     natives: str
+    shuffle_partitions: Wanted | None
     writing: bool
     progress: Progress
 
@@ -118,7 +125,8 @@ class _Planner:
         """Plan first: what refuses is told before all bytes are read."""
         root, state = self.root, self.state
         manifest = load(root, summary)
-        attempt = attempt_for(state, manifest.attempt, manifest.id, self.natives)
+        partitions = changes(manifest, self.shuffle_partitions)
+        attempt = attempt_for(state, manifest.attempt, manifest.id, self.natives, partitions)
         timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
         facts = replace(
             gather(root, manifest, self.known, self.found.completed, attempt, state.sinks),
@@ -134,6 +142,7 @@ class _Planner:
             forced=self.force,
             notes=notes,
             natives=self.natives,
+            partitions=partitions,
         )
         ahead = self._write_ahead(manifest, plan) if self.writing else None
         if ahead is None:

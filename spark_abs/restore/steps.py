@@ -71,6 +71,18 @@ class Materialise:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescale:
+    """Spread a stage's state over another number of partitions: Spark does it, as a batch of its own."""
+
+    stage: StageId
+    directory: str
+    batch: BatchId
+    """The batch behind the cut: it reads nothing and holds the state anew."""
+    before: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartAfresh:
     """Leave a stage without a native directory: it had run no batch at the cut."""
 
@@ -115,6 +127,7 @@ Step = (
     | FenceSink
     | AbortOpen
     | Materialise
+    | Rescale
     | StartAfresh
     | RestoreSink
     | KeepSink
@@ -140,9 +153,8 @@ def sentence(step: Step) -> str:
             return f"refuse older runs and attempt {step.attempt} on {where}{_by(step.needs_spark)}"
         case AbortOpen():
             return f"abort what has no outcome: {_listed(step.open) or 'nothing now'}"
-        case Materialise():
-            what = f"{step.files} files, {step.size:,} bytes"
-            return f"write {step.directory} as it was after batch {step.batch}: {what}"
+        case Materialise() | Rescale():
+            return _native(step)
         case StartAfresh():
             return f"stage {step.stage} starts afresh: it had run no batch"
         case RestoreSink():
@@ -157,6 +169,14 @@ def sentence(step: Step) -> str:
             return f"mark attempt {step.attempt} ready"
         case _:
             assert_never(step)
+
+
+def _native(step: Materialise | Rescale) -> str:
+    if isinstance(step, Materialise):
+        what = f"{step.files} files, {step.size:,} bytes"
+        return f"write {step.directory} as it was after batch {step.batch}: {what}"
+    what = f"the state of stage {step.stage} from {step.before} to {step.partitions} partitions"
+    return f"spread {what}, as batch {step.batch} of {step.directory}{_by(True)}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -34,8 +34,16 @@ class Frames:
     """The stateful functions of every stage."""
 
 
-def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
+def build_frames(
+    job: Job, graph: JobGraph, open_gate: OpenGate, watermark: Callable[[StageId], int] = lambda _: 0
+) -> Frames:
     """Call every stage's function on the frames of its inputs, producers first. Starts nothing.
+
+    Args:
+        job: the declarations.
+        graph: the checked graph.
+        open_gate: makes the frame of a channel.
+        watermark: asked for the watermark of a stage's last finished batch, see `Declared.watermark`.
 
     Raises:
         GraphError: a function failed, or returned no frame; names the stage.
@@ -48,7 +56,8 @@ def build_frames(job: Job, graph: JobGraph, open_gate: OpenGate) -> Frames:
         spec = job.stages[decl.name]
         inputs = [_input(spec, given, schemas, open_gate) for given in spec.inputs]
         provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
-        with gathering(Declared(spec.name, settings, provider)) as declared[spec.name]:
+        before = partial(watermark, spec.name)
+        with gathering(Declared(spec.name, settings, provider, before)) as declared[spec.name]:
             frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
         stages[spec.name] = frame
         schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)

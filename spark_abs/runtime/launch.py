@@ -36,7 +36,7 @@ from spark_abs.runtime.drain import Drain
 from spark_abs.runtime.frames import Frames, build_frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl
 from spark_abs.runtime.job import Job, SinkSpec
-from spark_abs.runtime.native import check_native
+from spark_abs.runtime.native import NativeLog, check_native
 from spark_abs.runtime.outputs import Outputs, newest_output, open_writers
 from spark_abs.runtime.progress import LateRows
 from spark_abs.runtime.queries import start_query
@@ -115,7 +115,12 @@ def launch(given: Launch) -> Run:
     runners: dict[StageId, StageRunner] = {}
     for stage in graph.stages:
         runners[stage.name] = _runner(given, stage, tables, snapshots)
-    frames = build_frames(job, graph, lambda stage, channel, schema: _gate(given, stage, channel, schema))
+    frames = build_frames(
+        job,
+        graph,
+        lambda stage, channel, schema: _gate(given, stage, channel, schema),
+        lambda stage: NativeLog(ctx.native(stage)).watermark_ms(),
+    )
     declared.update(frames.declared)  # from now on: these count what they drop
 
     def restart(stage: StageDecl) -> None:

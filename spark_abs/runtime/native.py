@@ -59,6 +59,11 @@ class NativeLog:
         batch = self.newest_committed()
         return self.positions(batch) if batch != NO_BATCH else ()
 
+    def watermark_ms(self) -> int:
+        """Return the watermark under which the last finished batch ran, 0 if there is none."""
+        batch = self.newest_committed()
+        return self.offsets(batch).watermark_ms if batch != NO_BATCH else 0
+
     def query_id(self) -> str:
         """Return Spark's id of the query.
 

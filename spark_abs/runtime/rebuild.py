@@ -104,6 +104,11 @@ class Rebuilder:
             if committed is not None:
                 return Rebuild(before, None, True, self._repeats(decl, committed, None))
         checkpoint, snapshot = self._newest_intact(attempt, stage)
+        if stage in attempt.partitions and checkpoint == attempt.checkpoint:
+            raise Refused(
+                f"the restore gave its state {attempt.partitions[stage]} partitions, and no checkpoint has "
+                "been completed since"
+            )
         number = _FIRST if before is None else before.number + 1
         record = Rebuilt(stage, number, fresh_query_id(), checkpoint)
         cut = snapshot.cut_batch if snapshot is not None else NO_BATCH

@@ -74,8 +74,7 @@ def checkpoint_location(root: str, stage: str, *, adopt: str | None = None, **se
     attempt = Control.create(at, WRAPPED_JOB, now_ms()).state.attempt
     if not attempt.ready:
         raise AttemptNotReady(
-            f"a restore to checkpoint {attempt.checkpoint} is not finished: run "
-            f"`spark-abs restore ROOT --to {attempt.checkpoint}` again"
+            f"a restore to checkpoint {attempt.checkpoint} is not finished: run `{attempt.command}` again"
         )
     native = at.native(attempt.natives, attempt.id, attempt.directory(name))
     if adopt is not None:

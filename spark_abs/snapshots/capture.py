@@ -19,6 +19,7 @@ from spark_abs.manifest import OperatorState
 from spark_abs.model import NO_BATCH, BatchId
 from spark_abs.snapshots.layout import (
     DEFAULT_STORE,
+    PARTITIONS_KEY,
     CommitFile,
     OffsetFile,
     OperatorMetadata,
@@ -168,9 +169,13 @@ class _Reader:
             provider = Provider(offsets.provider)
         except ValueError:
             raise Refused(f"the files of state store provider {offsets.provider!r} are not known") from None
-        self._shuffle_partitions = max(self._shuffle_partitions, metadata.partitions)
+        recorded = metadata.partitions
+        if metadata.version == 1:
+            # Written once, when the operator first ran; a repartitioning shows in the offset log alone.
+            recorded = int(offsets.conf.get(PARTITIONS_KEY, recorded))
+        self._shuffle_partitions = max(self._shuffle_partitions, recorded)
         ids = None if commit.unique_ids is None else commit.unique_ids.get(metadata.operator_id, ())
-        partitions = self._partitions(top, metadata.partitions) if ids is None else len(ids)
+        partitions = self._partitions(top, recorded) if ids is None else len(ids)
         if partitions == 0:
             raise self._incomplete(top, LookupError("the commit has no ids of its state"))
         for store in metadata.stores:
@@ -190,10 +195,10 @@ class _Reader:
         )
 
     def _partitions(self, top: str, recorded: int) -> int:
-        """Say how many partitions an operator has, from what its metadata records and what is there.
+        """Say how many partitions an operator has, from what is recorded and what is there.
 
-        The metadata gives the query's shuffle partitions also for an operator that brings all rows together
-        (a limit, an aggregation without keys) and has one.
+        What is recorded are the query's shuffle partitions, also for an operator that brings all rows
+        together (a limit, an aggregation without keys) and has one.
         """
         below = (d.removeprefix(f"{top}/").partition("/")[0] for d in self._dirs if d.startswith(f"{top}/"))
         there = {int(name) for name in below if name.isdecimal()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,6 +26,8 @@ class Declared:
     """Those of the job; None: what session and environment say."""
     provider: str | None = None
     """Class of the stage's state store provider, None for the session's."""
+    watermark: Callable[[], int] = lambda: 0
+    """Gives the watermark of the stage's last finished batch, 0 if there is none."""
     functions: list[StateFunction] = field(default_factory=list)
     late: list[Accumulator[int]] = field(default_factory=list)
     """Counts of the rows that each has dropped as late."""

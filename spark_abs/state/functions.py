@@ -179,12 +179,16 @@ def _stateful(
         settings.cache_bytes,
     )
     late = spark.sparkContext.accumulator(0)
+    before_ms = declared.watermark() if declared is not None and kind is Timeout.EVENT_TIME else 0
     if declared is not None:
         declared.add(operator.note, late)
     packed = frame.mapInArrow(Pack(operator.rows, names, key_groups), f"{GROUP} int, {ROWS} binary")
     mode = {Timeout.NONE: "None", Timeout.PROCESSING_TIME: "ProcessingTime", Timeout.EVENT_TIME: "EventTime"}
     grouped = packed.groupBy(GROUP).transformWithStateInPandas(
-        Processor(operator, function(operator), event_time, late), f"{OUTPUT} binary", output_mode, mode[kind]
+        Processor(operator, function(operator), event_time, late, before_ms),
+        f"{OUTPUT} binary",
+        output_mode,
+        mode[kind],
     )
     return grouped.mapInArrow(Unpack(operator.output), output)
 

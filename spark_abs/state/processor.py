@@ -45,7 +45,11 @@ _cache = Cache()
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What each partition keeps of the operator beside its key groups."""
+    """What each partition keeps of the operator beside its key groups.
+
+    All partitions have the same, under a key that is not divided: of a state that was spread over another
+    number of partitions one has it, and the others begin as in a stage's first batch.
+    """
 
     function: StateFunction
     watermark_ms: int
@@ -96,10 +100,16 @@ class Processor(StatefulProcessor):
     """Runs the operator for the key groups of one partition in one batch; Spark makes one for each."""
 
     def __init__(
-        self, operator: Operator, function: GroupFunction, event_time: str | None, late: Accumulator[int]
+        self,
+        operator: Operator,
+        function: GroupFunction,
+        event_time: str | None,
+        late: Accumulator[int],
+        before_ms: int = 0,
     ) -> None:
+        """Take what it runs; `before_ms` is the watermark of the batch before, for want of a record of it."""
         self._operator, self._function = operator, function
-        self._event_time, self._late = event_time, late
+        self._event_time, self._late, self._before_ms = event_time, late, before_ms
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state; Spark calls it on the driver too, where there is none."""
@@ -161,7 +171,7 @@ class Processor(StatefulProcessor):
         data = _bytes(self._heads.get())
         late_by = watermark if mine.timeout is Timeout.EVENT_TIME else None
         now = Record(mine.note, late_by or 0)
-        record = now if data is None else from_json(Record, data)
+        record = Record(mine.note, self._before_ms) if data is None else from_json(Record, data)
         if record.v != FORMAT:
             raise DamageError(f"{mine.name}: its record has format {record.v}, this version reads {FORMAT}")
         if replace(record.function, ttl_ms=mine.ttl_ms) != mine.note:

@@ -16,8 +16,8 @@ import pytest
 from spark_abs.channels.files import read_written
 from spark_abs.config import Settings
 from spark_abs.errors import Refused
-from spark_abs.model import NO_EPOCH, BatchId, StageId
-from spark_abs.protocol.control import NATIVES
+from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId
+from spark_abs.protocol.control import NATIVES, ControlState, begin_attempt, end_run, finish_attempt
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
 from spark_abs.runtime.native import NativeLog
@@ -173,3 +173,21 @@ def test_a_rebuilding_goes_on_in_its_own_directory_and_never_in_a_lost_one(lossy
     plan = second.plan(B)
     assert (plan.goes_on, plan.record.number, [r.batch for r in plan.repeats]) == (False, 3, [1])
     assert second.prepare([plan]).native(B).path == str(natives / "b.3")
+
+
+def test_state_that_a_restore_has_divided_anew_is_rebuilt_from_later_checkpoints_only(lossy: Lossy) -> None:
+    """Spark's own batch in between has a number of which no output tells."""
+    job = lossy.job
+    origin = job.checkpoint(1, 2)
+
+    def begin(state: ControlState) -> ControlState:
+        begun = begin_attempt(state, job.attempt, CheckpointId(origin), "{}", "here", 1, 0, None, {"b": 5})
+        return end_run(finish_attempt(begun, begun.attempt.id), begun.runs[-1].id, "restored")
+
+    Control.open(job.root).update(begin)
+    job.start()
+    with pytest.raises(Refused, match="the restore gave its state 5 partitions, and no checkpoint has been"):
+        lossy.repeated(B)
+    job.batch = 1
+    job.checkpoint(3)
+    assert lossy.repeated(B) == []

@@ -374,3 +374,21 @@ def test_a_file_purged_under_the_listing_starts_it_again(
     monkeypatch.setattr(module, "_Reader", Reader)
     assert state_of(take(native, 2)) == ["2.zip", "3.changelog", "SSTs/b.sst"]
     assert looks == 2
+
+
+def test_an_operator_that_was_repartitioned_has_the_partitions_of_the_cut(tmp_path: Path) -> None:
+    """Metadata of version 1 keeps the first number: the offset log says what holds."""
+    native = Native(tmp_path, partitions=2)
+    native.batch(0)
+    native.partitions = 3
+    native.batch(1)
+    for partition in range(3):
+        native.snapshot(2, [], partition=partition)
+    for partition in range(2):
+        native.changes(1, partition=partition)
+    before, after = take(native, 0), take(native, 1)
+    assert ([o.partitions for o in before.operators], before.shuffle_partitions) == ([2], 2)
+    assert ([o.partitions for o in after.operators], after.shuffle_partitions) == ([3], 3)
+    assert [f.path for f in after.files if f.path.endswith(".zip")] == [
+        f"state/0/{n}/2.zip" for n in range(3)
+    ]

@@ -1,0 +1,159 @@
+"""Another number of shuffle partitions for the state of stages: what can be, and how Spark is made to do it.
+
+Why a restore does it, and not the start behind it: `adr/005-rescale.md`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+from spark_abs.errors import AbsError, DamageError, Refused, UsageError
+from spark_abs.manifest import Manifest, OperatorState, StageSnapshot
+from spark_abs.model import NO_BATCH, BatchId
+from spark_abs.snapshots.capture import capture
+from spark_abs.snapshots.layout import PARTITIONS_KEY, Provider, parse_offsets, state_file
+from spark_abs.store.storage import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Wanted = int | Mapping[str, int]
+"""A number for every stage that keeps state, or numbers by stage."""
+
+_LOOK_EVERY_S = 1.0
+_OPERATORS = frozenset(
+    {
+        "stateStoreSave",
+        "dedupe",
+        "dedupeWithinWatermark",
+        "sessionWindowStateStoreSaveExec",
+        "symmetricHashJoin",
+        "flatMapGroupsWithState",
+        "applyInPandasWithState",
+        "transformWithStateExec",
+        "transformWithStateInPandasExec",
+        "transformWithStateInPySparkExec",
+    }
+)
+"""The operators whose state Spark 4.2 repartitions."""
+
+
+def changes(manifest: Manifest, wanted: Wanted | None) -> Mapping[str, int]:
+    """Return the stages whose state gets another number of partitions, and which; pure.
+
+    Args:
+        manifest: the checkpoint that is restored.
+        wanted: as asked for; None for none. A stage that has the number already is left out.
+
+    Raises:
+        UsageError: a number is below 1, or there is no such stage.
+        Refused: the state of a stage cannot be repartitioned, and why.
+    """
+    if wanted is None:
+        return {}
+    if isinstance(wanted, Mapping):
+        numbers = dict(wanted)
+        known = [str(snapshot.stage) for snapshot in manifest.stages]
+        if unknown := sorted(set(numbers) - set(known)):
+            raise UsageError(
+                f"shuffle partitions for stage {unknown[0]!r}: checkpoint {manifest.id} has no such stage, "
+                f"it has {', '.join(known)}"
+            )
+    else:
+        numbers = {s.stage: wanted for s in manifest.stages if s.operators}
+    for stage, number in numbers.items():
+        if number < 1:
+            raise UsageError(f"shuffle partitions for stage {stage!r}: {number} is below 1")
+    found = {}
+    for snapshot in manifest.stages:
+        number = numbers.get(snapshot.stage, snapshot.shuffle_partitions)
+        if number != snapshot.shuffle_partitions:
+            _check(manifest, snapshot, number)
+            found[str(snapshot.stage)] = number
+    return found
+
+
+def _check(manifest: Manifest, snapshot: StageSnapshot, number: int) -> None:
+    why = _obstacle(snapshot)
+    if why:
+        raise Refused(
+            f"stage {snapshot.stage!r} cannot go from {snapshot.shuffle_partitions} to {number} shuffle "
+            f"partitions at checkpoint {manifest.id}: {why}; nothing was changed. Name the stages that can, "
+            "with --shuffle-partitions STAGE=N for each, or restore without it"
+        )
+
+
+def _obstacle(snapshot: StageSnapshot) -> str:
+    """Say what keeps the state of a stage from being repartitioned, empty if nothing does."""
+    if snapshot.cut_batch == NO_BATCH:
+        return "it had run no batch, and starts with the number that its declaration says"
+    if not snapshot.operators:
+        return "it keeps no state: its partitions are not part of a checkpoint"
+    if snapshot.provider != Provider.ROCKSDB:
+        name = snapshot.provider.rpartition(".")[2] or "another store"
+        return f"its state is in {name}, and Spark repartitions state in RocksDB only"
+    if any(_has_ids(file.path) for file in snapshot.files):
+        return "its state has the format with an id for each file, of which Spark does not record new ones"
+    for operator in snapshot.operators:
+        if operator.name not in _OPERATORS:
+            return f"Spark does not repartition the state of its operator {operator.name}"
+        if operator.partitions < snapshot.shuffle_partitions or _is_keyless(operator):
+            return f"its operator {operator.name} has no key: all of its state is in one partition"
+    return ""
+
+
+def _has_ids(path: str) -> bool:
+    file = state_file(path.rpartition("/")[2]) if path.startswith("state/") else None
+    return file is not None and file.unique_id is not None
+
+
+def _is_keyless(operator: OperatorState) -> bool:
+    """Say whether an operator groups by nothing: the struct of its key has no fields."""
+    schemas = json.loads(operator.schema).values() if operator.schema else ()
+    return any(b'"fields":[]' in base64.b64decode(text) for text in schemas)
+
+
+def is_rescaled(place: Place, batch: BatchId, partitions: int) -> bool:
+    """Say whether a native checkpoint has been repartitioned to the end: Spark records that last."""
+    offsets = place.read(f"offsets/{int(batch)}")
+    if offsets is None or not place.below(f"commits/{int(batch)}").exists():
+        return False
+    return parse_offsets(offsets.decode()).conf.get(PARTITIONS_KEY) == str(partitions)
+
+
+def rescale(
+    spark: SparkSession, place: Place, batch: BatchId, partitions: int, meanwhile: Callable[[], None]
+) -> None:
+    """Let Spark repartition a native checkpoint that ends with the batch before `batch`.
+
+    Spark writes the state anew as a batch that reads nothing. Killed in the middle it leaves a directory
+    that must be written again before this is repeated.
+
+    Args:
+        spark: does it, as jobs of its own.
+        place: the native checkpoint; no query runs there.
+        batch: the batch that it will be.
+        partitions: how many there shall be.
+        meanwhile: called every second from this thread; what it raises is raised here, once Spark is done.
+
+    Raises:
+        DamageError: Spark could not do it, or what it left is not a checkpoint.
+    """
+    try:
+        with ThreadPoolExecutor(1, "rescale") as pool:
+            done = pool.submit(spark._streamingCheckpointManager.repartition, place.uri, partitions)
+            while not wait([done], _LOOK_EVERY_S).done:
+                meanwhile()
+            done.result()
+        found = capture(place.fs, place.path, batch).shuffle_partitions
+    except AbsError:
+        raise
+    except Exception as error:
+        said = str(error).splitlines()[0]
+        raise DamageError(f"{place}: Spark could not repartition it: {said}") from error
+    if found != partitions:
+        raise DamageError(f"{place}: it has {found} partitions after it was given {partitions}")

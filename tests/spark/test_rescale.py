@@ -1,0 +1,130 @@
+"""State on another number of shuffle partitions, 2 to 5 to 3: nobody sees it in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+import spark_abs
+from spark_abs.manifest import Manifest
+from spark_abs.model import StageId
+from spark_abs.restore.apply import restore
+from spark_abs.restore.steps import Rescale
+from spark_abs.runtime.job import Job, Output, Stage
+from tests.job_support import Feed, assert_tables_at_every_cut, manifests
+from tests.spark.conftest import Start
+from tests.spark.shapes import SCHEMA, Shape, behind, clicks_of, in_time, windows
+
+STATEFUL = ("windows_rocksdb", "calls")
+
+
+class Killed(BaseException):
+    """The process was killed at a named point."""
+
+
+def follow(
+    key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState
+) -> Iterator[tuple[Any, ...]]:
+    """Count the rows of a visit, and let it out 40 seconds of event time behind its last row."""
+    if state.hasTimedOut:
+        yield key[0], *state.get[:2]
+        state.remove()
+        return
+    n, v, last = state.get if state.exists else (0, 0, 0)
+    for row in rows:
+        n, v, last = n + 1, v + row.v, max(last, round(row.ts.timestamp() * 1000))
+    state.update((n, v, last))
+    state.setTimeoutTimestamp(last + 40_000)
+
+
+def _calls(job: Job, clicks: Stage, orders: Stage) -> Mapping[str, Output]:
+    def count(frame: DataFrame) -> DataFrame:
+        return spark_abs.flat_map_groups_with_state(
+            in_time(frame),
+            "visit",
+            follow,
+            "n long, v long, last long",
+            "visit long, n long, v long",
+            timeout="event-time",
+            key_groups=5,
+        )
+
+    return {"calls": job.stage("calls", [clicks], count)}
+
+
+CALLS = Shape(
+    _calls,
+    {
+        "calls": f"""
+            SELECT checkpoint, visit, count(*) AS n, sum(v) AS v FROM {behind("calls", "clicks")}
+            GROUP BY checkpoint, visit, watermark HAVING max(ts) + INTERVAL 40 SECONDS < watermark"""
+    },
+)
+
+
+def partitions(manifest: Manifest) -> list[int]:
+    snapshots = [manifest.stage(StageId(stage)) for stage in STATEFUL]
+    assert all(
+        s is not None and {o.partitions for o in s.operators} == {s.shuffle_partitions} for s in snapshots
+    )
+    return [s.shuffle_partitions for s in snapshots if s is not None]
+
+
+def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_be(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """An aggregation, and a function with timeouts; the first restore is killed."""
+    root, tables = str(tmp_path / "root"), tmp_path / "tables"
+    feed, shapes = Feed(spark, tmp_path / "clicks", SCHEMA), (windows("rocksdb"), CALLS)
+
+    def declare() -> Job:
+        job = Job("spread", root=root, spark=spark, interval="1h", num_retained=1000)
+        clicks = job.source("clicks", feed.stream())
+        for shape in shapes:
+            shape.add(job, clicks, clicks, tables)
+        return job
+
+    def read_files(number: int, savepoint: str) -> None:
+        for _ in range(number):
+            feed.write(*clicks_of(len(feed.files)))
+        run = start(declare())
+        for stage in ("clicks", *STATEFUL):
+            run.query(stage).processAllAvailable()
+        run.stop(savepoint=savepoint)
+
+    read_files(3, "two")
+    plan = restore(root, "two", shuffle_partitions=5, dry_run=True).plan
+    spread = {
+        step.stage: f"restore.{number}.Rescale"
+        for number, step in enumerate(plan.steps, 1)
+        if isinstance(step, Rescale)
+    }
+    assert (set(spread), plan.needs_spark) == (set(STATEFUL), True)
+    first, second = spread
+
+    def probe(point: str) -> None:
+        if point == f"{spread[second]}.after":
+            raise Killed
+
+    with pytest.raises(Killed):
+        restore(root, "two", shuffle_partitions=5, spark=spark, probe=probe)
+    # As if Spark had been killed in the first before it recorded what it did: its half is thrown away.
+    (step,) = [s for s in plan.steps if isinstance(s, Rescale) and s.stage == first]
+    for name in (f"{step.batch}", f".{step.batch}.crc"):
+        Path(root, step.directory, "commits", name).unlink()
+    finished = {path: path.stat().st_ctime_ns for path in Path(root, "native/2", second).rglob("*")}
+    restore(root, "two", shuffle_partitions=5, spark=spark)
+    assert {path: path.stat().st_ctime_ns for path in finished} == finished
+    read_files(3, "five")
+    restore(root, "five", shuffle_partitions=dict.fromkeys(STATEFUL, 3), spark=spark)
+    read_files(2, "three")
+
+    queries = {sink: query for shape in shapes for sink, query in shape.queries.items()}
+    found = assert_tables_at_every_cut(spark, root, {"clicks": feed}, queries, tables)
+    named = {m.name: partitions(m) for m in manifests(root)}
+    assert named == {"two": [2, 2], "five": [5, 5], "three": [3, 3]}
+    assert sum(stage.dropped_late for manifest in found for stage in manifest.stages) == 0
