@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from spark_abs.errors import ConfigError
+from spark_abs.model import CheckpointMode
 
 SPARK_PREFIX = "spark.abs."
 ENVIRONMENT_PREFIX = "SPARK_ABS_"
@@ -53,6 +54,13 @@ def duration_ms(value: object) -> int:
 def duration_or_auto(value: object) -> int | None:
     """Read a duration as `duration_ms`, or `auto` as None: what suits the place."""
     return None if isinstance(value, str) and value.strip().lower() == "auto" else duration_ms(value)
+
+
+def duration_or_off(value: object) -> int | None:
+    """Read a duration as `duration_ms`, or `off` as None."""
+    # YAML 1.1 reads an unquoted `off` as false.
+    off = value is False or (isinstance(value, str) and value.strip().lower() == "off")
+    return None if off else duration_ms(value)
 
 
 def size_bytes(value: object) -> int:
@@ -128,6 +136,13 @@ def _watermark_check(value: object) -> WatermarkCheck:
     return WatermarkCheck(text.strip().lower())
 
 
+def _mode(value: object) -> CheckpointMode:
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in list(CheckpointMode):
+        raise ValueError("expected aligned, unaligned or at_least_once")
+    return CheckpointMode(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One line of the table."""
@@ -162,7 +177,8 @@ class Setting:
     @property
     def field(self) -> str:
         """The name in `Settings`: a duration there says that it is in milliseconds."""
-        return f"{self.argument}_ms" if self.read in (duration_ms, duration_or_auto) else self.argument
+        timed = self.read in (duration_ms, duration_or_auto, duration_or_off)
+        return f"{self.argument}_ms" if timed else self.argument
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -181,6 +197,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("checkpoint", "maxConcurrent", "1", _count, "checkpoints that may be open at once", 1, live=True),
     Setting(
         "checkpoint", "alignmentLimit", "-1", size_or_none, "bytes behind blocked inputs; -1: any number"
+    ),
+    Setting("checkpoint", "mode", "aligned", _mode, "aligned, unaligned or at_least_once", live=True),
+    Setting(
+        "checkpoint", "alignedTimeout", "off", duration_or_off, "age at which one switches", 1, live=True
     ),
     Setting("checkpoint", "synchronous", "false", _switch, "processing waits until the state is copied"),
     Setting("checkpoint", "tolerableFailures", "any", count_or_any, "checkpoints that may fail in a row"),
@@ -227,6 +247,9 @@ class Settings:
     max_concurrent: int
     alignment_limit: int | None
     """Bytes; None: no bound."""
+    mode: CheckpointMode
+    aligned_timeout_ms: int | None
+    """None: what begins aligned stays so."""
     synchronous: bool
     tolerable_failures: int | None
     """None: any number."""
@@ -276,7 +299,8 @@ class Settings:
         `arguments` may not. An argument that is None was not given.
 
         Raises:
-            ConfigError: a name is unknown (the message has the nearest one), or a value cannot be read.
+            ConfigError: a name is unknown (the message has the nearest one), a value cannot be read, or two
+                do not go together.
         """
         values = {setting: setting.read(setting.default) for setting in SETTINGS}
         layers = (
@@ -291,7 +315,15 @@ class Settings:
                 if name not in known:
                     raise ConfigError(_unknown(name, layer, known))
                 values[known[name]] = _read(known[name], value, f"{name} ({layer})")
-        return cls(**{setting.field: value for setting, value in values.items()})
+        return cls(**{setting.field: value for setting, value in values.items()})._agreeing()
+
+    def _agreeing(self) -> Settings:
+        if self.aligned_timeout_ms is not None and self.mode is not CheckpointMode.ALIGNED:
+            raise ConfigError(
+                f"alignedTimeout is for checkpoints that begin aligned, and mode is {self.mode}: leave one "
+                "of the two out"
+            )
+        return self
 
     def changed(self, given: Mapping[str, object]) -> Settings:
         """Return these settings with some of the live ones changed; `given` as arguments.
@@ -309,7 +341,7 @@ class Settings:
             if name not in live:
                 raise ConfigError(f"{name!r} cannot be set while a job runs; one can set, e.g., {forms}")
             values[live[name].field] = _read(live[name], value, name)
-        return replace(self, **values)
+        return replace(self, **values)._agreeing()
 
     def differences(self, after: Settings) -> str:
         """Say what was changed, e.g. `interval 10s -> 30s, timeout 10m -> 5m`; empty if nothing was."""
@@ -322,7 +354,9 @@ class Settings:
 
 def shown(setting: Setting, value: object) -> str:
     """Write a value as one would give it."""
-    if isinstance(value, int) and setting.read in (duration_ms, duration_or_auto):
+    if value is None and setting.read is duration_or_off:
+        return "off"
+    if isinstance(value, int) and setting.read in (duration_ms, duration_or_auto, duration_or_off):
         unit = max((u for u in _MILLISECONDS if value % _MILLISECONDS[u] == 0), key=_MILLISECONDS.__getitem__)
         return f"{value // _MILLISECONDS[unit]}{unit}" if value else "0s"
     return str(value)

@@ -14,6 +14,7 @@ from spark_abs.model import (
     BatchId,
     CheckpointId,
     CheckpointKind,
+    CheckpointMode,
     Position,
     RunId,
     StageId,
@@ -162,6 +163,8 @@ class Manifest:
     completed_ms: int
     graph: tuple[StageShape, ...]
     stages: tuple[StageSnapshot, ...]
+    mode: CheckpointMode = CheckpointMode.ALIGNED
+    """What it was when it was completed."""
     v: int = FORMAT
 
     @property

@@ -79,6 +79,17 @@ class CheckpointKind(StrEnum):
         return self is not CheckpointKind.CHECKPOINT
 
 
+class CheckpointMode(StrEnum):
+    """What a barrier asks of the stages that it meets; it carries it, so that all of them decide alike."""
+
+    ALIGNED = "aligned"
+    """Wait for it on every input (P4): exactly once."""
+    UNALIGNED = "unaligned"
+    """Let it overtake what is unread, which becomes part of the checkpoint (P16): exactly once."""
+    AT_LEAST_ONCE = "at_least_once"
+    """Count it without waiting (P7): what faster inputs have read beyond it is read again after a restore."""
+
+
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """A barrier as it travels in a channel (P1): ids strictly increase over the life of a root."""
@@ -87,6 +98,7 @@ class Barrier:
     kind: CheckpointKind
     timestamp_ms: int
     name: str | None = None
+    mode: CheckpointMode = CheckpointMode.ALIGNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +106,8 @@ class Position:
     """How far one input of a stage has read: the offset that Spark stores for a gate.
 
     Everything up to entry `version` has been consumed. `epoch` is the newest barrier id at or before
-    it; `at_barrier` says that entry `version` is that barrier. `closed` is the run whose end marker
-    has been read, 0 while open: an input closed by an earlier run is open again.
+    it, `mode` the mode of that barrier; `at_barrier` says that entry `version` is that barrier. `closed` is
+    the run whose end marker has been read, 0 while open: an input closed by an earlier run is open again.
     """
 
     channel: ChannelId
@@ -106,6 +118,7 @@ class Position:
     closed: RunId = RunId(0)
     feedback: bool = False
     """Whether the input closes a loop: it takes no part in alignment, and ends with what goes round (P17)."""
+    mode: CheckpointMode = CheckpointMode.ALIGNED
     v: int = FORMAT
 
     def is_closed(self, run: RunId) -> bool:
@@ -114,7 +127,7 @@ class Position:
 
 
 _POSITION_FIELDS = frozenset(("channel", "attempt", "version", "epoch", "at_barrier", "closed", "v"))
-_LATER_FIELDS = frozenset(("feedback",))
+_LATER_FIELDS = frozenset(("feedback", "mode"))
 """Left out where they have their default."""
 
 
@@ -220,4 +233,6 @@ def dumps_position(position: Position) -> dict[str, object]:
     plain: dict[str, object] = json.loads(to_json(position))
     if not position.feedback:
         del plain["feedback"]
+    if position.mode is CheckpointMode.ALIGNED:
+        del plain["mode"]
     return plain

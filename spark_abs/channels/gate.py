@@ -36,6 +36,7 @@ from spark_abs.model import (
     Branch,
     ChannelId,
     CheckpointId,
+    CheckpointMode,
     DataFile,
     Position,
     RunId,
@@ -201,12 +202,12 @@ class GateReader(DataSourceStreamReader):
                 own,
                 self._stage.positions(),
                 self._follower.after(own.version),
-                Settled(spec.floor, self._aborts.ids),
+                Settled(spec.floor, self._aborts.ids, self._aborts.overtaken),
                 limits,
                 spec.run,
                 spec.attempt,
             )
-            # Aborts can only unblock, so a gate that goes on need not know of them.
+            # What it may learn there can only unblock, so a gate that goes on need not know of it.
             if not isinstance(decision, Blocked) or not self._aborts.poll():
                 return dumps_position(decision.position)
 
@@ -313,10 +314,13 @@ class _ControlNote:
 
     v: int
     aborted: tuple[CheckpointId, ...] | None = None
+    overtaken: tuple[CheckpointId, ...] | None = None
 
 
 class Aborts:
-    """The ids that `control/` has declared aborted since the run began; looked for only while blocked.
+    """The ids that `control/` has declared aborted, or unaligned, since the run began.
+
+    Looked for only while an input is blocked.
 
     Its log is trimmed far behind its newest commit: who has not looked for so long reads the table once.
     """
@@ -325,15 +329,17 @@ class Aborts:
         self._root, self._poll_ms, self._clock = root, poll_ms, clock
         self._tail = LogTail(root.fs, root.path("control"), after, poll_ms, clock)
         self.ids: frozenset[CheckpointId] = frozenset()
-        """Those known so far."""
+        """Those known to be aborted."""
+        self.overtaken: frozenset[CheckpointId] = frozenset()
+        """Those known to have become unaligned."""
 
     def poll(self) -> bool:
-        """Read what is new; say whether that was an abort.
+        """Read what is new; say whether that was anything of the kind.
 
         Raises:
             DamageError: `control/` cannot be read.
         """
-        before = self.ids
+        before = self.ids, self.overtaken
         while (commit := self._next()) is not None:
             if commit.token is None or commit.metadata is None:
                 continue
@@ -343,7 +349,8 @@ class Aborts:
                     f"control/ has format {note.v}, the newest known is {FORMAT}: upgrade spark_abs"
                 )
             self.ids |= frozenset(note.aborted or ())
-        return self.ids != before
+            self.overtaken |= frozenset(note.overtaken or ())
+        return (self.ids, self.overtaken) != before
 
     def _next(self) -> LogCommit | None:
         try:
@@ -355,5 +362,7 @@ class Aborts:
             control = Control.open(self._root)
             at = control.version
             self.ids |= {aborted.id for aborted in control.state.aborted}
+            barriers = [claim.barrier for claim in control.state.claims]
+            self.overtaken |= {b.id for b in barriers if b.mode is CheckpointMode.UNALIGNED}
             self._tail = LogTail(self._root.fs, self._root.path("control"), at, self._poll_ms, self._clock)
             return self._tail.next()

@@ -11,19 +11,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from spark_abs.errors import (
-    AbortReason,
-    AttemptNotReady,
-    CheckpointNotFound,
-    Fenced,
-    UsageError,
-)
+from spark_abs.errors import AbortReason, AttemptNotReady, CheckpointNotFound, Fenced, UsageError
 from spark_abs.model import (
     NO_EPOCH,
     AttemptId,
     Barrier,
     CheckpointId,
     CheckpointKind,
+    CheckpointMode,
     RunId,
     StageId,
 )
@@ -281,11 +276,16 @@ def end_run(state: ControlState, run: RunId, how: str) -> ControlState:
 
 
 def claim(
-    state: ControlState, run: RunId, kind: CheckpointKind, name: str | None, now_ms: int
+    state: ControlState,
+    run: RunId,
+    kind: CheckpointKind,
+    name: str | None,
+    now_ms: int,
+    mode: CheckpointMode = CheckpointMode.ALIGNED,
 ) -> tuple[ControlState, Barrier]:
     """Take the next id for a checkpoint (P1: ids strictly increase over the life of the root)."""
     require_current(state, run)
-    barrier = Barrier(CheckpointId(state.last_claimed + 1), kind, now_ms, name)
+    barrier = Barrier(CheckpointId(state.last_claimed + 1), kind, now_ms, name, mode)
     taken = Claim(barrier, state.attempt.id, run)
     return replace(state, last_claimed=barrier.id, claims=(*state.claims, taken)), barrier
 

@@ -13,7 +13,7 @@ from typing import TypeVar, assert_never
 
 from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
-from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId
 from spark_abs.protocol import trigger
 from spark_abs.protocol.messages import (
     Abort,
@@ -31,6 +31,7 @@ from spark_abs.protocol.messages import (
     FailJob,
     Joined,
     Notify,
+    Overtake,
     Release,
     Requested,
     StatusChanged,
@@ -99,7 +100,12 @@ class Coordinator:
         """Take one event and return what has to be done because of it, in order."""
         effects = self._react(event)
         self._expire(event.now_ms)
-        return (*effects, *self._commit_next(), *self._begin(event.now_ms))
+        return (
+            *effects,
+            *self._overtake(event.now_ms),
+            *self._commit_next(),
+            *self._begin(event.now_ms),
+        )
 
     def _react(self, event: Event) -> tuple[Effect, ...]:
         match event:
@@ -277,6 +283,23 @@ class Coordinator:
                 missing = ", ".join(sorted(self._stages - pending.acks.keys()))
                 self._abort(pending.id, AbortReason.EXPIRED, f"after {timeout_ms} ms without {missing}")
 
+    def _overtake(self, now_ms: int) -> tuple[Effect, ...]:
+        """Let aligned checkpoints that take too long become unaligned (P16); a savepoint stays aligned."""
+        timeout_ms = self._settings().aligned_timeout_ms
+        found = [
+            p
+            for p in self.pending
+            if p.verdict is None
+            and p.barrier.kind is CheckpointKind.CHECKPOINT
+            and p.barrier.mode is CheckpointMode.ALIGNED
+            and timeout_ms is not None
+            and now_ms - p.since_ms >= timeout_ms
+        ]
+        for late in found:
+            barrier = replace(late.barrier, mode=CheckpointMode.UNALIGNED)
+            self._pending[late.id] = replace(late, barrier=barrier)
+        return tuple(Overtake(late.id) for late in found)
+
     def _commit_next(self) -> tuple[Effect, ...]:
         """Let the verdict on the lowest open id out, once: a later one must not become durable first."""
         first = next(iter(self.pending), None)
@@ -295,10 +318,12 @@ class Coordinator:
                 return ()
             case trigger.Trigger(request):
                 self._past = replace(self._past, triggered_ms=now_ms)
-                self._claiming = Claim(CheckpointKind.CHECKPOINT, None, None)
+                wanted = request or Request("", CheckpointKind.CHECKPOINT)
+                periodic = wanted.kind is CheckpointKind.CHECKPOINT
+                mode = self._settings().mode if periodic else CheckpointMode.ALIGNED
+                self._claiming = Claim(wanted.kind, wanted.name, wanted.id or None, mode)
                 if request is not None:
                     self._waiting.remove(request)
-                    self._claiming = Claim(request.kind, request.name, request.id)
                 return (self._claiming,)
 
     def _ending(self) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from spark_abs.model import CheckpointId, Entry, Version
-from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free
+from spark_abs.protocol.cut import Cancelled, Cut, Emission
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,12 @@ def at_once(emission: Emission, written: CheckpointId, offered: CheckpointId) ->
     Args:
         emission: what the outputs get at its end.
         written: the newest id that every output has carried.
-        offered: the open barrier, `NO_EPOCH` if none. A stage that takes barriers like a source does so with
-            this batch, also if it is offered one while it waits.
+        offered: the open barrier that the stage may take ahead of the batch, or with it, though no input has
+            it: it takes barriers like a source, or this one is unaligned; `NO_EPOCH` if there is none. It
+            counts also if it is offered while the stage waits.
     """
     match emission:
         case Cut(id=reached) | Cancelled(id=reached):
-            return reached > written
-        case Free():
-            return offered > written
+            return max(reached, offered) > written
         case _:
-            return False
+            return offered > written

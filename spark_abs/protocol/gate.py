@@ -1,4 +1,4 @@
-"""The gate rule: how far one channel input of a stage may be read (P4, P5, P8, P9, P10).
+"""The gate rule: how far one channel input of a stage may be read (P4, P5, P7, P8, P9, P10, P16).
 
 The states of Flink's `SingleCheckpointBarrierHandler` are values here, not objects with a memory: the
 situation of an input is its own position, the positions of its neighbours and the log of its channel, all
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, Entry, Position, RunId
+from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, CheckpointMode, Entry, Position, RunId
 from spark_abs.protocol.loops import forward
 
 
@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The ids for which no input need wait: their outcome is known.
+    """The ids for which no input need wait: their outcome is known, or they have become unaligned.
 
     All ids up to `floor` were claimed before this run began; `aborted` came to be known since. Ids that
     completed since are left out on purpose: a stage with a blocked input cannot have acknowledged them.
@@ -35,9 +35,11 @@ class Settled:
 
     floor: CheckpointId
     aborted: frozenset[CheckpointId]
+    overtaken: frozenset[CheckpointId] = frozenset()
+    """Claimed as aligned, unaligned since (P16): stages heard of it before gates did."""
 
     def __contains__(self, checkpoint: CheckpointId) -> bool:
-        return checkpoint <= self.floor or checkpoint in self.aborted
+        return checkpoint <= self.floor or checkpoint in self.aborted or checkpoint in self.overtaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,13 @@ def decide(
 ) -> Decision:
     """Decide how far one input may go in the stage's next micro-batch.
 
-    An input that stands at barrier n stays until every other open input has n, or one has skipped it,
-    or n is settled. Any other input reads on to the next barrier or to the end of the channel and stops
-    there, within the limits. A barrier or cancel marker not above the input's epoch is passed over; a cancel
-    marker above it moves the epoch and stops nothing. A way back waits for nobody, nobody waits for it, and
-    no barrier stops it: the stage has passed it on before (P17). Once all other inputs have ended it reads
-    nothing but rows: a barrier may then come round first, from a stage that has ended too.
+    An input that stands at an aligned barrier n stays until every other open input has n, or one has skipped
+    it, or n is settled. Any other input reads on to the next barrier, of whatever mode, or to the end of the
+    channel and stops there, within the limits. A barrier or cancel marker not above the input's epoch is
+    passed over; a cancel marker above it moves the epoch and stops nothing. A way back waits for nobody,
+    nobody waits for it, and only an unaligned barrier stops it: the stage has passed any other one on before
+    (P17). Once all other inputs have ended it reads nothing but rows and unaligned barriers: another barrier
+    may then come round first, from a stage that has ended too.
 
     Args:
         own: where the input stands.
@@ -100,20 +103,19 @@ def decide(
     """
     if own.is_closed(run):
         return Idle(own)
-    waits = own.at_barrier and not own.feedback
-    if waits and own.epoch not in settled and _must_wait(own, forward(stage), run):
+    if _is_held(own, stage, settled, run):
         return Blocked(own, own.epoch)
     others = forward(stage)
     only_rows = own.feedback and bool(others) and all(p.is_closed(run) for p in others)
     reached, taken, size = own, 0, 0
     for entry in entries:
-        if entry.silent or (only_rows and not entry.files):
+        if entry.silent or (only_rows and not entry.files and not _is_unaligned(entry)):
             continue
         if taken and size + entry.size > limits.max_bytes:
             break
         reached = _after(reached, entry, attempt)
         taken, size = taken + 1, size + entry.size
-        stops = reached.at_barrier and not own.feedback
+        stops = reached.at_barrier and (not own.feedback or reached.mode is CheckpointMode.UNALIGNED)
         if stops or reached.is_closed(run) or taken >= limits.max_entries:
             break
     return Advance(reached) if taken else Idle(own)
@@ -124,14 +126,7 @@ def waiting(stage: Sequence[Position], settled: Settled, run: RunId) -> tuple[Po
 
     What stands behind them in their channels is what the alignment holds up (P6).
     """
-    return tuple(
-        own
-        for own in stage
-        if own.at_barrier
-        and not own.is_closed(run)
-        and own.epoch not in settled
-        and _must_wait(own, stage, run)
-    )
+    return tuple(own for own in stage if not own.is_closed(run) and _is_held(own, stage, settled, run))
 
 
 def exceeds(queued_bytes: int, limit: int | None) -> bool:
@@ -140,6 +135,16 @@ def exceeds(queued_bytes: int, limit: int | None) -> bool:
     Then the checkpoint is aborted, the inputs go on, and nothing is lost: the data is in the log (P6).
     """
     return limit is not None and queued_bytes > limit
+
+
+def _is_held(own: Position, stage: Sequence[Position], settled: Settled, run: RunId) -> bool:
+    """Say whether an open input stays at its barrier: only an aligned one holds (P7, P16, P17)."""
+    waits = own.at_barrier and not own.feedback and own.mode is CheckpointMode.ALIGNED
+    return waits and own.epoch not in settled and _must_wait(own, forward(stage), run)
+
+
+def _is_unaligned(entry: Entry) -> bool:
+    return entry.barrier is not None and entry.barrier.mode is CheckpointMode.UNALIGNED
 
 
 def _must_wait(own: Position, stage: Sequence[Position], run: RunId) -> bool:
@@ -163,9 +168,10 @@ def _after(position: Position, entry: Entry, attempt: AttemptId) -> Position:
     and plans one more batch would else pass over the end that the run after it has to see.
     """
     epoch = max(position.epoch, entry.cancel or NO_EPOCH)
+    mode = position.mode if epoch == position.epoch else CheckpointMode.ALIGNED
     arrived = entry.barrier is not None and entry.barrier.id > epoch
     if entry.barrier is not None and arrived:
-        epoch = entry.barrier.id
+        epoch, mode = entry.barrier.id, entry.barrier.mode
     return replace(
         position,
         attempt=attempt,
@@ -173,4 +179,5 @@ def _after(position: Position, entry: Entry, attempt: AttemptId) -> Position:
         epoch=epoch,
         at_barrier=arrived,
         closed=entry.run if entry.end else position.closed,
+        mode=mode,
     )

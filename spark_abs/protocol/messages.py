@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
-from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId
 from spark_abs.protocol.trigger import JobStatus, Request
 
 
@@ -99,11 +99,23 @@ class AckResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim an id durably, then say `Claimed` and hand the barrier to the sources."""
+    """Claim an id durably, then say `Claimed` and hand the barrier to the stages."""
 
     kind: CheckpointKind
     name: str | None
     request_id: str | None
+    mode: CheckpointMode = CheckpointMode.ALIGNED
+
+
+@dataclass(frozen=True, slots=True)
+class Overtake:
+    """Tell every stage that an aligned checkpoint is unaligned from now on, then record it durably (P16).
+
+    In this order: gates learn of it from the record, and let nothing past the barrier that a stage might not
+    have been told of. Repeatable; lost between the two, gates go on waiting.
+    """
+
+    id: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,4 +177,4 @@ class FailJob:
     message: str
 
 
-Effect = Claim | Complete | Abort | AckAnswer | Release | Notify | Answer | FailJob
+Effect = Claim | Overtake | Complete | Abort | AckAnswer | Release | Notify | Answer | FailJob

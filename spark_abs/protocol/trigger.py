@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from spark_abs.model import CheckpointKind
+from spark_abs.model import CheckpointKind, CheckpointMode
 
 
 class JobStatus(StrEnum):
@@ -33,6 +33,10 @@ class TriggerSettings:
     """How many checkpoints may fail in a row before the job does; None: any number."""
     max_concurrent: int = 1
     """How many may be open when a periodic or requested checkpoint begins; savepoints begin all the same."""
+    mode: CheckpointMode = CheckpointMode.ALIGNED
+    """Of checkpoints; savepoints are aligned whatever it is."""
+    aligned_timeout_ms: int | None = None
+    """An aligned checkpoint not complete by then becomes unaligned; None: never."""
 
 
 @dataclass(frozen=True, slots=True)

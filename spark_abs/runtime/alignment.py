@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from spark_abs.channels.follow import Queued
 from spark_abs.errors import AbsError
@@ -16,6 +17,19 @@ log = logging.getLogger(__name__)
 ENTRIES_PER_LOOK = 16
 ENTRIES_AT_THE_END = 16
 """How many entries are opened at most before an acknowledgement, for the sake of a figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStanding:
+    """How far a stage is with a checkpoint that it has not acknowledged."""
+
+    aligning_since_ms: int | None
+    """When the first input had the barrier, None if none had."""
+    what: str
+    alignment_bytes: int = 0
+    """What had queued up behind the barrier on inputs that had to wait."""
+    backpressured_ms: int | None = None
+    """How long the stage has waited for credit since its last cut."""
 
 
 class Backlog:

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import assert_never
 
 from deltalake.exceptions import DeltaError
@@ -20,11 +21,12 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.manifest import Manifest, StageShape
-from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId, checked_name
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId, checked_name
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
 from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
+from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.journal import Journal
@@ -188,6 +190,8 @@ class Coordination:
         match effect:
             case protocol.Claim():
                 self._claim(effect)
+            case protocol.Overtake():
+                self._overtake(effect.id)
             case protocol.Complete():
                 self._complete(effect)
             case protocol.Abort():
@@ -210,7 +214,9 @@ class Coordination:
         taken: list[Barrier] = []
 
         def claim(state: ledger.ControlState) -> ledger.ControlState:
-            state, barrier = ledger.claim(state, self._ctx.run, effect.kind, effect.name, now_ms())
+            state, barrier = ledger.claim(
+                state, self._ctx.run, effect.kind, effect.name, now_ms(), effect.mode
+            )
             taken[:] = [barrier]
             return state
 
@@ -223,6 +229,18 @@ class Coordination:
             stage.offer(barrier)
         self._journal.triggered(barrier)
         self._handle(protocol.Claimed(now_ms(), barrier, effect.request_id))
+
+    def _overtake(self, checkpoint: CheckpointId) -> None:
+        """Tell the stages first: gates go on when they read it in `control/`."""
+        self._barriers[checkpoint] = replace(self._barriers[checkpoint], mode=CheckpointMode.UNALIGNED)
+        barrier = self._barriers[checkpoint]
+        late = self._journal.late(barrier, tuple(self._stages.values()))
+        for stage in self._stages.values():
+            stage.offer(barrier)
+        self._ctx.probe("overtake.before")
+        self._control.update(lambda state: overtake(state, self._ctx.run, checkpoint))
+        self._ctx.probe("overtake.after")
+        self._journal.overtaken(barrier, late, len(self._stages))
 
     def _complete(self, effect: protocol.Complete) -> None:
         barrier, now = self._barriers[effect.id], now_ms()
@@ -239,6 +257,7 @@ class Coordination:
             now,
             self._shapes(),
             effect.snapshots,
+            barrier.mode,
         )
         missing = self._snapshots.missing(manifest)
         if missing:
@@ -369,6 +388,8 @@ def _purpose(effect: protocol.Effect) -> str:
     match effect:
         case protocol.Claim():
             return "claim a checkpoint in control/"
+        case protocol.Overtake(id=checkpoint):
+            return f"make checkpoint {checkpoint} unaligned in control/"
         case protocol.Complete(id=checkpoint):
             return f"complete checkpoint {checkpoint} in checkpoints/"
         case protocol.Abort(id=checkpoint):

@@ -10,8 +10,9 @@ from deltalake.exceptions import DeltaError
 from spark_abs.errors import AbortReason, AbsError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import Barrier, StageId
+from spark_abs.runtime.alignment import CheckpointStanding
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.stage import CheckpointStanding, StageRunner
+from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.clock import now_ms
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 
@@ -34,6 +35,25 @@ class Journal:
     def triggered(self, barrier: Barrier) -> None:
         """Record that a checkpoint has begun."""
         self._append(self._row(HistoryEvent.TRIGGERED, barrier, last_completed_age_ms=self._age(now_ms())))
+
+    def late(self, barrier: Barrier, stages: Sequence[StageRunner]) -> tuple[HistoryRow, ...]:
+        """Return how far the stages are that have not made their cut."""
+        now = now_ms()
+        return tuple(self._waiting(barrier, s, now) for s in stages if not s.has_taken(barrier.id))
+
+    def overtaken(self, barrier: Barrier, late: Sequence[HistoryRow], stages: int) -> None:
+        """Record that a checkpoint became unaligned, and what the stages without a cut waited for."""
+        now = now_ms()
+        self._append(
+            *late,
+            self._row(
+                HistoryEvent.OVERTAKEN,
+                barrier,
+                duration_ms=now - barrier.timestamp_ms,
+                acks=stages - len(late),
+                stages=stages,
+            ),
+        )
 
     def completed(self, barrier: Barrier, manifest: Manifest) -> None:
         """Record a completed checkpoint: a row for each stage, as of its acknowledgement, and one for all."""
@@ -136,6 +156,7 @@ class Journal:
             barrier.id,
             barrier.kind.value,
             barrier.name,
+            mode=barrier.mode.value,
             **columns,  # type: ignore[arg-type]
         )
 

@@ -21,7 +21,13 @@ class LiveSettings:
         """Return what the coordinator decides by."""
         now = self.now
         return TriggerSettings(
-            now.interval_ms, now.min_pause_ms, now.timeout_ms, now.tolerable_failures, now.max_concurrent
+            now.interval_ms,
+            now.min_pause_ms,
+            now.timeout_ms,
+            now.tolerable_failures,
+            now.max_concurrent,
+            now.mode,
+            now.aligned_timeout_ms,
         )
 
     def change(self, given: Mapping[str, object]) -> str:

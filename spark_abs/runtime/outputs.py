@@ -271,6 +271,7 @@ class Outputs:
             except CommitConflict:
                 return None
             versions[writer.output] = standing.entry.version
+            self._epoch = max(self._epoch, barrier.id)
             self._ctx.probe(f"agent.{self._spec.name}.commit-{writer.output}.after")
         self.passed = max(self.passed, barrier.id)
         return IdleCut(batch, versions)

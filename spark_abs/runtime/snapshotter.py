@@ -14,7 +14,15 @@ from deltalake.exceptions import DeltaError
 
 from spark_abs.errors import AbortReason, AbsError, Fenced
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot, Timings
-from spark_abs.model import NO_BATCH, Barrier, BatchId, CheckpointId, Position, StageId, Version
+from spark_abs.model import (
+    NO_BATCH,
+    Barrier,
+    BatchId,
+    CheckpointId,
+    Position,
+    StageId,
+    Version,
+)
 from spark_abs.protocol.messages import (
     Acked,
     Declined,

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
-from spark_abs.channels.entries import entry_of
-from spark_abs.errors import AbortReason, DamageError
+from spark_abs.errors import AbortReason
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
@@ -20,26 +19,27 @@ from spark_abs.model import (
     BatchId,
     CheckpointId,
     CheckpointKind,
+    CheckpointMode,
     Position,
     StageId,
     Version,
     positions_of,
 )
 from spark_abs.protocol.credit import at_once
-from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free, Nothing, emission
+from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free, Nothing, emission, may_take, overtaking
 from spark_abs.protocol.gate import Settled, exceeds, waiting
 from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Declined
-from spark_abs.runtime.alignment import AlignmentWatch
+from spark_abs.runtime.alignment import AlignmentWatch, CheckpointStanding
+from spark_abs.runtime.barriers import Barriers, newest_unaligned, read_barrier
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.native import NativeLog
-from spark_abs.runtime.outputs import NO_MARKER, BatchFacts, Marker, Outputs
+from spark_abs.runtime.outputs import BatchFacts, Marker, Outputs
 from spark_abs.runtime.snapshotter import Snapshotter, Taken
 from spark_abs.runtime.turns import StageStopped, Turns
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.store.clock import now_ms
-from spark_abs.store.log import read_commit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,19 +62,6 @@ class Planned:
     facts: BatchFacts
     before: tuple[Position, ...]
     after: tuple[Position, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointStanding:
-    """How far a stage is with a checkpoint that it has not acknowledged."""
-
-    aligning_since_ms: int | None
-    """When the first input had the barrier, None if none had."""
-    what: str
-    alignment_bytes: int = 0
-    """What had queued up behind the barrier on inputs that had to wait."""
-    backpressured_ms: int | None = None
-    """How long the stage has waited for credit since its last cut."""
 
 
 class StageRunner:
@@ -103,15 +90,13 @@ class StageRunner:
         self.credit = credit
         self._reported_ms = 0
         self.native = NativeLog(ctx.native(name))
-        self._offered: tuple[Barrier, ...] = ()
-        """Claimed barriers without an outcome, oldest first."""
+        self._barriers = Barriers()
         self._taken = NO_EPOCH
         self._ended = False
         self._cuts: dict[CheckpointId, BatchId] = {}
         """The batches of cuts whose checkpoint has no outcome yet."""
         self.only: BatchId | None = None
         """If set, every other batch is refused at its entry; `NO_BATCH` refuses all."""
-        self._aborted: set[CheckpointId] = set()
         self._aligning_since: dict[CheckpointId, int] = {}
         self._alignment = AlignmentWatch(ctx.root, ctx.poll_ms(ctx.root.top))
 
@@ -119,8 +104,9 @@ class StageRunner:
         """Run one micro-batch.
 
         1. Read what the batch consumes; wait while captures lag behind, and for credit unless it carries a
-        barrier.  2. Read what outputs hold of it.  3. Find its marker.  4. Evaluate once and write the files
-        of all outputs.  5. Commit all outputs, the barrier included.  6. Hand the cut over.
+        barrier.  2. Read what outputs hold of it.  3. Find its marker; an unaligned barrier that may be taken
+        before the batch goes out ahead of it.  4. Evaluate once and write the files of all outputs.
+        5. Commit all outputs, the barrier included.  6. Hand the cut over.
 
         Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
         batch decides for the others. Killed after it, every commit is recognised and skipped.
@@ -152,8 +138,8 @@ class StageRunner:
         batch = planned.facts.batch
         if not self._snapshots.permits(self.name, batch):
             return False
-        open_barrier = self._open_barrier()
-        offered = open_barrier.id if open_barrier is not None else NO_EPOCH
+        barrier = self._takes_at(planned.after) or overtaking(self._waiting(), planned.before)
+        offered = barrier.id if barrier is not None else NO_EPOCH
         if self.only is not None or at_once(self._emission(planned), self._outputs.passed, offered):
             self.credit.done()
             return True
@@ -164,15 +150,17 @@ class StageRunner:
         facts, after = planned.facts, planned.after
         batch = facts.batch
         probe(f"batch.{self.name}.read.before")  # 2
-        standing = self._outputs.standing(batch)
+        marker = self._outputs.standing(batch)
         probe(f"batch.{self.name}.find.before")  # 3
-        marker = standing if standing is not None else self._marker(planned)
+        if marker is None:
+            self._overtake(batch, planned.before)
+            marker = self._marker(planned)
         self._watch_alignment(after, began)
         probe(f"batch.{self.name}.files.before")  # 4
         written = self._outputs.write_files(frame, batch, max((p.epoch for p in after), default=NO_EPOCH))
         probe(f"batch.{self.name}.files.after")
         if marker is None:  # 5
-            barrier, stood = self._outputs.commit_free(written, facts, self._open_barrier())
+            barrier, stood = self._outputs.commit_free(written, facts, self._takes_at(after))
         else:
             barrier, stood = marker.barrier, self._outputs.commit(written, facts, marker)
         self.credit.wrote({w.channel: stood[w.output].entry for w in self._outputs.channels})
@@ -187,40 +175,72 @@ class StageRunner:
         return emission(planned.before, planned.after, self._ctx.run)
 
     def _marker(self, planned: Planned) -> Marker | None:
-        """Return what the batch carries; None if the stage takes barriers like a source."""
+        """Return what the batch carries because of its inputs; None if that says nothing.
+
+        The batch may then carry what `_takes_at` gives when it is committed.
+        """
         match self._emission(planned):
-            case Free():
+            case Free() | Nothing():
                 return None
-            case Nothing():
-                return NO_MARKER
             case Cut(id=reached):
                 if reached <= self._outputs.epoch:
-                    return NO_MARKER
-                if reached <= self._ctx.floor or reached in self._aborted:
+                    return None
+                if reached <= self._ctx.floor or reached in self._barriers.aborted:
                     return Marker(cancel=reached)
-                return Marker(self._barrier_at(planned.after, reached))
+                barrier = self._barriers.find(reached)
+                barrier = barrier or read_barrier(self._ctx.root, planned.after, reached)
+                return Marker(barrier) if barrier is not None else Marker(cancel=reached)
             case Cancelled(id=reached):
-                return Marker(cancel=reached) if reached > self._outputs.epoch else NO_MARKER
+                return Marker(cancel=reached) if reached > self._outputs.epoch else None
             case other:
                 assert_never(other)
 
-    def _barrier_at(self, after: tuple[Position, ...], checkpoint: CheckpointId) -> Barrier:
-        """Read the barrier itself from an input's log."""
-        position = next(p for p in after if p.at_barrier and p.epoch == checkpoint)
-        root = self._ctx.root
-        commit = read_commit(root.fs, root.path(root.channel(position.channel)), position.version)
-        barrier = entry_of(commit).barrier if commit is not None else None
-        if barrier is None or barrier.id != checkpoint:
-            raise DamageError(
-                f"entry {position.version} of {position.channel} should be barrier {checkpoint} and is not"
-            )
-        return barrier
+    def _takes_at(self, positions: tuple[Position, ...]) -> Barrier | None:
+        """Return the open barrier that the stage may take where its inputs stand, without their having it.
+
+        That is the oldest one if it takes barriers like a source, else an unaligned one (P16).
+        """
+        offered = self._waiting()
+        if all(position.is_closed(self._ctx.run) for position in forward(positions)):
+            back = [position for position in positions if position.feedback]
+            return next((barrier for barrier in offered if may_take(barrier.id, back)), None)
+        return overtaking(offered, positions)
+
+    def _waiting(self) -> list[Barrier]:
+        """Return the open barriers that the stage has neither taken nor passed on, oldest first."""
+        return self._barriers.above(max(self._taken, self._outputs.epoch))
+
+    def _overtake(self, batch: BatchId, before: tuple[Position, ...]) -> None:
+        """Take unaligned barriers behind the batch before, ahead of a batch that nothing holds yet (P16).
+
+        What this one reads may be behind them: gates let a batch past a barrier that is unaligned, or has
+        become so, whether or not the stage has taken it. Of the first kind the positions know.
+        """
+        while self.start:
+            offered = self._waiting()
+            if (seen := self._seen_unaligned(before)) is not None:
+                offered.append(seen)
+            barrier = overtaking(offered, before)
+            if barrier is None:
+                return
+            began, last = now_ms(), BatchId(batch - 1)
+            self._ctx.probe(f"batch.{self.name}.overtake.before")
+            cut = self._outputs.commit_barrier(barrier, lambda last=last: last)  # type: ignore[misc]
+            if cut is not None:
+                self._ctx.probe(f"batch.{self.name}.overtake.after")
+                self._hand_over(barrier, last, before, cut.channels, began, 0)
+
+    def _seen_unaligned(self, positions: tuple[Position, ...]) -> Barrier | None:
+        """Return the newest unaligned barrier at which an input stands, if the stage lacks it."""
+        newest, passed = newest_unaligned(positions), max(self._taken, self._outputs.epoch, self._ctx.floor)
+        lacks = newest > passed and newest not in self._barriers.aborted
+        return read_barrier(self._ctx.root, positions, newest) if lacks else None
 
     def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
         for position in forward(after):
             if position.at_barrier:
                 self._aligning_since.setdefault(position.epoch, now)
-        settled = Settled(self._ctx.floor, frozenset(self._aborted))
+        settled = Settled(self._ctx.floor, self._barriers.aborted, self._barriers.unaligned)
         self._alignment.blocked(waiting(forward(after), settled, self._ctx.run))
 
     def over_limit(self, limit: int | None) -> tuple[Declined, ...]:
@@ -234,7 +254,7 @@ class StageRunner:
                 f"{size} bytes have queued up behind its barrier, the limit is {limit}",
             )
             for checkpoint, size in self._alignment.look()
-            if exceeds(size, limit)
+            if exceeds(size, limit) and checkpoint not in self._barriers.unaligned
         )
 
     def _hand_over(
@@ -251,7 +271,8 @@ class StageRunner:
         reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
             self.turns.hold(barrier.id)
-            if barrier.id in self._aborted:  # its abort may have come before there was anything to release
+            # Its abort may have come before there was anything to release.
+            if barrier.id in self._barriers.aborted:
                 self.turns.release(barrier.id)
         first = self._aligning_since.pop(barrier.id, began_ms)
         self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
@@ -271,44 +292,40 @@ class StageRunner:
             )
         )
 
-    def _open_barrier(self) -> Barrier | None:
-        """Return the oldest barrier that the stage has still to take, if it takes barriers like a source."""
-        return next((b for b in self._offered if b.id > self._taken and b.id not in self._aborted), None)
-
     def offer(self, barrier: Barrier) -> None:
-        """Tell the stage of a claimed barrier, in id order; it matters while no channel input is open."""
-        self._offered = (*self._offered, barrier)
+        """Tell the stage of a claimed barrier, or that it is unaligned from now on."""
+        self._barriers.offer(barrier)
 
     def offer_idle(self) -> None:
-        """Take the oldest open barrier if the stage takes them like a source and no batch is under way (P1).
+        """Take an open barrier if no batch is under way: see `_takes_at` (P1, P16).
 
         If a batch came first, the barrier is void here: that batch carries it.
         """
-        barrier = self._open_barrier()
-        if barrier is None or (self.reads_channels and not self._ctx.bounded):
+        offered = self._waiting()
+        unaligned = any(b.mode is CheckpointMode.UNALIGNED for b in offered)
+        if not offered or (self.reads_channels and not self._ctx.bounded and not unaligned):
             return
         with self.turns.agent() as mine:
-            if not mine or self._open_barrier() is None:
+            batch = self._last_batch_if_idle() if mine else None
+            if batch is None:
+                return
+            positions = self.native.positions(batch) if batch != NO_BATCH else self.start
+            barrier = self._takes_at(positions)
+            if barrier is None:
                 return
             began = now_ms()
             self._ctx.probe(f"agent.{self.name}.commit.before")
-            cut = self._outputs.commit_barrier(barrier, self._last_batch_if_idle)
+            cut = self._outputs.commit_barrier(
+                barrier, lambda: batch if self._last_batch_if_idle() == batch else None
+            )
             if cut is None:
                 return
             self._ctx.probe(f"agent.{self.name}.commit.after")
-            positions = self.native.positions(cut.batch) if cut.batch != NO_BATCH else self.start
-            self._hand_over(barrier, cut.batch, positions, cut.channels, began, 0)
+            self._hand_over(barrier, batch, positions, cut.channels, began, 0)
 
     def _last_batch_if_idle(self) -> BatchId | None:
         # Once the query has stopped, what it has planned and not begun is the next run's.
-        batch = self.native.newest_committed() if self._ended else self.native.idle_at()
-        return batch if batch is not None and self._is_free(batch) else None
-
-    def _is_free(self, batch: BatchId) -> bool:
-        """Say whether no channel input is open after the last finished batch."""
-        if not self.start:
-            return True
-        return batch != NO_BATCH and self.inputs_closed(batch)
+        return self.native.newest_committed() if self._ended else self.native.idle_at()
 
     @property
     def reads_channels(self) -> bool:
@@ -330,6 +347,10 @@ class StageRunner:
         """Return where the inputs stand after the last finished batch."""
         return self.native.consumed() or self.start
 
+    def has_taken(self, checkpoint: CheckpointId) -> bool:
+        """Say whether the stage has made its cut of a checkpoint."""
+        return self._taken >= checkpoint
+
     def standing(self, barrier: Barrier) -> CheckpointStanding:
         """Say how far the stage is with a checkpoint, off its newest planned batch."""
         since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
@@ -350,13 +371,12 @@ class StageRunner:
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""
-        self._offered = tuple(b for b in self._offered if b.id != checkpoint)
+        self._barriers.settle(checkpoint, completed)
         self._alignment.over(checkpoint)
         batch = self._cuts.pop(checkpoint, None)
         if completed and batch is not None:
             self._outputs.secured = max(self._outputs.secured, batch)
         if not completed:
-            self._aborted.add(checkpoint)
             self.turns.release(checkpoint)
         self.turns.wake()
 
@@ -367,7 +387,7 @@ class StageRunner:
         """
         self._taken = before._taken
         self._cuts = dict(before._cuts)
-        self._aborted |= before._aborted
+        self._barriers.aborted |= before._barriers.aborted
         self._aligning_since = dict(before._aligning_since)
         self.turns.succeed(before.turns)
 

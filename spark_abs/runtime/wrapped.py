@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from spark_abs.config import Settings
 from spark_abs.errors import AttemptNotReady, GraphError, UsageError
 from spark_abs.manifest import StageShape
-from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
+from spark_abs.model import MAIN_OUTPUT, BatchId, CheckpointMode, StageId, Version, checked_name
 from spark_abs.protocol.messages import (
     StatusChanged,
 )
@@ -93,6 +93,11 @@ def _resolved(spark_conf: Mapping[str, str], settings: Mapping[str, object]) -> 
     resolved = Settings.resolve(None, os.environ, spark_conf, settings)
     if resolved.native_root:
         raise UsageError("native_root is for jobs: Spark is given the checkpoint location of a wrapped query")
+    if resolved.mode is not CheckpointMode.ALIGNED or resolved.aligned_timeout_ms is not None:
+        raise UsageError(
+            "mode and aligned_timeout are for jobs: nothing lies between wrapped queries, so that no barrier "
+            "waits and no data is in flight; leave them out"
+        )
     return resolved
 
 

@@ -1,7 +1,8 @@
 """`control/`: one small state under compare-and-swap.
 
 Every commit replaces the table's rows, so reading it costs the state and never its past; the log keeps
-each change. The user metadata of a commit lists the ids it aborted: gates follow that without reading rows.
+each change. The user metadata of a commit lists the ids it aborted or made unaligned: gates follow that
+without reading rows.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from spark_abs.protocol.control import (
     Run,
     begin_job,
 )
+from spark_abs.protocol.overtaken import overtaken
 from spark_abs.store.root import Root
 from spark_abs.store.storage import location_of
 from spark_abs.store.table import AddFile, Commit, Table
@@ -123,7 +125,8 @@ class Control:
                 return None
             known = {a.id for a in before.aborted} if before else set()
             news = [a.id for a in after.aborted if a.id not in known]
-            return Commit((self._write(after),), {}, json.dumps({"v": FORMAT, "aborted": news}), replace=True)
+            note = {"v": FORMAT, "aborted": news, "overtaken": overtaken(before, after)}
+            return Commit((self._write(after),), {}, json.dumps(note), replace=True)
 
         self._table.commit(decide)
         return result[0]

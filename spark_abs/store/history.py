@@ -42,6 +42,7 @@ SCHEMA = pa.schema(
         ("batch", pa.int64()),
         ("restarts", pa.int64()),
         ("backpressured_ms", pa.int64()),
+        ("mode", pa.string()),
     ]
 )
 
@@ -52,9 +53,11 @@ class HistoryEvent(StrEnum):
     RUN_STARTED = "run-started"
     RUN_ENDED = "run-ended"
     TRIGGERED = "triggered"
+    OVERTAKEN = "overtaken"
+    """An aligned checkpoint that took too long became unaligned."""
     STAGE_ACKED = "stage-acked"
     STAGE_WAITING = "stage-waiting"
-    """A stage that had not acknowledged a checkpoint when it was aborted, and how far it was."""
+    """A stage that had not acknowledged a checkpoint when it was aborted or overtaken, and how far it was."""
     COMPLETED = "completed"
     ABORTED = "aborted"
     RESTORED = "restored"
@@ -102,6 +105,8 @@ class HistoryRow:
     """How many times stages were started again in this run, this one counted."""
     backpressured_ms: int | None = None
     """How long the stage had waited for credit since its cut before."""
+    mode: str | None = None
+    """Of the barrier, at this moment."""
 
 
 class History:

@@ -11,6 +11,7 @@ from spark_abs.model import (
     ChannelId,
     CheckpointId,
     CheckpointKind,
+    CheckpointMode,
     DataFile,
     Entry,
     Position,
@@ -22,9 +23,9 @@ from spark_abs.protocol import cut, gate
 ROOMY = gate.Limits(max_entries=1_000, max_bytes=1_000_000)
 
 
-def barrier(number: int) -> Barrier:
+def barrier(number: int, mode: CheckpointMode = CheckpointMode.ALIGNED) -> Barrier:
     """Return the barrier of a plain checkpoint."""
-    return Barrier(CheckpointId(number), CheckpointKind.CHECKPOINT, timestamp_ms=0)
+    return Barrier(CheckpointId(number), CheckpointKind.CHECKPOINT, timestamp_ms=0, mode=mode)
 
 
 class Alignment:
@@ -33,10 +34,19 @@ class Alignment:
     `write` adds to a channel, `batch` lets all gates decide and plans a micro-batch if anything moves.
     """
 
-    def __init__(self, *inputs: str, run: int = 1, floor: int = 0) -> None:
+    def __init__(
+        self,
+        *inputs: str,
+        run: int = 1,
+        floor: int = 0,
+        mode: CheckpointMode = CheckpointMode.ALIGNED,
+    ) -> None:
         self.run = RunId(run)
+        self.mode = mode
+        """Of the barriers that are written."""
         self.floor = CheckpointId(floor)
         self.aborted: set[CheckpointId] = set()
+        self.overtaken: set[CheckpointId] = set()
         self.logs: dict[str, list[Entry]] = {name: [] for name in inputs}
         start = (Position(ChannelId(name), AttemptId(1), Version(0), NO_EPOCH) for name in inputs)
         self.positions: tuple[Position, ...] = tuple(start)
@@ -58,7 +68,7 @@ class Alignment:
                 Version(len(log) + 1),
                 AttemptId(1),
                 RunId(run) if run is not None else self.run,
-                barrier=barrier(marker) if marker is not None else None,
+                barrier=barrier(marker, self.mode) if marker is not None else None,
                 cancel=CheckpointId(cancel) if cancel is not None else None,
                 end=end,
                 files=(DataFile("part.parquet", rows * 10, rows),) if rows else (),
@@ -69,7 +79,7 @@ class Alignment:
         """Return what one gate decides now; nothing is changed by it."""
         own = self.positions[number]
         unread = iter(self.logs[own.channel][own.version :])
-        settled = gate.Settled(self.floor, frozenset(self.aborted))
+        settled = gate.Settled(self.floor, frozenset(self.aborted), frozenset(self.overtaken))
         return gate.decide(own, self.positions, unread, settled, limits, self.run, AttemptId(1))
 
     def batch(self, limits: gate.Limits = ROOMY) -> cut.Emission | None:

@@ -24,6 +24,7 @@ from spark_abs.model import (
     ChannelId,
     CheckpointId,
     CheckpointKind,
+    CheckpointMode,
     DataFile,
     Entry,
     Position,
@@ -42,14 +43,11 @@ from spark_abs.testing.invariants import Logged
 
 JOB = "sim"
 LATE, AGAIN = "late", "again"
-ROUNDS = 2
-"""How often a row goes round in loops."""
+ROUNDS = 2  # how often a row goes round in loops
 ROW_BYTES = 10
-RETAINED_BATCHES = 8
-"""Like Spark's minBatchesToRetain: state of older batches is gone from a native directory."""
+RETAINED_BATCHES = 8  # like Spark's minBatchesToRetain: state of older batches is gone
 
-Row = tuple[int, str]
-"""A key and where the row came from."""
+Row = tuple[int, str]  # a key, and where the row came from
 State = tuple[tuple[Row, ...], ...]
 """What a stage remembers: the rows of each input, native ones last."""
 
@@ -249,10 +247,9 @@ class Native:
     offsets: dict[BatchId, Planned] = field(default_factory=dict)
     commits: dict[BatchId, str] = field(default_factory=dict)
     states: dict[int, dict[str, State]] = field(default_factory=dict)
+    # In the place of a lost one: batches that are repeated as they were, and how far that one had read.
     script: dict[BatchId, Planned] = field(default_factory=dict)
-    """Batches that are repeated as they were, where the checkpoint takes the place of a lost one."""
     had_read: dict[ChannelId, Version] = field(default_factory=dict)
-    """How far a lost one in whose place this is had read."""
 
     @property
     def planned(self) -> BatchId:
@@ -318,6 +315,7 @@ class Checkpoint:
     attempt: AttemptId
     kind: CheckpointKind
     snapshots: tuple[StageSnapshot, ...]
+    mode: CheckpointMode = CheckpointMode.ALIGNED
 
     def snapshot(self, stage: StageId) -> StageSnapshot:
         """Return one stage's part."""
@@ -334,6 +332,10 @@ class Storage:
         )
         self.control: list[control.ControlState] = [control.begin_job(JOB, 0)]
         self.claimed: list[Barrier] = []
+        # Ids that commits of `control/` have said to be unaligned by now, and the stages of an attempt that
+        # hold rows from behind the barrier where it branched off (P7).
+        self.overtaken: set[CheckpointId] = set()
+        self.replaying: dict[AttemptId, frozenset[StageId]] = {AttemptId(1): frozenset()}
         self.checkpoints: list[tuple[CheckpointId, Checkpoint | None]] = []
         self.retained: dict[CheckpointId, Checkpoint] = {}
         self.tables: dict[str, Table] = {}

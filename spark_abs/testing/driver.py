@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from spark_abs.errors import AbortReason, Fenced
-from spark_abs.manifest import Location, OutputVersion, StageSnapshot, StoredFile
+from spark_abs.manifest import Location, StageSnapshot, StoredFile
 from spark_abs.model import (
     NO_BATCH,
     AttemptId,
     Barrier,
     BatchId,
-    ChannelId,
     CheckpointId,
     CheckpointKind,
     StageId,
@@ -35,11 +34,13 @@ from spark_abs.protocol.messages import (
     Effect,
     Event,
     Notify,
+    Overtake,
     Release,
     Requested,
     StatusChanged,
     Tick,
 )
+from spark_abs.protocol.overtaken import overtake, overtaken
 from spark_abs.protocol.trigger import (
     JobStatus,
     Request,
@@ -49,8 +50,9 @@ from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import Checkpoint, Lost, Native, Planned, Stage, Storage, digest
 from spark_abs.testing.memory import Captured, Deciding, detached
 from spark_abs.testing.parts import Parts
-from spark_abs.testing.process import Capture, Process, Run
+from spark_abs.testing.process import Process
 from spark_abs.testing.recovery import Clock, fence, settle
+from spark_abs.testing.running import Capture, Run
 
 _PACE = (1, 1, 1, 2, 5)
 """How many steps a process takes before another one is looked at."""
@@ -143,10 +145,7 @@ class Driver:
         return "coordinator" in self.actors
 
     def crash_stage(self, stage: StageId) -> bool:
-        """Kill one query and start it again from its native checkpoint, under the same run.
-
-        Returns False if there is none: once a stage begins to write its end markers, its query has stopped.
-        """
+        """Kill one query and start it again, under the same run; False if it has stopped in order before."""
         if self.processes[stage].is_ending:
             return False
         self.run.handed = {(c, s) for c, s in self.run.handed if s != stage}
@@ -249,7 +248,7 @@ class Driver:
     def _finish(self, status: JobStatus) -> None:
         self._feed(StatusChanged(self.clock(), status))
         for effect in list(self.todo):
-            if not isinstance(effect, Claim):
+            if not isinstance(effect, Claim | Overtake):
                 self._settle(self._outcome(effect))
         self.todo.clear()
         self.storage.control.append(control.end_run(self.storage.state, self.run.id, status))
@@ -259,6 +258,9 @@ class Driver:
         for effect in self.coordinator.handle(event):
             match effect:
                 case Claim() | Complete() | Abort():
+                    self.todo.append(effect)
+                case Overtake(checkpoint):
+                    self.run.overtake(checkpoint)
                     self.todo.append(effect)
                 case AckAnswer(checkpoint, stage, result):
                     self.acks.pop((checkpoint, stage), None)
@@ -281,8 +283,8 @@ class Driver:
         if self.deciding is None:
             if self.todo:
                 effect = self.todo[0]
-                if isinstance(effect, Claim):
-                    self._claim(effect)
+                if isinstance(effect, Claim | Overtake):
+                    self._claim(effect) if isinstance(effect, Claim) else self._overtake(effect)
                     self._done(effect)
                 else:
                     self.deciding = Deciding(effect, self._outcome(effect))
@@ -301,11 +303,17 @@ class Driver:
 
     def _claim(self, effect: Claim) -> None:
         state, barrier = control.claim(
-            self.storage.state, self.run.id, effect.kind, effect.name, self.clock()
+            self.storage.state, self.run.id, effect.kind, effect.name, self.clock(), effect.mode
         )
         self.storage.control.append(state)
         self.storage.claimed.append(barrier)
         self.mail.append(Claimed(0, barrier, effect.request_id))
+
+    def _overtake(self, effect: Overtake) -> None:
+        after = overtake(self.storage.state, self.run.id, effect.id)
+        self.storage.overtaken.update(overtaken(self.storage.state, after))
+        self.storage.control.append(after)
+        self.seen["overtaken"] += 1
 
     def _outcome(self, effect: Effect) -> Decided:
         """Commit an outcome; the one that stands is the one that counts."""
@@ -314,8 +322,8 @@ class Driver:
         if isinstance(effect, Abort):
             reason = effect.reason
         elif all(file.at.pack in storage.packs for s in effect.snapshots for file in s.files):
-            kind = storage.claimed[effect.id - 1].kind
-            row = Checkpoint(effect.id, self.run.attempt, kind, effect.snapshots)
+            barrier = self.run.claimed(effect.id)
+            row = Checkpoint(effect.id, self.run.attempt, barrier.kind, effect.snapshots, barrier.mode)
         known = {checkpoint for checkpoint, _ in storage.checkpoints}
         completed = storage.decide(effect.id, row, self.run.id)
         if effect.id not in known:
@@ -383,22 +391,10 @@ class Driver:
             batch,
             offsets=str(planned.native),
             positions=planned.positions,
-            outputs=self._output_versions(barrier, stage, batch),
+            outputs=self.run.output_versions(barrier, stage, batch),
             files=files,
         )
         return Acked(0, barrier.id, snapshot)
 
     def _native(self, stage: Stage) -> Native:
         return self.storage.native[self.run.attempt, stage.id]
-
-    def _output_versions(self, barrier: Barrier, stage: Stage, batch: BatchId) -> tuple[OutputVersion, ...]:
-        found = []
-        for output, table in self.storage.outputs(stage):
-            if output == "sink":
-                mine = [v for v in table.visible[-1] if (e := table.entries[v]) and e.batch <= batch]
-                found.append(OutputVersion(output, "delta", table.name, "", max(mine, default=0)))  # type: ignore[arg-type]
-                continue
-            log = list(table.newest_first(self.run.paths[ChannelId(table.name)]))
-            at = next((e.version for e in log if e.barrier == barrier), log[0].version if log else 0)
-            found.append(OutputVersion(output, "channel", table.name, "", at))  # type: ignore[arg-type]
-        return tuple(found)

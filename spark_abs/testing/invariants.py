@@ -3,7 +3,8 @@
 A check takes facts that anybody can record and returns what is wrong, a sentence each; nothing is wrong
 if it returns nothing. `require` turns sentences into one error.
 
-    1 `consistent_cut`    a completed checkpoint holds what is before its barrier, all of it, and no more
+    1 `consistent_cut`    a completed checkpoint holds what is before its barrier, all of it, and no more;
+      `state_and_flight`  an unaligned one holds part of it as data in flight, one at least once may hold more
     2 `one_outcome`       ids increase, one outcome per id, in id order; `intact`: named bytes are as named
     3 `none_blocked`      no input stays blocked after completion or abort
     4 `same_rows`         restore and replay equal the run that never failed; `same_order`: per channel
@@ -18,7 +19,16 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import pairwise
 
-from spark_abs.model import AttemptId, ChannelId, CheckpointId, Position, RunId, StageId, Version
+from spark_abs.model import (
+    AttemptId,
+    ChannelId,
+    CheckpointId,
+    CheckpointMode,
+    Position,
+    RunId,
+    StageId,
+    Version,
+)
 
 _SHOWN = 5
 _NOBODY = AttemptId(0)
@@ -41,6 +51,12 @@ class Edge:
     consumed: Position
     closed: bool
     """Whether the consumer had read the channel to its end."""
+    mode: CheckpointMode = CheckpointMode.ALIGNED
+
+    @property
+    def may_lag(self) -> bool:
+        """Whether rows before the barrier may be in flight: part of the checkpoint, but of no state."""
+        return self.consumed.feedback or self.mode is CheckpointMode.UNALIGNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +118,26 @@ def require(wrong: Iterable[str], context: str = "") -> None:
 def consistent_cut(edges: Iterable[Edge]) -> Iterator[str]:
     """Invariant 1, by position: a consumer has read exactly what its producer had written at the cut.
 
-    Less, if the input is a way back: what lies between is in flight (P17).
+    Less, if the checkpoint is unaligned or the input a way back (P17): what lies between is in flight. More,
+    if the checkpoint is at least once.
     Rows are compared with `same_rows`: what a stage's state and outputs hold at the checkpoint, against
     what the inputs make of it up to the recorded source offsets.
     """
     for edge in edges:
         where = f"checkpoint {edge.checkpoint}, {edge.consumer} reading {edge.channel}"
         version = edge.consumed.version
-        if version > edge.produced:
+        if version > edge.produced and edge.mode is not CheckpointMode.AT_LEAST_ONCE:
             yield f"1: {where}: consumed up to {version}, behind the producer's cut at {edge.produced}"
-        elif version < edge.produced and not edge.closed and not edge.consumed.feedback:
+        elif version < edge.produced and not edge.closed and not edge.may_lag:
             yield f"1: {where}: consumed up to {version} only, the producer's cut is at {edge.produced}"
 
 
 def state_and_flight(
-    where: str, held: Sequence[Hashable], in_flight: Sequence[Hashable], before: Sequence[Hashable]
+    where: str,
+    held: Sequence[Hashable],
+    in_flight: Sequence[Hashable],
+    before: Sequence[Hashable],
+    repeats: bool,
 ) -> Iterator[str]:
     """Invariant 1, by rows: a consumer's state and what is in flight to it are all before the barrier.
 
@@ -124,9 +145,13 @@ def state_and_flight(
         where: names checkpoint, consumer and channel.
         held: the rows of the channel that the state holds, in the order in which they were read.
         in_flight: the rows between the recorded position and the barrier.
-        before: the rows before the barrier.
+        before: the rows before the barrier; at least once, before the recorded position if that is beyond.
+        repeats: whether the state may hold rows that a restore had repeated (P7).
     """
     whole = [*held, *in_flight]
+    if repeats:
+        yield from none_lost(1, where, whole, before)
+        return
     yield from same_rows(1, where, whole, before)
     yield from same_order(where, whole, before)
 
@@ -173,10 +198,17 @@ def same_rows(
 ) -> Iterator[str]:
     """Invariants 1 and 4: the same rows, each as often; `invariant` is the one that it is asked for."""
     have, want = Counter(found), Counter(expected)
-    if lost := want - have:
-        yield f"{invariant}: {where}: {lost.total()} rows lost, e.g. {_some(lost)}"
+    yield from none_lost(invariant, where, have.elements(), want.elements())
     if extra := have - want:
         yield f"{invariant}: {where}: {extra.total()} rows too many, e.g. {_some(extra)}"
+
+
+def none_lost(
+    invariant: int, where: str, found: Iterable[Hashable], expected: Iterable[Hashable]
+) -> Iterator[str]:
+    """Invariants 1 and 4 at least once: every row, at least as often."""
+    if lost := Counter(expected) - Counter(found):
+        yield f"{invariant}: {where}: {lost.total()} rows lost, e.g. {_some(lost)}"
 
 
 def same_order(where: str, found: Sequence[Hashable], expected: Sequence[Hashable]) -> Iterator[str]:

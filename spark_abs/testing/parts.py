@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_abs.model import AttemptId, BatchId, Branch, ChannelId, Entry, RunId, Version
+from spark_abs.model import AttemptId, Barrier, BatchId, Branch, ChannelId, Entry, RunId, Version
 from spark_abs.protocol import credit, cut, gate, loops, rebuild
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.rebuild import Repeat
@@ -47,6 +47,8 @@ class Parts:
     emission: Callable[..., cut.Emission] = cut.emission
     captured: Callable[[Native, BatchId], State] = Native.state
     already: Callable[[Table, str, int], bool] = in_log
+    overtaking: Callable[..., Barrier | None] = cut.overtaking
+    lets_ahead: Callable[[Process, BatchId], bool] = lambda process, batch: process.lets_ahead(batch)
     written: Callable[[Process, BatchId], Entry | None] = lambda process, batch: process.written(batch)
     coordinator: Callable[..., Coordinator] = Coordinator
     repeats: Callable[..., tuple[Repeat[Planned], ...]] = rebuild.repeats

@@ -6,77 +6,32 @@ storage; what the next one needs of it is a frozen value, the process's memory: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from spark_abs.errors import CommitConflict
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
-    AttemptId,
     Barrier,
     BatchId,
     Branch,
     ChannelId,
     CheckpointId,
+    CheckpointMode,
     Entry,
     Position,
-    RunId,
     Version,
     app_id,
     barrier_app_id,
 )
 from spark_abs.protocol import cut, gate
-from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.loops import forward
-from spark_abs.testing.chance import Chance
-from spark_abs.testing.cluster import JOB, Planned, Row, Stage, State, Storage, Table, apply, carried
+from spark_abs.testing.cluster import JOB, Planned, Row, Stage, State, Table, apply, carried
 from spark_abs.testing.cluster import record as native_record
 from spark_abs.testing.flow import check_bound, is_held_back, may_begin
 from spark_abs.testing.invariants import BlockedInput, none_blocked, require
-from spark_abs.testing.memory import Batch, Ending, Taking, detached
-from spark_abs.testing.parts import Parts
-
-Capture = tuple[Barrier, Stage, BatchId]
-"""A cut that the snapshotter is to copy: the batch of a stage that passed the barrier on."""
-_NOTHING = gate.Settled(NO_EPOCH, frozenset())
-
-
-@dataclass
-class Run:
-    """What the processes of one run share: durable storage, and a memory that dies with the driver."""
-
-    storage: Storage
-    chance: Chance
-    parts: Parts
-    id: RunId
-    attempt: AttemptId
-    floor: CheckpointId
-    paths: dict[ChannelId, tuple[Branch, ...]]
-    open: tuple[Barrier, ...] = ()
-    """The barriers that sources are to take, oldest first."""
-    handed: set[tuple[CheckpointId, str]] = field(default_factory=set)
-    captures: list[Capture] = field(default_factory=list)
-    ended: set[str] = field(default_factory=set)
-    _read: ControlState | None = None
-    _settled: gate.Settled = _NOTHING
-
-    def copy(self, storage: Storage, chance: Chance) -> Run:
-        """Return the same run on copied storage."""
-        twin = detached(self)
-        twin.storage, twin.chance = storage, chance
-        return twin
-
-    def settled(self) -> gate.Settled:
-        """Return what `control/` says about outcomes."""
-        if self._read is not self.storage.state:
-            self._read = self.storage.state
-            self._settled = gate.Settled(self.floor, frozenset(a.id for a in self._read.aborted))
-        return self._settled
-
-    def hand(self, barrier: Barrier, stage: Stage, batch: BatchId) -> None:
-        """Give a cut to the snapshotter."""
-        self.handed.add((barrier.id, stage.id))
-        self.captures.append((barrier, stage, batch))
+from spark_abs.testing.memory import Batch, Ending, Taking
+from spark_abs.testing.running import Run, is_it
 
 
 class Process:
@@ -170,14 +125,10 @@ class Process:
     def _exhausted(self) -> bool:
         now, run = self.native.newest, self.run
         inputs_ended = all(p.is_closed(run.id) for p in forward(now.positions))
-        return (
-            now.native == self.stage.native
-            and inputs_ended
-            and (
-                not self.stage.feedback
-                or run.parts.loop_ended(self.storage, run.attempt, run.paths, self.stage, run.id)
-            )
-        )
+        if now.native != self.stage.native or not inputs_ended:
+            return False
+        ended = run.parts.loop_ended
+        return not self.stage.feedback or ended(self.storage, run.attempt, run.paths, self.stage, run.id)
 
     @property
     def waits(self) -> bool:
@@ -185,7 +136,7 @@ class Process:
         return isinstance(self.at, int) and not may_begin(self, BatchId(self.at))
 
     def _evaluated(self, batch: BatchId) -> Batch | BatchId:
-        if not may_begin(self, batch):
+        if self.run.parts.lets_ahead(self, batch) or not may_begin(self, batch):
             return batch
         before, planned = self.native.before(batch), self.native.batch(batch)
         barrier, cancel = self._marker(batch, before, planned)
@@ -194,6 +145,25 @@ class Process:
         unique = f"{self.run.id}-{len(files)}"
         files[unique] = state
         return Batch(batch, unique, rows, barrier, cancel)
+
+    def lets_ahead(self, batch: BatchId) -> bool:
+        """Take an unaligned barrier behind the batch before, an output a step; say whether it did a step."""
+        before = self.native.before(batch)
+        if self._free(before) or self.run.parts.written(self, batch):
+            return False
+        if half := self._half_written():
+            self._commit_marker(*half)
+            return True
+        if (barrier := self.takes(before)) is None:
+            return False
+        if self.channels and (first := self.channels[0][1]).marker(self.path(first)) < barrier.id:
+            self._commit_marker(*self.channels[0], barrier, first.next)
+            return True
+        taken = self._cut_batch(barrier) if self.channels else BatchId(batch - 1)
+        if taken is None:
+            return False
+        self.run.hand(barrier, self.stage, taken)
+        return True
 
     def _write(self, batch: Batch) -> Batch | None:
         """Write the batch to the next output; behind the last, hand the cut over; then finish the batch."""
@@ -206,7 +176,7 @@ class Process:
                 self._commit("sink", table, batch.id, batch.rows, None, None)
             return replace(batch, output=sink + 1)
         if batch.output <= sink + 1:
-            if batch.barrier:
+            if batch.barrier and batch.barrier.id > self._taken:
                 self.run.hand(batch.barrier, self.stage, batch.id)
             return replace(batch, output=sink + 2)
         self.native.commit(batch.id, batch.unique)
@@ -219,8 +189,12 @@ class Process:
             if half := self._half_written():
                 self._commit_marker(*half)
                 return batch
-            if batch.output == 0 and barrier and table.marker(self.path(table)) >= barrier.id:
-                barrier = None
+            if batch.output == 0:
+                planned = self.native.batch(batch.id)
+                if barrier is None and batch.cancel is None and not self._free(planned):
+                    barrier = self.takes(planned)
+                if barrier and table.marker(self.path(table)) >= barrier.id:
+                    barrier = None
             self._commit(output, table, batch.id, carried(output, batch.rows), barrier, batch.cancel)
             check_bound(self.storage, self.run.attempt, table, self.path(table), self.run.parts.capacity)
         return replace(batch, barrier=barrier, output=batch.output + 1)
@@ -281,14 +255,15 @@ class Process:
         written = max((t.marker(self.path(t)) for _, t in self.channels), default=CheckpointId(0))
         match self.run.parts.emission(before.positions, planned.positions, self.run.id):
             case cut.Cut(checkpoint) if checkpoint > written:
-                if checkpoint in self.run.settled():
+                if self.run.dropped(checkpoint):
                     return None, checkpoint
-                return self.storage.claimed[checkpoint - 1], None
+                return self.run.claimed(checkpoint), None
             case cut.Cancelled(checkpoint) if checkpoint > written:
                 return None, checkpoint
-            case cut.Free() if (barrier := self.takes(planned)) and barrier.id > written:
-                return barrier, None
-        return None, None
+        if self.channels and not self._free(planned):
+            return None, None
+        barrier = self.takes(planned)
+        return (barrier if barrier is not None and barrier.id > written else None), None
 
     def written(self, batch: BatchId) -> Entry | None:
         """Return what an output holds of a batch that is run again."""
@@ -316,20 +291,36 @@ class Process:
 
     # -- barriers without a batch
 
+    @property
+    def _taken(self) -> CheckpointId:
+        """The newest id whose cut the stage has handed over since it started."""
+        return max((c for c, stage in self.run.handed if stage == self.stage.id), default=NO_EPOCH)
+
+    def _free(self, planned: Planned) -> bool:
+        """Say whether the stage has no open channel input."""
+        return all(p.is_closed(self.run.id) for p in forward(planned.positions))
+
     def takes(self, planned: Planned) -> Barrier | None:
-        """Return the oldest barrier that a stage without open channel inputs has still to take."""
-        positions = forward(planned.positions)
-        if any(not p.is_closed(self.run.id) for p in positions):
-            return None
-        passed = max((p.epoch for p in positions), default=NO_EPOCH)
-        taken = max((c for c, stage in self.run.handed if stage == self.stage.id), default=NO_EPOCH)
-        return next((b for b in self.run.open if b.id > max(passed, taken)), None)
+        """Return the barrier that a stage is to take without its inputs having it."""
+        waiting = [barrier for barrier in self.run.open if barrier.id > self._taken]
+        if not self._free(planned):
+            return self.run.parts.overtaking(waiting, planned.positions)
+        passed = max((p.epoch for p in forward(planned.positions)), default=NO_EPOCH)
+        back = [p for p in planned.positions if p.feedback]
+        beyond = [b for b in waiting if b.id > passed or b.mode is CheckpointMode.AT_LEAST_ONCE]
+        return next((b for b in beyond if cut.may_take(b.id, back)), None)
+
+    def _left_over(self) -> Barrier | None:
+        """Return the barrier that the stage has sent ahead, but whose cut was not handed over."""
+        ahead = [b for b in self.run.open if b.mode is CheckpointMode.UNALIGNED and self.channels]
+        left = (b for b in ahead if (b.id, self.stage.id) not in self.run.handed and self._wrote(b))
+        return next(left, None)
 
     def look(self) -> None:
         """Let the agent take a barrier while no batch does: an entry of its own, or none once ended."""
         taking = self.taking
         if taking is None:
-            if barrier := self.takes(self.native.newest):
+            if barrier := self._left_over() or self.takes(self.native.newest):
                 self.taking = Taking(barrier, tuple(table.version for _, table in self.channels))
         elif taking.passing:
             self.taking = self._pass(taking)
@@ -338,7 +329,9 @@ class Process:
 
     def _take(self, taking: Taking) -> Taking | None:
         batch = self.native.planned
-        if batch != self.native.committed:
+        now = self.native.newest
+        void = batch != self.native.committed or (bool(self.stage.inputs) and self.takes(now) is None)
+        if void and self._left_over() is None:
             return None
         if self.channels and not (self.stage.id in self.run.ended and not self._wrote(taking.barrier)):
             return self._pass(replace(taking, passing=True))
@@ -371,7 +364,7 @@ class Process:
     def _wrote(self, barrier: Barrier) -> bool:
         """Say whether the stage has passed a barrier on, perhaps before a crash."""
         _, table = self.channels[0]
-        return any(entry.barrier == barrier for entry in table.newest_first(self.path(table)))
+        return any(is_it(entry, barrier) for entry in table.newest_first(self.path(table)))
 
     def _cut_batch(self, barrier: Barrier) -> BatchId | None:
         """Return the batch behind which a barrier stands in the first output; None if it is not there.
@@ -381,7 +374,7 @@ class Process:
         output, table = self.channels[0]
         newest = table.transactions.get(self.app(output), self.native.committed)
         for entry in table.newest_first(self.path(table)):
-            if entry.barrier == barrier:
+            if is_it(entry, barrier):
                 return entry.batch if entry.batch != NO_BATCH else BatchId(newest)
             if entry.batch != NO_BATCH:
                 newest = entry.batch - 1

@@ -47,6 +47,12 @@ def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[
     yield
     run, attempt = storage.state.run, storage.state.attempt
     assert run is not None
+    storage.replaying[attempt.id] = storage.replaying[checkpoint.attempt] | {
+        snapshot.stage
+        for snapshot in checkpoint.snapshots
+        for position in snapshot.positions
+        if position.version > storage.cut_version(checkpoint.id, position.channel)
+    }
     yield from fence(storage, run.id, before=attempt.id)
     for stage in storage.graph:
         storage.native[attempt.id, stage.id] = materialised(storage, stage, checkpoint, attempt.id)

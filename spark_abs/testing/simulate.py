@@ -17,20 +17,21 @@ from random import Random
 import click
 
 from spark_abs.errors import AbsError, DamageError
-from spark_abs.model import NO_BATCH, AttemptId, CheckpointKind, StageId, channel_id
+from spark_abs.model import NO_BATCH, AttemptId, CheckpointKind, CheckpointMode, StageId, channel_id
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.trigger import (
     Request,
     TriggerSettings,
 )
 from spark_abs.testing.chance import Luck
-from spark_abs.testing.checks import check_checkpoint, check_end, check_retention, rows_in_flight
+from spark_abs.testing.checks import check_checkpoint, check_end, check_retention, gaps, rows_in_flight
 from spark_abs.testing.cluster import AGAIN, LATE, Checkpoint, Graph, Stage, Storage
 from spark_abs.testing.driver import Driver
 from spark_abs.testing.invariants import InvariantViolated
 from spark_abs.testing.parts import Parts
 from spark_abs.testing.recovery import rebuilt, restore
 
+_MODES = (*[CheckpointMode.ALIGNED] * 4, *[CheckpointMode.UNALIGNED] * 3, *[CheckpointMode.AT_LEAST_ONCE] * 3)
 RETAINED = 4
 """Checkpoints kept by the simulated retention."""
 STEPS = 900
@@ -123,8 +124,10 @@ class Simulation:
             min_pause_ms=self.rng.choice((0, 30)),
             timeout_ms=self.rng.choice((200, 500, 2_000)),
             max_concurrent=1 + seed % 3,
+            mode=self.rng.choice(_MODES),
+            aligned_timeout_ms=self.rng.choice((None, None, 20, 100)),
         )
-        self.alignment_limit = 25 if seed % 2 == 0 else None
+        self.alignment_limit = (5, 25, None)[seed // 3 % 3]
         self.slow: Stage | None = self.rng.choice((None, *graph))
         """A stage that takes a twentieth of its turns, until there are no more faults."""
         self.driver = self._new_driver()
@@ -138,6 +141,7 @@ class Simulation:
             ("native checkpoints lost", self._lose, 3),
             ("foreign commits", self._foreign, 2),
             ("retentions", self._retain, 2),
+            ("mode changes", self._change_mode, 1),
             ("savepoint requests", lambda: self._ask(CheckpointKind.SAVEPOINT), 3),
             ("stop requests", lambda: self._ask(CheckpointKind.SYNC_SAVEPOINT), 1),
         ]
@@ -206,8 +210,10 @@ class Simulation:
 
     def _completed(self, row: Checkpoint) -> None:
         check_checkpoint(self.storage, row)
-        if rows_in_flight(self.storage, row):
-            self.seen["rows on their way round"] += 1
+        self.seen[f"completed {row.mode}"] += 1
+        self.seen["completed with data in flight"] += any(gap < 0 for gap in gaps(self.storage, row))
+        self.seen["completed with data from behind"] += any(gap > 0 for gap in gaps(self.storage, row))
+        self.seen["rows on their way round"] += rows_in_flight(self.storage, row) > 0
 
     def _booted(self) -> bool:
         return self.restoring is None and self.driver.booted and not self.driver.over
@@ -282,6 +288,11 @@ class Simulation:
 
     def _foreign(self) -> bool:
         self.rng.choice(list(self.storage.tables.values())).commit_foreign()
+        return True
+
+    def _change_mode(self) -> bool:
+        self.settings = replace(self.settings, mode=self.rng.choice(_MODES))
+        self.driver.settings = self.settings
         return True
 
     def _ask(self, kind: CheckpointKind) -> bool:

@@ -11,9 +11,10 @@ Steps that nobody else can tell apart are taken as one, unless the process in qu
   are in no version recorded for an earlier cut, a cut is not captured before its batch is finished, and the
   agent of a stage does nothing while a batch is unfinished;
 - a batch with an open channel input is planned and evaluated: evaluating reads what the stage alone writes,
-  and outcomes, of which only an abort counts, so not where there may be one;
-- an agent that has passed a barrier on to every output hands the cut over, and one whose stage has ended
-  does all at once: no batch will come between;
+  and outcomes, of which only an abort counts, so not where there may be one; a barrier that is offered in
+  between is taken as one offered before is, ahead of the batch, or as one offered after, with it;
+- an agent that has passed a barrier on to every output hands the cut over, and one whose stage has ended or
+  has no output does all at once: no batch will come between;
 - cuts are captured, copied and acknowledged at once, and the committer sends its message with the outcome:
   all that comes of it for others is a message, which may be under way as long as it likes;
 - acknowledgements are heard at once where no checkpoint can run out of time: the last one only asks the
@@ -23,11 +24,10 @@ Steps that nobody else can tell apart are taken as one, unless the process in qu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from spark_abs.model import CheckpointKind, StageId, channel_id
+from spark_abs.model import CheckpointKind, CheckpointMode, StageId, channel_id
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Acked, Tick
@@ -37,10 +37,12 @@ from spark_abs.testing.cluster import AGAIN, LATE, Graph, Native, Stage, Storage
 from spark_abs.testing.driver import Driver
 from spark_abs.testing.explore import Choice, World
 from spark_abs.testing.memory import Batch, detached
+from spark_abs.testing.names import Names
 from spark_abs.testing.parts import Parts
 from spark_abs.testing.story import inputs, told
 
 TIMEOUT_MS = 1_000
+_NEVER_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class System:
     """How many of them may be open at once."""
     crash: str | None = None
     """What may crash once, at any moment: a stage, `snapshotter`, `coordinator` or `driver`."""
+    mode: CheckpointMode = CheckpointMode.ALIGNED
+    overtaken: bool = False
+    """Whether an open aligned checkpoint may become unaligned at any moment behind the crash."""
     timeout: bool = False
     """Whether an open checkpoint may run out of time at any moment behind the crash, if there is one.
 
@@ -63,33 +68,6 @@ class System:
     def first(self) -> World:
         """Return the system in its first state."""
         return Small(self)
-
-
-class Names:
-    """Gives every value a number; equal values of one type have one number, and nothing else shares it."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-
-    def of(self, value: Any) -> int:
-        """Return the number of a value; mutable values are taken as they are now.
-
-        What dicts and sets hold counts, its order does not: nothing in the job depends on it but the order of
-        batches, which is that of their numbers.
-        """
-        try:
-            return self._numbers.setdefault((type(value), value), len(self._numbers))
-        except TypeError:
-            return self.of((type(value).__name__, *self._parts(value)))
-
-    def _parts(self, value: Any) -> Iterable[Any]:
-        if isinstance(value, dict):
-            return sorted((self.of(key), self.of(held)) for key, held in value.items())
-        if isinstance(value, set | frozenset):
-            return sorted(self.of(item) for item in value)
-        if is_dataclass(value):
-            return [self.of(getattr(value, field.name)) for field in fields(value)]
-        return [self.of(item) for item in value]
 
 
 class Fixed:
@@ -138,7 +116,9 @@ class Small:
         settings = TriggerSettings(
             interval_ms=None,
             min_pause_ms=0,
-            timeout_ms=TIMEOUT_MS,
+            timeout_ms=_NEVER_MS if self.system.overtaken else TIMEOUT_MS,
+            mode=self.system.mode,
+            aligned_timeout_ms=TIMEOUT_MS if self.system.overtaken else None,
             max_concurrent=self.system.concurrent,
         )
         self.chance = Fixed()
@@ -180,20 +160,23 @@ class Small:
                 found.append(Choice(actor))
         if self.crashes:
             found.append(Choice(f"crash of {self.system.crash}", fault=True))
-        if (
-            self.system.timeout
-            and not self.crashes
-            and not any(isinstance(event, Tick) for event in driver.mail)
-        ):
-            found += [Choice("time") for pending in driver.coordinator.pending[:1] if pending.verdict is None]
+        if not self.crashes and not any(isinstance(event, Tick) for event in driver.mail):
+            open_ones = [p for p in driver.coordinator.pending[:1] if p.verdict is None]
+            if self.system.overtaken:
+                open_ones = [p for p in open_ones if p.barrier.mode is CheckpointMode.ALIGNED]
+            if self.system.timeout or self.system.overtaken:
+                found += [Choice("time") for _ in open_ones]
         return found
 
     def take(self, choice: Choice) -> None:
         """Let a process take a step and those that belong to it, or let a fault strike."""
-        self._heard += choice.fault or choice.actor in ("coordinator", "committer")
+        self._heard += choice.fault or choice.actor in ("coordinator", "committer", "time")
         if choice.actor == "time":
             self.now_ms += TIMEOUT_MS
             self.driver.mail.append(Tick(0))
+            if self.system.overtaken:  # what becomes of it waits in the committer
+                self.chance.picked = len(self.driver.mail) - 1
+                self.driver.advance("coordinator")
         elif not choice.fault:
             self.chance.picked = choice.pick
             self.driver.advance(choice.actor)
@@ -217,7 +200,7 @@ class Small:
         process = driver.processes[stage]
         if kind == "agent":
             return process.taking is not None and (
-                stage in driver.run.ended or process.passed(process.taking)
+                stage in driver.run.ended or not process.channels or process.passed(process.taking)
             )
         if isinstance(process.at, Batch):
             return process.at.output >= len(process.channels)
@@ -278,6 +261,7 @@ class Small:
             *(self._native(f"{key}", native) for key, native in storage.native.items()),
             self._once("control", storage.state, lambda: of(storage.state)),
             len(storage.claimed),
+            of(storage.overtaken),
             self._once("outcomes", len(storage.checkpoints), lambda: of(storage.checkpoints)),
             self._once("packs", len(storage.packs), lambda: of(storage.packs)),
             of(run.open),
@@ -382,6 +366,8 @@ def loop(records: int) -> Graph:
     return source("a", records), head
 
 
+_UNALIGNED, _COUNTED = CheckpointMode.UNALIGNED, CheckpointMode.AT_LEAST_ONCE
+
 SYSTEMS = {
     "two inputs": System(two_inputs(1, 0), checkpoints=1),
     "two inputs, two checkpoints": System(two_inputs(0, 0), checkpoints=2),
@@ -396,5 +382,16 @@ SYSTEMS = {
     "chain, the coordinator crashes": System(chain(0), checkpoints=1, crash="coordinator", timeout=True),
     "chain, the snapshotter crashes": System(chain(0), checkpoints=1, crash="snapshotter", timeout=True),
     "chain, the driver crashes": System(chain(0), checkpoints=1, crash="driver"),
+    "two inputs, unaligned": System(two_inputs(0, 0), checkpoints=1, mode=_UNALIGNED),
+    "chain, two unaligned": System(chain(1), checkpoints=2, mode=_UNALIGNED),
+    "two outputs, unaligned, the source crashes": System(
+        two_outputs(0), checkpoints=1, crash="a", mode=_UNALIGNED
+    ),
+    "chain, unaligned, the stage crashes": System(chain(1), checkpoints=1, crash="tail", mode=_UNALIGNED),
+    "loop, unaligned": System(loop(0), checkpoints=1, mode=_UNALIGNED),
+    "two outputs, overtaken": System(two_outputs(0), checkpoints=1, overtaken=True),
+    "two inputs, at least once": System(two_inputs(0, 0), checkpoints=1, mode=_COUNTED),
+    "two outputs, two at least once": System(two_outputs(0), checkpoints=2, mode=_COUNTED),
+    "diamond, at least once": System(diamond(0), checkpoints=1, mode=_COUNTED),
 }
 """What is explored in whole; the interleavings of larger ones are the simulator's, by chance."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_abs.model import Position, StageId
+from spark_abs.model import NO_EPOCH, Barrier, CheckpointMode, Position, StageId
 from spark_abs.protocol import cut, gate
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
@@ -51,8 +51,10 @@ def test_no_interleaving_violates_an_invariant(name: str) -> None:
         System(diamond(1), checkpoints=2, crash="coordinator"),
         System(chain(1), checkpoints=1, crash="driver"),
         System(chain(1), checkpoints=1, crash="snapshotter"),
+        System(diamond(1), checkpoints=2, mode=CheckpointMode.UNALIGNED),
+        System(two_outputs(1), checkpoints=2, overtaken=True),
     ],
-    ids=lambda system: f"crash of {system.crash}",
+    ids=lambda system: f"crash of {system.crash}, {system.mode}",
 )
 def test_a_state_is_told_by_its_fingerprint_and_copies_are_apart(system: System) -> None:
     """What is kept of a fingerprint is what making it anew gives, and moving copies leaves a state alone."""
@@ -154,6 +156,41 @@ def test_a_head_that_waits_for_its_way_back() -> None:
         "2: checkpoint 1 gets no outcome",
     ]
     assert len(found.steps) == 8
+
+
+def takes_barriers_it_is_beyond(barriers: Iterable[Barrier], positions: Any) -> Barrier | None:
+    """Take what is offered wherever the inputs stand."""
+    return next((b for b in barriers if b.mode is CheckpointMode.UNALIGNED), None)
+
+
+def cuts_at_the_first(before: Any, after: Sequence[Position], run: Any) -> cut.Emission:
+    """Do not wait for the last input: count a barrier that need not be waited for when the first has it."""
+    newest = max((p.epoch for p in after), default=NO_EPOCH)
+    if newest > max((p.epoch for p in before), default=NO_EPOCH):
+        return cut.Cut(newest)
+    return cut.emission(before, after, run)
+
+
+def test_a_batch_that_goes_beyond_an_overtaken_barrier_before_it_was_taken() -> None:
+    """The gate was let on; the batch has read what is behind the barrier, and no cut can be made any more."""
+    broken = Parts(lets_ahead=lambda process, batch: False)
+    found = violation(System(two_outputs(0), checkpoints=1, overtaken=True, parts=broken))
+    assert found.wrong == "2: checkpoint 1 gets no outcome"
+
+
+def test_a_stage_that_takes_an_unaligned_barrier_it_is_beyond() -> None:
+    """What is behind the barrier is in its state: after a restore it would be there twice."""
+    broken = Parts(lets_ahead=lambda process, batch: False, overtaking=takes_barriers_it_is_beyond)
+    found = violation(System(two_outputs(0), checkpoints=1, overtaken=True, parts=broken))
+    assert "behind the producer's cut" in found.wrong
+
+
+def test_a_tracker_that_does_not_wait_for_the_last_input() -> None:
+    """What is before the barrier on the slower input is in no state, and the source will not repeat it."""
+    broken = Parts(emission=cuts_at_the_first)
+    counted = CheckpointMode.AT_LEAST_ONCE
+    found = violation(System(two_inputs(0, 0), checkpoints=1, mode=counted, parts=broken))
+    assert "only, the producer's cut is at" in found.wrong
 
 
 # -- the explorer itself, on a world that is a number

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_abs.model import BatchId, Position, StageId, channel_id
-from spark_abs.protocol import gate
+from spark_abs.model import NO_EPOCH, AttemptId, BatchId, CheckpointMode, Position, StageId, channel_id
+from spark_abs.protocol import cut, gate
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.messages import Effect
-from spark_abs.testing.cluster import Graph, Native, Stage, State
+from spark_abs.testing import recovery
+from spark_abs.testing.cluster import Checkpoint, Graph, Native, Stage, State, Storage
 from spark_abs.testing.invariants import InvariantViolated
 from spark_abs.testing.parts import Parts
 from spark_abs.testing.simulate import FIVE, GRAPHS, LOOP, main, simulate
@@ -37,6 +39,8 @@ def test_five_stages_survive_everything(block: int) -> None:
     wanted = {"completed", "aborted: expired", "driver kills", "drivers fenced", "stage crashes", "restores"}
     wanted |= {"aborted: subsumed", "aborted: alignment-limit"}
     wanted |= {"native checkpoints lost", "batches repeated"}
+    wanted |= {"completed unaligned", "completed with data in flight", "overtaken"}
+    wanted |= {"completed at_least_once", "completed with data from behind"}
     assert wanted - seen.keys() == set()
 
 
@@ -104,6 +108,17 @@ def does_not_see_barriers(own: Position, stage: Any, entries: Any, *others: Any)
     return gate.decide(own, stage, (replace(entry, barrier=None) for entry in entries), *others)
 
 
+def without_waiting(
+    inner: Callable[..., cut.Emission], before: Any, after: Sequence[Position], run: Any
+) -> cut.Emission:
+    """Cut an at-least-once barrier when the first input has it."""
+    newest = max((p.epoch for p in after), default=NO_EPOCH)
+    counted = any(p.epoch == newest and p.mode is CheckpointMode.AT_LEAST_ONCE for p in after)
+    if counted and newest > max((p.epoch for p in before), default=NO_EPOCH):
+        return cut.Cut(newest)
+    return inner(before, after, run)
+
+
 def newest_state(native: Native, batch: BatchId) -> State:
     """Take along state files newer than the cut, as a copy of the whole directory would."""
     newest = native.states[max(native.states)]
@@ -118,6 +133,29 @@ def test_a_gate_that_reads_past_its_barrier_is_caught() -> None:
 def test_a_gate_that_does_not_see_barriers_is_caught() -> None:
     """The input counts at last because it ends, with all that was behind its barrier: no consistent cut."""
     assert violated(on_one_input("clicks.main", does_not_see_barriers)) == "1"
+
+
+def test_a_tracker_that_does_not_wait_for_the_last_input_is_caught() -> None:
+    """At least once: what is before the barrier on the slower input is missing from the cut."""
+    assert violated(Parts(emission=partial(without_waiting, cut.emission))) == "1"
+
+
+def test_a_restore_that_forgets_what_was_in_flight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unaligned: the stage goes on at the barrier, and rows before it are in no state."""
+
+    def at_the_barrier(storage: Storage, stage: Stage, checkpoint: Checkpoint, attempt: AttemptId) -> Native:
+        native = recovery_materialised(storage, stage, checkpoint, attempt)
+        for batch, planned in native.offsets.items():
+            ahead = (
+                replace(p, version=max(p.version, storage.cut_version(checkpoint.id, p.channel)))
+                for p in planned.positions
+            )
+            native.offsets[batch] = replace(planned, positions=tuple(ahead))
+        return native
+
+    recovery_materialised = recovery.materialised
+    monkeypatch.setattr(recovery, "materialised", at_the_barrier)
+    assert violated(Parts()) in {"1", "4"}
 
 
 def test_a_capture_that_takes_newer_state_is_caught() -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from spark_abs.config import SETTINGS, Settings, WatermarkCheck, duration_ms, size_bytes
 from spark_abs.errors import ConfigError
+from spark_abs.model import CheckpointMode
 
 
 def resolve(
@@ -151,3 +152,13 @@ def test_an_unreadable_value_names_the_setting_and_where_it_stood(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(**given)  # type: ignore[arg-type]  # as above
+
+
+def test_modes_are_read_and_a_timeout_for_aligned_ones_goes_with_no_other() -> None:
+    found = Settings.resolve({"checkpoint": {"alignedTimeout": "5s"}}, {}, {}, {})
+    assert (found.mode, found.aligned_timeout_ms) == (CheckpointMode.ALIGNED, 5000)
+    assert Settings.resolve(None, {}, {}, {"mode": "At_Least_Once"}).mode is CheckpointMode.AT_LEAST_ONCE
+    with pytest.raises(ConfigError, match="expected aligned, unaligned or at_least_once"):
+        Settings.resolve(None, {}, {}, {"mode": "fast"})
+    with pytest.raises(ConfigError, match="alignedTimeout is for checkpoints that begin aligned"):
+        Settings.resolve(None, {}, {}, {"mode": "unaligned", "aligned_timeout": "5s"})

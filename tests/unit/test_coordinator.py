@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
-from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, StageId
+from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, CheckpointMode, StageId
 from spark_abs.protocol.coordinator import (
     Coordinator,
 )
@@ -25,6 +25,7 @@ from spark_abs.protocol.messages import (
     Effect,
     FailJob,
     Notify,
+    Overtake,
     Release,
     Requested,
     StatusChanged,
@@ -94,6 +95,37 @@ def test_it_completes_with_the_last_acknowledgement() -> None:
         AckAnswer(ONE, StageId("a"), AckResult.SUCCESS),
         Complete(ONE, (snapshot("a"), snapshot("b"))),
     )
+
+
+def test_a_checkpoint_has_the_mode_of_the_settings_and_a_savepoint_is_aligned() -> None:
+    settings = replace(SETTINGS, mode=CheckpointMode.UNALIGNED)
+    coordinator = Coordinator([StageId("a")], lambda: settings)
+    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    assert coordinator.handle(Requested(5, SAVEPOINT)) == (Claim(SAVEPOINT.kind, "mine", "r1"),)
+    coordinator.handle(claimed(1, 10, SAVEPOINT.kind, "r1"))
+    coordinator.handle(acked(1, "a"))
+    effects = coordinator.handle(Decided(120, ONE, True))
+    assert only(Claim, effects) == [Claim(PLAIN, None, None, CheckpointMode.UNALIGNED)]
+
+
+def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_once() -> None:
+    """A savepoint stays aligned, and so does what has its verdict (P16)."""
+    settings = replace(SETTINGS, aligned_timeout_ms=50)
+    coordinator = Coordinator([StageId("a")], lambda: settings)
+    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(claimed(1, 100))
+    assert coordinator.handle(Tick(149)) == ()
+    assert coordinator.handle(Tick(150)) == (Overtake(ONE),)
+    assert coordinator.pending[0].barrier.mode is CheckpointMode.UNALIGNED
+    assert coordinator.handle(Tick(151)) == ()
+
+
+def test_a_savepoint_stays_aligned_however_long_it_takes() -> None:
+    settings = replace(SETTINGS, aligned_timeout_ms=50)
+    coordinator = Coordinator([StageId("a")], lambda: settings)
+    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(claimed(1, 100, SAVEPOINT.kind, "r1"))
+    assert coordinator.handle(Tick(500)) == ()
 
 
 def test_a_second_acknowledgement_is_a_duplicate() -> None:

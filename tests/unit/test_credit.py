@@ -61,9 +61,11 @@ def test_an_entry_without_rows_takes_no_room() -> None:
 @pytest.mark.parametrize(
     ("emission", "written", "offered", "goes"),
     [
-        (Nothing(), NO_EPOCH, ONE, False),
+        (Nothing(), NO_EPOCH, NO_EPOCH, False),
+        (Nothing(), NO_EPOCH, ONE, True),
         (Cut(ONE), NO_EPOCH, ONE, True),
         (Cut(ONE), ONE, ONE, False),
+        (Cut(ONE), ONE, TWO, True),
         (Cancelled(ONE), NO_EPOCH, ONE, True),
         (Free(), NO_EPOCH, NO_EPOCH, False),
         (Free(), NO_EPOCH, ONE, True),
@@ -74,5 +76,5 @@ def test_an_entry_without_rows_takes_no_room() -> None:
 def test_a_batch_with_a_marker_needs_no_credit(
     emission: Emission, written: CheckpointId, offered: CheckpointId, goes: bool
 ) -> None:
-    """A stage that takes barriers like a source goes with the one that it is offered, once."""
+    """A stage that may take a barrier where it stands goes with the one that it is offered, once."""
     assert at_once(emission, written, offered) is goes

@@ -34,7 +34,7 @@ class IdleSource:
             native=lambda stage: root.native("native", AttemptId(1), stage),
         )
         outputs: Any = SimpleNamespace(
-            commit_barrier=commit_barrier, versions=lambda *_: (), end=lambda: None
+            commit_barrier=commit_barrier, versions=lambda *_: (), end=lambda: None, epoch=NO_EPOCH
         )
         self.taken: list[int] = []
         self.batches: list[int] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from spark_abs.model import (
     ChannelId,
     CheckpointId,
     CheckpointKind,
+    CheckpointMode,
     Position,
     RunId,
     Version,
@@ -68,10 +70,12 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
     for stage in plain["stages"]:  # fields that came after the first manifests
         later = {"alignment_bytes": 0, "end_to_end_ms": 0, "backpressured_ms": 0}
         stage["timings"] = {**later, **stage["timings"]}
-        stage["positions"] = [{"feedback": False, **position} for position in stage["positions"]]
+        stage["positions"] = [
+            {"feedback": False, "mode": "aligned", **position} for position in stage["positions"]
+        ]
     for shape in plain["graph"]:
         shape.setdefault("functions", [])
-    assert to_plain(manifest) == plain
+    assert to_plain(manifest) == {"mode": "aligned", **plain}
 
 
 def test_a_manifest_with_fields_of_a_later_hand_is_read_and_one_with_a_field_missing_is_damage() -> None:
@@ -90,6 +94,9 @@ def test_the_position_that_spark_stores() -> None:
     )
     assert dumps_position(position) == json.loads(line)
     assert positions_of(["{}", line, '{"logOffset": 4}', "-", line]) == (position, position)
+    unaligned = replace(position, mode=CheckpointMode.UNALIGNED)
+    assert dumps_position(unaligned) == {**json.loads(line), "mode": "unaligned"}
+    assert positions_of([json.dumps(dumps_position(unaligned))]) == (unaligned,)
     with pytest.raises(DamageError, match="format 2"):
         positions_of([line.replace('"v": 1', '"v": 2')])
 
@@ -101,13 +108,24 @@ def test_the_metadata_of_a_channel_commit() -> None:
         "attempt": 2,
         "run": 3,
         "batch": 12,
-        "barrier": {"id": 7, "kind": "checkpoint", "timestamp_ms": 1767225600000, "name": None},
+        "barrier": {
+            "id": 7,
+            "kind": "checkpoint",
+            "timestamp_ms": 1767225600000,
+            "name": None,
+            "mode": "aligned",
+        },
         "watermark": 0,
         "offsets": "v1\n{}",
         "v": 1,
     }
     end = EntryNote(AttemptId(2), RunId(3), end=True)
     assert json.loads(encode_note(end)) == {"attempt": 2, "run": 3, "batch": -1, "end": True, "v": 1}
+
+
+def test_a_barrier_from_before_there_were_modes_is_aligned() -> None:
+    old = '{"id": 7, "kind": "savepoint", "timestamp_ms": 5, "name": "mine"}'
+    assert from_json(Barrier, old) == Barrier(CheckpointId(7), CheckpointKind.SAVEPOINT, 5, "mine")
 
 
 def test_application_ids() -> None:
@@ -149,6 +167,6 @@ def test_every_column_is_in_the_record_of_formats(schema: pa.Schema) -> None:
     assert set(schema.names) <= words_of_the_record()
 
 
-@pytest.mark.parametrize("closed", [CheckpointKind, AbortReason, HistoryEvent, CommandKind])
+@pytest.mark.parametrize("closed", [CheckpointKind, CheckpointMode, AbortReason, HistoryEvent, CommandKind])
 def test_every_value_of_a_closed_list_is_in_the_record_of_formats(closed: type[StrEnum]) -> None:
     assert [m.value for m in closed if f"`{m.value}`" not in ADR.read_text()] == []

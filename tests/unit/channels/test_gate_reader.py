@@ -25,14 +25,16 @@ from spark_abs.model import (
     AttemptId,
     Branch,
     CheckpointId,
+    CheckpointKind,
     DataFile,
     Position,
     RunId,
     Version,
     dumps_position,
 )
-from spark_abs.protocol.control import Aborted, settle
+from spark_abs.protocol.control import Aborted, begin_run, claim, settle
 from spark_abs.protocol.credit import Capacity
+from spark_abs.protocol.overtaken import overtake
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
@@ -181,6 +183,25 @@ def test_an_abort_is_heard_of_though_its_commit_was_trimmed(root: Root) -> None:
     control.trim_log(0)
     assert not Path(root.path(f"control/_delta_log/{2:020d}.json")).exists()
     assert after(reader, mine) == (two, 7, False)
+
+
+def test_blocked_until_the_checkpoint_becomes_unaligned(root: Root) -> None:
+    """`control/` says it, also to a gate whose place in that log is gone (P16)."""
+    log, stage = Log(root), Stage(root)
+    one, two = log.batch(1, barrier_id=1), log.batch(2)
+    mine = position("a.main", one, 1, True)
+    stage.planned(mine, position("b.main", 4))
+    run = stage.control.update(lambda state: begin_run(state, "host", 1, 0)).runs[-1].id
+    stage.control.update(lambda state: claim(state, run, CheckpointKind.CHECKPOINT, None, 0)[0])
+    reader = stage.reader()
+    assert after(reader, mine) == (one, 1, True)
+    stage.control.update(lambda state: overtake(state, run, CheckpointId(1)))
+    stage.clock.now = 0.1
+    assert after(reader, mine) == (two, 1, False)
+    for _ in range(20):
+        run = stage.control.update(lambda state: begin_run(state, "host", 1, 0)).runs[-1].id
+    Table.open(root.place("control")).trim_log(0)
+    assert after(stage.reader(control_version=Version(0)), mine) == (two, 1, False)
 
 
 def test_ids_before_the_run_need_no_waiting_for(root: Root) -> None:

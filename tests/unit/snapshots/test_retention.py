@@ -57,6 +57,8 @@ def test_what_a_roll_back_abandoned_stays_until_the_new_path_has_as_many() -> No
         # Nobody has read it: the producer's place at the cut.
         ([manifest_of(1, writes={A: 5}), manifest_of(2, writes={A: 8})], {A: []}, {A: 5}),
         ([manifest_of(2, reads={A: 9}, writes={B: 3})], {A: [Version(9)], B: [Version(6)]}, {A: 9, B: 3}),
+        # Unaligned: what lies between a consumer's position and the barrier is part of the checkpoint (P16).
+        ([manifest_of(2, reads={A: 3}, writes={A: 9})], {A: [Version(12)]}, {A: 3}),
         # A reader that has read nothing yet, now or at a cut, may still want everything.
         ([manifest_of(2, reads={A: 9})], {A: [Version(9), None]}, {}),
         ([manifest_of(1, reads={A: None}), manifest_of(2, reads={A: 9})], {A: [Version(9)]}, {}),

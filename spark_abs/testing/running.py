@@ -1,0 +1,101 @@
+"""What the processes of one run of the simulated job share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from spark_abs.manifest import OutputVersion
+from spark_abs.model import (
+    NO_EPOCH,
+    AttemptId,
+    Barrier,
+    BatchId,
+    Branch,
+    ChannelId,
+    CheckpointId,
+    CheckpointMode,
+    Entry,
+    RunId,
+)
+from spark_abs.protocol import gate
+from spark_abs.protocol.control import ControlState
+from spark_abs.testing.chance import Chance
+from spark_abs.testing.cluster import Stage, Storage
+from spark_abs.testing.memory import detached
+from spark_abs.testing.parts import Parts
+
+Capture = tuple[Barrier, Stage, BatchId]
+"""A cut that the snapshotter is to copy: the batch of a stage that passed the barrier on."""
+_NOTHING = gate.Settled(NO_EPOCH, frozenset())
+
+
+def is_it(entry: Entry, barrier: Barrier) -> bool:
+    """Say whether an entry holds a barrier, whatever its mode was then."""
+    return entry.barrier is not None and entry.barrier.id == barrier.id
+
+
+@dataclass
+class Run:
+    """What the processes of one run share: durable storage, and a memory that dies with the driver."""
+
+    storage: Storage
+    chance: Chance
+    parts: Parts
+    id: RunId
+    attempt: AttemptId
+    floor: CheckpointId
+    paths: dict[ChannelId, tuple[Branch, ...]]
+    open: tuple[Barrier, ...] = ()
+    """The barriers that sources are to take, and if they are unaligned every stage; oldest first."""
+    handed: set[tuple[CheckpointId, str]] = field(default_factory=set)
+    captures: list[Capture] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+    _read: ControlState | None = None
+    _settled: gate.Settled = _NOTHING
+
+    def copy(self, storage: Storage, chance: Chance) -> Run:
+        """Return the same run on copied storage."""
+        twin = detached(self)
+        twin.storage, twin.chance = storage, chance
+        return twin
+
+    def settled(self) -> gate.Settled:
+        """Return what `control/` says about outcomes."""
+        if self._read is not self.storage.state:
+            self._read = self.storage.state
+            aborted = frozenset(a.id for a in self._read.aborted)
+            self._settled = gate.Settled(self.floor, aborted, frozenset(self.storage.overtaken))
+        return self._settled
+
+    def dropped(self, checkpoint: CheckpointId) -> bool:
+        """Say whether an id is known never to complete."""
+        settled = self.settled()
+        return checkpoint <= settled.floor or checkpoint in settled.aborted
+
+    def claimed(self, checkpoint: CheckpointId) -> Barrier:
+        """Return a barrier as stages know it now."""
+        known = (barrier for barrier in self.open if barrier.id == checkpoint)
+        return next(known, self.storage.claimed[checkpoint - 1])
+
+    def overtake(self, checkpoint: CheckpointId) -> None:
+        """Tell the stages that a barrier is unaligned from now on."""
+        unaligned = replace(self.claimed(checkpoint), mode=CheckpointMode.UNALIGNED)
+        self.open = tuple(unaligned if barrier.id == checkpoint else barrier for barrier in self.open)
+
+    def hand(self, barrier: Barrier, stage: Stage, batch: BatchId) -> None:
+        """Give a cut to the snapshotter."""
+        self.handed.add((barrier.id, stage.id))
+        self.captures.append((barrier, stage, batch))
+
+    def output_versions(self, barrier: Barrier, stage: Stage, batch: BatchId) -> tuple[OutputVersion, ...]:
+        """Return the version of every output at a cut."""
+        found = []
+        for output, table in self.storage.outputs(stage):
+            if output == "sink":
+                mine = [v for v in table.visible[-1] if (e := table.entries[v]) and e.batch <= batch]
+                found.append(OutputVersion(output, "delta", table.name, "", max(mine, default=0)))  # type: ignore[arg-type]
+                continue
+            log = list(table.newest_first(self.paths[ChannelId(table.name)]))
+            at = next((e.version for e in log if is_it(e, barrier)), log[0].version if log else 0)
+            found.append(OutputVersion(output, "channel", table.name, "", at))  # type: ignore[arg-type]
+        return tuple(found)

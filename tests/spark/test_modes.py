@@ -1,0 +1,187 @@
+"""Checkpoints that do not wait on real Spark: unaligned (P16), unaligned after a time, at least once (P7)."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_abs.manifest import Manifest
+from spark_abs.model import CheckpointId, CheckpointMode, StageId, channel_id
+from spark_abs.restore.apply import restore
+from spark_abs.runtime.job import Job
+from spark_abs.store.history import HistoryEvent
+from tests.job_support import Feed, events, eventually, manifests, read_table
+from tests.spark.conftest import Start
+
+FILES = 5
+
+
+@dataclass
+class Hold:
+    """A probe that stops whoever comes to a point, until it is opened."""
+
+    point: str
+
+    def __post_init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, at: str) -> None:
+        if at == self.point:
+            self.reached.set()
+            assert self.opened.wait(180), f"held at {at}"
+
+
+class Two:
+    """Two sources, a stage that reads both, and one that reads the first alone; a sink behind each."""
+
+    def __init__(self, spark: SparkSession, path: Path, **settings: Any) -> None:
+        self.spark, self.root, self.settings = spark, str(path / "root"), settings
+        self.clicks, self.orders = Feed(spark, path / "clicks"), Feed(spark, path / "orders")
+        self.tables = path / "tables"
+
+    def job(self, probe: Callable[[str], None] = lambda _: None) -> Job:
+        job = Job("modes", root=self.root, spark=self.spark, interval="1h", probe=probe, **self.settings)
+        clicks = job.source("clicks", self.clicks.stream())
+        orders = job.source("orders", self.orders.stream())
+        both = job.stage("both", [clicks, orders], lambda a, b: a.unionByName(b))
+        alone = job.stage("alone", [clicks], lambda a: a)
+        job.sink("all", both, table=str(self.tables / "all"))
+        job.sink("clicked", alone, table=str(self.tables / "clicked"))
+        return job
+
+    def feed(self, feed: Feed, first: int) -> None:
+        feed.write(*({"id": first + n, "k": n, "v": n, "ts": first + n} for n in range(3)))
+
+    def rows(self, sink: str) -> Counter[int]:
+        return Counter(read_table(self.tables / sink)["id"].to_pylist())
+
+    def has_barrier(self, stage: str) -> bool:
+        log = Path(self.root, "channels", channel_id(stage), "_delta_log")
+        return any('\\"barrier\\"' in commit.read_text() for commit in log.glob("*.json"))
+
+    def entries(self, stage: str) -> int:
+        log = Path(self.root, "channels", channel_id(stage), "_delta_log")
+        return sum('"add":' in commit.read_text() for commit in log.glob("*.json"))
+
+    def manifest(self, checkpoint: CheckpointId) -> Manifest:
+        return next(m for m in manifests(self.root) if m.id == checkpoint)
+
+
+def gaps(manifest: Manifest, stage: str) -> dict[str, int]:
+    """Return by how many entries each input of a stage stands beyond its barrier, or short of it."""
+    produced = {
+        channel_id(s.stage, o.output): o.version
+        for s in manifest.stages
+        for o in s.outputs
+        if o.kind == "channel"
+    }
+    snapshot = manifest.stage(StageId(stage))
+    assert snapshot is not None
+    return {str(p.channel): p.version - (produced[p.channel] or 0) for p in snapshot.positions}
+
+
+def ids(feed: Feed) -> Counter[int]:
+    return Counter(int(str(row["id"])) for rows in feed.files for row in rows)
+
+
+def test_an_unaligned_checkpoint_completes_ahead_of_what_is_unread_and_a_restore_reads_that(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """A slow stage with a backlog: the barriers overtake it, it is in flight, and comes out exactly once."""
+    two = Two(spark, tmp_path, mode="unaligned", max_entries_per_batch=1)
+    for number in range(FILES):
+        two.feed(two.clicks, number * 10)
+        two.feed(two.orders, number * 10 + 1000)
+    hold = Hold("batch.both.files.after")
+    run = start(two.job(hold))
+    eventually(run, lambda: min(two.entries("clicks"), two.entries("orders")) == FILES, "a backlog")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(run.checkpoint, 180)
+        eventually(run, lambda: two.has_barrier("clicks") and two.has_barrier("orders"), "barriers")
+        hold.opened.set()
+        taken = asked.result()
+    manifest = two.manifest(taken)
+    assert manifest.mode is CheckpointMode.UNALIGNED
+    assert max(gaps(manifest, "both").values()) <= -(FILES - 2)
+    expected = ids(two.clicks) + ids(two.orders)
+    eventually(run, lambda: two.rows("all") == expected, "all rows")
+    run.stop()
+
+    restore(two.root, taken, spark=spark)
+    assert two.rows("all") != expected
+    run = start(two.job())
+    eventually(run, lambda: two.rows("all") == expected, "all rows once more")
+    run.stop(savepoint="end")
+    assert (two.rows("all"), two.rows("clicked")) == (expected, ids(two.clicks))
+
+
+def test_at_least_once_what_a_faster_input_was_ahead_comes_twice_and_nothing_is_lost(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Only behind the stage with two inputs; what one input alone makes is exact (P7)."""
+    two = Two(spark, tmp_path, mode="at_least_once")
+    hold = Hold("batch.orders.files.after")
+    two.feed(two.clicks, 0)
+    two.feed(two.orders, 1000)
+    run = start(two.job(hold))
+    eventually(run, lambda: hold.reached.is_set() and two.entries("clicks") == 1, "orders are held up")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(run.checkpoint, 180)
+        eventually(run, lambda: two.has_barrier("clicks"), "the barrier of clicks")
+        two.feed(two.clicks, 10)  # behind the barrier
+        behind = Counter([10, 11, 12])
+        eventually(run, lambda: two.rows("all") & behind == behind, "rows from behind the barrier")
+        hold.opened.set()
+        taken = asked.result()
+    assert gaps(two.manifest(taken), "both")["clicks.main"] > 0
+    assert gaps(two.manifest(taken), "alone") == {"clicks.main": 0}
+    run.stop()
+
+    restore(two.root, taken, spark=spark)
+    two.feed(two.orders, 1010)
+    expected = ids(two.clicks) + ids(two.orders)
+    run = start(two.job())
+    eventually(run, lambda: two.rows("all") >= expected and two.rows("all")[10] > 1, "all rows")
+    run.stop(savepoint="end")
+    assert two.rows("all") - expected == behind
+    assert two.rows("clicked") == ids(two.clicks)
+
+
+def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_and_the_history_says_why(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """One source is held up, the other's rows wait at the barrier until it is overtaken; then they go on."""
+    two = Two(spark, tmp_path, aligned_timeout="1s")
+    hold = Hold("batch.orders.files.after")
+    two.feed(two.clicks, 0)
+    two.feed(two.orders, 1000)
+    run = start(two.job(hold))
+    eventually(run, lambda: hold.reached.is_set() and two.entries("clicks") == 1, "orders are held up")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(run.checkpoint, 180)
+        eventually(run, lambda: two.has_barrier("clicks"), "the barrier of clicks")
+        two.feed(two.clicks, 10)  # behind the barrier
+        eventually(run, lambda: two.rows("all")[10], "rows that an aligned barrier would hold back")
+        hold.opened.set()
+        taken = asked.result()
+    manifest = two.manifest(taken)
+    assert manifest.mode is CheckpointMode.UNALIGNED
+    assert gaps(manifest, "both")["clicks.main"] <= 0
+    assert [row["checkpoint"] for row in events(two.root, HistoryEvent.OVERTAKEN)] == [taken]
+    waited = {row["stage"]: row["detail"] for row in events(two.root, HistoryEvent.STAGE_WAITING)}
+    assert "orders.main" in str(waited["both"])
+    expected = ids(two.clicks) + ids(two.orders)
+    eventually(run, lambda: two.rows("all") == expected, "all rows")
+    run.stop()
+    restore(two.root, taken, spark=spark)
+    run = start(two.job())
+    eventually(run, lambda: two.rows("all") == expected, "all rows once more")
+    run.stop(savepoint="end")
+    assert two.rows("all") == expected

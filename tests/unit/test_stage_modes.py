@@ -1,0 +1,166 @@
+"""A stage and barriers that do not wait, without Spark: real channels and offset files, no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_abs.codec import to_json
+from spark_abs.model import (
+    AttemptId,
+    Barrier,
+    CheckpointId,
+    CheckpointMode,
+    Position,
+    RunId,
+    StageId,
+    Version,
+)
+from spark_abs.runtime.consumers import Consumers
+from spark_abs.runtime.credit import Credit
+from spark_abs.runtime.outputs import Outputs
+from spark_abs.runtime.snapshotter import Taken
+from spark_abs.runtime.stage import StageRunner
+from spark_abs.store.probe import no_probe
+from spark_abs.store.root import Root
+from tests.channel_support import JOB, Log, barrier, make_writer, position
+
+UNALIGNED = replace(barrier(1), mode=CheckpointMode.UNALIGNED)
+
+
+class Both:
+    """The runner of a stage that reads a and b and writes one channel; Spark's part is done by hand."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self.inputs = Log(root, "a"), Log(root, "b")
+        self.taken: list[Taken] = []
+        self.during: Callable[[], None] = lambda: None
+        self.native = Path(root.path("native/1/both"))
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew, with no memory."""
+        root = self.root
+        ctx: Any = SimpleNamespace(
+            root=root,
+            job=JOB,
+            attempt=AttemptId(1),
+            run=RunId(1),
+            floor=CheckpointId(0),
+            bounded=False,
+            settings=SimpleNamespace(capacity_entries=None, capacity_bytes=None),
+            probe=no_probe,
+            poll_ms=lambda _: 0,
+            native=lambda stage: root.native("native", AttemptId(1), stage),
+        )
+        spec: Any = SimpleNamespace(name=StageId("both"), outputs={})
+        outputs = Outputs(ctx, spec, [make_writer(root, "both")], {}, [])
+        outputs.write_files = self._evaluate  # type: ignore[method-assign,assignment]
+        snapshots: Any = SimpleNamespace(submit=self.taken.append, permits=lambda *_: True)
+        first = (position("a.main", 0), position("b.main", 0))
+        credit = Credit(ctx, (), Consumers(ctx, {}), Version(0), 0)
+        self.runner = StageRunner(ctx, StageId("both"), outputs, first, snapshots, credit)
+
+    def _evaluate(self, *_: object) -> dict[str, Any]:
+        self.during()
+        return {}
+
+    def plan(self, batch: int, *positions: Position) -> None:
+        self._file("offsets", batch, "\n".join(["v1", "{}", *map(to_json, positions)]))
+
+    def batch(self, batch: int, *positions: Position) -> None:
+        """Plan and run a batch to its end."""
+        self.plan(batch, *positions)
+        self.run(batch)
+
+    def run(self, batch: int) -> None:
+        self.runner.run_batch(None, batch)  # type: ignore[arg-type]
+        self._file("commits", batch, "v1\n{}")
+
+    def _file(self, log: str, batch: int, text: str) -> None:
+        (self.native / log).mkdir(parents=True, exist_ok=True)
+        (self.native / log / str(batch)).write_text(text)
+
+    def written(self) -> list[tuple[int, int | None]]:
+        """Return batch and barrier of each entry."""
+        writer = make_writer(self.root, "both")
+        writer.refresh()
+        entries = writer.after(Version(-1))
+        return [(e.batch, e.barrier.id if e.barrier else None) for e in entries]
+
+    def cuts(self) -> list[tuple[int, int]]:
+        return [(taken.barrier.id, taken.batch) for taken in self.taken]
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Both:
+    return Both(Root(str(tmp_path)))
+
+
+def offered(both: Both, given: Barrier = UNALIGNED) -> None:
+    both.runner.offer(given)
+
+
+def test_an_idle_stage_takes_an_unaligned_barrier_behind_its_last_batch(both: Both) -> None:
+    both.batch(0, position("a.main", 1), position("b.main", 1))
+    offered(both)
+    both.runner.offer_idle()
+    assert (both.written(), both.cuts()) == ([(0, None), (-1, 1)], [(1, 0)])
+
+
+def test_an_idle_stage_leaves_an_aligned_barrier_to_its_inputs(both: Both) -> None:
+    both.batch(0, position("a.main", 1), position("b.main", 1))
+    offered(both, barrier(1))
+    both.runner.offer_idle()
+    assert both.cuts() == []
+
+
+def test_a_barrier_goes_out_ahead_of_the_next_batch(both: Both) -> None:
+    """What that one reads may be behind it: the gate has passed a barrier that became unaligned."""
+    waiting = position("a.main", 2, 1, True)
+    both.batch(0, waiting, position("b.main", 1))
+    offered(both)
+    both.batch(1, position("a.main", 3, 1), position("b.main", 1))
+    assert (both.written(), both.cuts()) == ([(0, None), (-1, 1), (1, None)], [(1, 0)])
+
+
+def test_a_barrier_that_comes_while_a_batch_runs_goes_out_with_it(both: Both) -> None:
+    both.during = lambda: offered(both)
+    both.batch(0, position("a.main", 1), position("b.main", 1))
+    assert (both.written(), both.cuts()) == ([(0, 1)], [(1, 0)])
+
+
+def test_a_batch_that_is_run_again_stands_by_what_it_wrote(both: Both) -> None:
+    """Offered only now, the barrier goes behind it: an output holds the batch without it."""
+    both.batch(0, position("a.main", 1), position("b.main", 1))
+    (both.native / "commits/0").unlink()
+    both.start()
+    offered(both)
+    both.run(0)
+    assert (both.written(), both.cuts()) == ([(0, None)], [])
+    both.runner.offer_idle()
+    assert (both.written(), both.cuts()) == ([(0, None), (-1, 1)], [(1, 0)])
+
+
+def test_an_unaligned_barrier_is_taken_once_however_often_it_is_seen(both: Both) -> None:
+    offered(both)
+    both.runner.offer_idle()
+    seen = replace(position("a.main", 2, 1, True), mode=CheckpointMode.UNALIGNED)
+    both.batch(0, seen, position("b.main", 1))
+    both.batch(1, seen, replace(seen, channel=position("b.main", 0).channel))
+    assert (both.written(), both.cuts()) == ([(-1, 1), (0, None), (1, None)], [(1, -1)])
+
+
+def test_at_least_once_the_last_input_makes_the_cut_though_another_is_beyond(both: Both) -> None:
+    counted = replace(barrier(1), mode=CheckpointMode.AT_LEAST_ONCE)
+    offered(both, counted)
+    beyond = replace(position("a.main", 3, 1), mode=counted.mode)
+    both.batch(0, beyond, position("b.main", 1))
+    both.batch(1, beyond, replace(position("b.main", 2, 1, True), mode=counted.mode))
+    assert (both.written(), both.cuts()) == ([(0, None), (1, 1)], [(1, 1)])
