@@ -12,6 +12,7 @@ from spark_abs.model import (
     FORMAT,
     AttemptId,
     BatchId,
+    ChannelId,
     CheckpointId,
     CheckpointKind,
     CheckpointMode,
@@ -19,6 +20,7 @@ from spark_abs.model import (
     RunId,
     StageId,
     Version,
+    channel_id,
 )
 
 
@@ -149,6 +151,21 @@ class StageShape:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """Entries of a channel that are part of a checkpoint as data: before its barrier, in no state (P16, P17).
+
+    The stage reads them first when the checkpoint is restored.
+    """
+
+    stage: StageId
+    channel: ChannelId
+    after: Version
+    """The last entry that the stage had read."""
+    until: Version
+    """The entry with the barrier."""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One completed checkpoint or savepoint."""
 
@@ -176,6 +193,25 @@ class Manifest:
     def size_new(self) -> int:
         """Bytes that this checkpoint wrote."""
         return sum(stage.size_new for stage in self.stages)
+
+    def in_flight(self) -> tuple[InFlight, ...]:
+        """Return what lies between each stage and the barrier in its open inputs, rows or not."""
+        cuts = {
+            channel_id(s.stage, o.output): o.version
+            for s in self.stages
+            for o in s.outputs
+            if o.kind == "channel" and o.version is not None
+        }
+        found: dict[tuple[StageId, ChannelId], InFlight] = {}
+        for stage in self.stages:
+            for position in stage.positions:
+                key, until = (stage.stage, position.channel), cuts.get(position.channel, position.version)
+                known = found.get(key)
+                if position.version >= until or position.is_closed(self.run):
+                    continue
+                if known is None or position.version < known.after:
+                    found[key] = InFlight(*key, position.version, until)
+        return tuple(found.values())
 
     def stage(self, stage: StageId) -> StageSnapshot | None:
         """Return the snapshot of one stage, None if the job had no such stage."""

@@ -18,7 +18,7 @@ from spark_abs.store.root import Root
 @verb
 @click.argument("changes", metavar="KEY=VALUE...", nargs=-1)
 def set_live(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
-    """Change settings of the running job, e.g. interval=30s timeout=5m.
+    """Change settings of the running job, e.g. interval=30s mode=unaligned.
 
     They hold at once and until the run ends: at its next start the job takes its own configuration again.
     """

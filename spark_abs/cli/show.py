@@ -10,7 +10,7 @@ import click
 from spark_abs.cli.output import Output, duration, size, text_of
 from spark_abs.cli.verb import Context, verb
 from spark_abs.manifest import Manifest, StageSnapshot
-from spark_abs.model import NO_BATCH
+from spark_abs.model import NO_BATCH, CheckpointMode
 from spark_abs.restore.lookup import lookup
 from spark_abs.store.root import Root
 
@@ -67,7 +67,8 @@ def _text(out: Output, shown: Shown) -> None:
 def _pairs(shown: Shown) -> Iterator[tuple[str, str]]:
     found = shown.manifest
     name = f" {found.name!r}" if found.name else ""
-    yield found.kind.value, f"{found.id}{name}{', abandoned' if shown.abandoned else ''}"
+    mode = "" if found.mode is CheckpointMode.ALIGNED else f", {found.mode}"
+    yield found.kind.value, f"{found.id}{name}{mode}{', abandoned' if shown.abandoned else ''}"
     yield "job", f"{found.job}, attempt {found.attempt}, run {found.run}"
     yield "completed in", duration(found.completed_ms - found.triggered_ms)
     yield "size", f"{size(found.size_full)}, of which new {size(found.size_new)}"

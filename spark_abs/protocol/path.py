@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spark_abs.codec import from_json
 from spark_abs.errors import DamageError
-from spark_abs.model import Branch, ChannelId, Version
+from spark_abs.model import AttemptId, Branch, ChannelId, Version
 from spark_abs.protocol.control import ControlState
 
 NOTHING = Version(-1)
@@ -25,16 +25,20 @@ class BranchPoint:
     """The last entry that counts in each channel that the job had then."""
 
 
-def channel_path(state: ControlState, channel: ChannelId) -> tuple[Branch, ...]:
-    """Return the current path through the attempt tree for one channel, oldest attempt first.
+def channel_path(
+    state: ControlState, channel: ChannelId, attempt: AttemptId | None = None
+) -> tuple[Branch, ...]:
+    """Return the path through the attempt tree for one channel, oldest attempt first.
+
+    It ends with the current attempt if none is given.
 
     Of an attempt that was left at a checkpoint, the entries up to that cut count; none does if the
-    channel did not exist at the cut. Of the newest attempt all count.
+    channel did not exist at the cut. Of the last attempt all count.
 
     Raises:
         DamageError: the stored plan of an attempt cannot be read.
     """
-    path = state.lineage()
+    path = state.lineage(attempt)
     found = []
     for step, after in zip(path, (*path[1:], None), strict=True):
         if after is None:

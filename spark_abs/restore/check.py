@@ -6,12 +6,15 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 
+from spark_abs.channels.in_flight import problems_in_flight
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId, checked_relative
+from spark_abs.protocol.path import channel_path
 from spark_abs.snapshots.kept import active_packs
 from spark_abs.snapshots.verify import Finding, verify_state, verify_table
 from spark_abs.store.checkpoints import PATH
+from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -36,7 +39,9 @@ def check_checkpoint(
 
 def _way_back(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> tuple[Finding, ...]:
     """Check all but the bytes of state: that is quick."""
-    return (*(f for f in rows if _concerns(f, manifest.id)), *_channels(root, manifest))
+    channels = _channels(root, manifest)
+    flown = () if channels else _in_flight(root, manifest)
+    return (*(f for f in rows if _concerns(f, manifest.id)), *channels, *flown)
 
 
 def require_intact(
@@ -110,3 +115,16 @@ def _channels(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
                 problem = f"its table id is {table.id}, recorded was {output.table_id}"
             found.append(Finding(path, problem, manifest.id, stage.stage))
     return tuple(found)
+
+
+def _in_flight(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
+    """Look for what a restored stage reads first; bytes of channels have no hash, so presence and size."""
+    flights = manifest.in_flight()
+    if not flights:
+        return ()
+    state = Control.open(root).state
+    return tuple(
+        Finding(root.channel(flight.channel), problem, manifest.id, flight.stage)
+        for flight in flights
+        for problem in problems_in_flight(root, channel_path(state, flight.channel, manifest.attempt), flight)
+    )

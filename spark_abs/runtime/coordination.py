@@ -277,7 +277,7 @@ class Coordination:
         self._ctx.probe("manifest.after")
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
         self._ctx.probe("manifest.settle.after")
-        self._journal.completed(barrier, manifest)
+        self._journal.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
         self._handle(protocol.Decided(now_ms(), barrier.id, True))
 

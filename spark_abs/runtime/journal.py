@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from deltalake.exceptions import DeltaError
 
+from spark_abs.channels.in_flight import bytes_in_flight
 from spark_abs.errors import AbortReason, AbsError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import Barrier, StageId
+from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.path import channel_path
 from spark_abs.runtime.alignment import CheckpointStanding
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.stage import StageRunner
@@ -17,6 +20,9 @@ from spark_abs.store.clock import now_ms
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 
 log = logging.getLogger(__name__)
+
+ENTRIES_COUNTED = 256
+"""How many entries of an input are opened at most to say what was in flight."""
 
 
 class Journal:
@@ -55,11 +61,12 @@ class Journal:
             ),
         )
 
-    def completed(self, barrier: Barrier, manifest: Manifest) -> None:
+    def completed(self, barrier: Barrier, manifest: Manifest, state: ControlState) -> None:
         """Record a completed checkpoint: a row for each stage, as of its acknowledgement, and one for all."""
+        flown = self._in_flight(manifest, state)
         age, self._completed_ms = self._age(manifest.completed_ms), manifest.completed_ms
         self._append(
-            *(self._acked(barrier, snapshot) for snapshot in manifest.stages),
+            *(self._acked(barrier, snapshot, flown.get(snapshot.stage, 0)) for snapshot in manifest.stages),
             self._row(
                 HistoryEvent.COMPLETED,
                 barrier,
@@ -71,8 +78,22 @@ class Journal:
                 acks=len(manifest.stages),
                 stages=len(manifest.stages),
                 last_completed_age_ms=age,
+                inflight_bytes=sum(flown.values()),
             ),
         )
+
+    def _in_flight(self, manifest: Manifest, state: ControlState) -> Mapping[StageId, int]:
+        """Return the bytes in flight to each stage, of at most so many entries of each input."""
+        found: dict[StageId, int] = {}
+        for flight in manifest.in_flight():
+            try:
+                path = channel_path(state, flight.channel)
+                size = bytes_in_flight(self._ctx.root, path, flight, ENTRIES_COUNTED)
+            except (AbsError, OSError) as error:
+                log.warning("what is in flight to %s cannot be read: %s", flight.stage, error)
+            else:
+                found[flight.stage] = found.get(flight.stage, 0) + size
+        return found
 
     def aborted(
         self,
@@ -105,7 +126,7 @@ class Journal:
         event, ctx = HistoryEvent.SETTINGS_CHANGED, self._ctx
         self._append(HistoryRow(now_ms(), event, ctx.attempt, ctx.run, detail=what))
 
-    def _acked(self, barrier: Barrier, snapshot: StageSnapshot) -> HistoryRow:
+    def _acked(self, barrier: Barrier, snapshot: StageSnapshot, in_flight: int | None = None) -> HistoryRow:
         timings = snapshot.timings
         return self._row(
             HistoryEvent.STAGE_ACKED,
@@ -122,6 +143,7 @@ class Journal:
             async_ms=timings.async_ms,
             backpressured_ms=timings.backpressured_ms,
             dropped_late=snapshot.dropped_late,
+            inflight_bytes=in_flight,
         )
 
     def _waiting(self, barrier: Barrier, stage: StageRunner, now: int) -> HistoryRow:

@@ -17,6 +17,7 @@ from spark_abs.protocol.restarts import policy_of
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph, PlanFacts
+from spark_abs.runtime.in_flight import require_readers
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import refuse_unsupported_session
 from spark_abs.runtime.launch import Launch, launch
@@ -128,7 +129,7 @@ def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
 def _lost_natives(ctx: RunContext, graph: JobGraph, control: Control, drafts: Frames) -> dict[StageId, str]:
     """Return the stages that have a past and no native checkpoint of it, and what is wrong with each.
 
-    Refuses what `_check_functions` refuses.
+    Refuses what `_check_functions` and `require_readers` refuse.
     """
     checkpoints = Checkpoints.open(ctx.root, ctx.job)
     mine = [s for s in checkpoints.summaries() if s.attempt == ctx.attempt]
@@ -140,6 +141,7 @@ def _lost_natives(ctx: RunContext, graph: JobGraph, control: Control, drafts: Fr
     )
     if manifest is not None:
         _check_functions(manifest, drafts)
+        require_readers(ctx, graph, control.state, manifest)
     found = {}
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None

@@ -43,6 +43,7 @@ SCHEMA = pa.schema(
         ("restarts", pa.int64()),
         ("backpressured_ms", pa.int64()),
         ("mode", pa.string()),
+        ("inflight_bytes", pa.int64()),
     ]
 )
 
@@ -107,6 +108,8 @@ class HistoryRow:
     """How long the stage had waited for credit since its cut before."""
     mode: str | None = None
     """Of the barrier, at this moment."""
+    inflight_bytes: int | None = None
+    """Rows that are part of the checkpoint and of no state: unread, before the barrier."""
 
 
 class History:

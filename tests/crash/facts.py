@@ -198,7 +198,7 @@ def _edges(manifest: Manifest) -> Iterator[Edge]:
             version = produced[position.channel]
             assert version is not None
             closed = position.is_closed(manifest.run)
-            yield Edge(manifest.id, position.channel, stage.stage, version, position, closed)
+            yield Edge(manifest.id, position.channel, stage.stage, version, position, closed, manifest.mode)
 
 
 def _rows_at(base: Path, manifest: Manifest) -> Iterator[str]:
@@ -209,6 +209,8 @@ def _rows_at(base: Path, manifest: Manifest) -> Iterator[str]:
     files = 1 + max((file_of(event) for event in arrivals), default=-1)
     events = [event for file in range(files) for event in events_of(file)]
     yield from same_rows(1, f"{where}, arrivals", arrivals, events)
+    if manifest.in_flight():
+        return  # what is in flight comes out behind a restore
     pairs = pairs_of(events)
     yield from same_rows(1, f"{where}, pairs", table(base, "pairs", at["pairs"]), pairs.elements())
     totals = last_totals(base, at["totals"])

@@ -95,12 +95,13 @@ def test_an_unaligned_checkpoint_completes_ahead_of_what_is_unread_and_a_restore
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
     """A slow stage with a backlog: the barriers overtake it, it is in flight, and comes out exactly once."""
-    two = Two(spark, tmp_path, mode="unaligned", max_entries_per_batch=1)
+    two = Two(spark, tmp_path, max_entries_per_batch=1)
     for number in range(FILES):
         two.feed(two.clicks, number * 10)
         two.feed(two.orders, number * 10 + 1000)
     hold = Hold("batch.both.files.after")
     run = start(two.job(hold))
+    assert run.set(mode="unaligned").startswith("mode aligned -> unaligned; at its next start")
     eventually(run, lambda: min(two.entries("clicks"), two.entries("orders")) == FILES, "a backlog")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(run.checkpoint, 180)
@@ -110,6 +111,11 @@ def test_an_unaligned_checkpoint_completes_ahead_of_what_is_unread_and_a_restore
     manifest = two.manifest(taken)
     assert manifest.mode is CheckpointMode.UNALIGNED
     assert max(gaps(manifest, "both").values()) <= -(FILES - 2)
+    acked = events(two.root, HistoryEvent.STAGE_ACKED)
+    assert {row["stage"] for row in acked if row["inflight_bytes"]} >= {"both"}
+    assert [row["detail"] for row in events(two.root, HistoryEvent.SETTINGS_CHANGED)] == [
+        "mode aligned -> unaligned"
+    ]
     expected = ids(two.clicks) + ids(two.orders)
     eventually(run, lambda: two.rows("all") == expected, "all rows")
     run.stop()

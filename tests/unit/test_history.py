@@ -11,7 +11,15 @@ from spark_abs.store.history import PATH, SCHEMA, History, HistoryEvent, History
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
-ADDED = ("alignment_bytes", "acks", "stages", "last_completed_age_ms", "backpressured_ms")
+ADDED = (
+    "alignment_bytes",
+    "acks",
+    "stages",
+    "last_completed_age_ms",
+    "backpressured_ms",
+    "mode",
+    "inflight_bytes",
+)
 
 
 def test_columns_that_came_later_are_null_in_older_rows(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from spark_abs.model import (
     AttemptId,
     ChannelId,
     CheckpointId,
+    CheckpointMode,
     Position,
     RunId,
     StageId,
@@ -34,8 +35,8 @@ ONE = CheckpointId(1)
 class Head(Alignment):
     """A stage that reads `x` and, as its way back, `back`."""
 
-    def __init__(self, *others: str) -> None:
-        super().__init__("x", "back", *others)
+    def __init__(self, *others: str, mode: CheckpointMode = CheckpointMode.ALIGNED) -> None:
+        super().__init__("x", "back", *others, mode=mode)
         self.positions = tuple(replace(p, feedback=p.channel == "back") for p in self.positions)
 
 
@@ -64,6 +65,29 @@ def test_a_barrier_that_comes_round_stops_nothing_and_is_not_passed_on_again() -
     assert head.batch() == Nothing()
     assert [p.version for p in head.positions] == [2, 3]
     assert head.waiting() == {}
+
+
+def test_an_unaligned_barrier_may_come_round_first_and_is_the_cut_when_it_is_seen() -> None:
+    """A stage on the way has taken it without waiting for the head: what is behind it is not read before."""
+    head = Head(mode=CheckpointMode.UNALIGNED)
+    head.write("back", 1, marker=1)
+    head.write("back", 1)
+    head.write("x", 1)
+    assert head.batch() == Cut(ONE)
+    assert [p.version for p in head.positions] == [1, 1]
+    assert head.batch() == Nothing()
+    assert [p.version for p in head.positions] == [1, 2]
+
+
+def test_an_unaligned_barrier_is_read_from_a_way_back_also_when_all_else_has_ended() -> None:
+    """Rows may follow it, and then it can no longer be taken where the head stands."""
+    head = Head(mode=CheckpointMode.UNALIGNED)
+    head.write("x", end=True)
+    assert head.batch() == Free()
+    head.write("back", marker=1)
+    head.write("back", 1)
+    assert head.batch() == Free()
+    assert [(p.version, p.epoch, p.at_barrier) for p in head.positions][1] == (1, 1, True)
 
 
 def test_a_cancel_marker_that_comes_round_means_nothing() -> None:

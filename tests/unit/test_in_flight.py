@@ -1,0 +1,158 @@
+"""What a checkpoint holds as data in flight: measured, looked for before a restore, and never left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_abs.channels.in_flight import bytes_in_flight
+from spark_abs.codec import to_json
+from spark_abs.errors import DamageError, Refused
+from spark_abs.manifest import InFlight, Manifest
+from spark_abs.model import CheckpointId, CheckpointMode, RunId, StageId, Version
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.path import channel_path
+from spark_abs.restore.apply import restore
+from spark_abs.runtime.graph import JobGraph, StageDecl
+from spark_abs.runtime.in_flight import require_readers
+from spark_abs.runtime.journal import Journal
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent
+from tests.root_support import CHANNEL, SmallJob
+
+A, B, C = StageId("a"), StageId("b"), StageId("c")
+AFTER = Version(2)
+
+
+class Flown:
+    """The small job, with a checkpoint at which `b` had read up to entry 2; two more have rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.job = SmallJob(path)
+        self.job.step(1, 2)
+        self.barrier = replace(self.job.claim(), mode=CheckpointMode.UNALIGNED)
+        for values in ((3, 4), (5,)):
+            self.job.step(*values)
+        version = Version(self.job.step(barrier=self.barrier))
+        whole = self.job.manifest(self.barrier, version)
+        (position,) = whole.stages[1].positions
+        short = replace(position, version=AFTER, at_barrier=False, epoch=CheckpointId(0))
+        self.manifest = replace(
+            whole,
+            stages=(whole.stages[0], replace(whole.stages[1], positions=(short,))),
+            mode=CheckpointMode.UNALIGNED,
+        )
+        assert self.job.checkpoints.complete(self.manifest)
+        self.settle()
+
+    def settle(self) -> None:
+        Control.open(self.job.root).update(lambda s: ledger.settle(s, completed=(self.barrier.id,)))
+
+    def files(self, version: int) -> list[Path]:
+        """Return the files of an entry of the channel."""
+        (entry,) = [e for e in self.job.writer.after(Version(-1)) if e.version == version]
+        table = Path(self.job.root.path(self.job.root.channel(CHANNEL)))
+        return [table / file.path for file in entry.files]
+
+    def size(self) -> int:
+        return sum(f.stat().st_size for version in (3, 4) for f in self.files(version))
+
+    def require_readers(self, *stages: StageDecl, read: int | None = None) -> None:
+        """Start the job with these stages; the native checkpoint of `b` says that it has read so far."""
+        root, attempt = self.job.root, self.job.state.attempt
+        ctx: Any = SimpleNamespace(
+            root=root, native=lambda stage: root.native("native", attempt.id, stage if read is None else A)
+        )
+        if read is not None:
+            self.plan(read)
+        require_readers(
+            ctx, JobGraph((StageDecl(A, (), has_native=True), *stages), ()), self.job.state, self.manifest
+        )
+
+    def plan(self, read: int) -> None:
+        (position,) = self.manifest.stages[1].positions
+        native = Path(self.job.root.native("native", self.job.state.attempt.id, A).path)
+        (native / "offsets" / "9").write_text(
+            "\n".join(["v1", "{}", to_json(replace(position, version=Version(read)))])
+        )
+        (native / "commits" / "9").write_text("v1\n{}")
+
+
+@pytest.fixture
+def flown(tmp_path: Path) -> Flown:
+    return Flown(tmp_path)
+
+
+def test_what_lies_between_a_stage_and_the_barrier_is_in_flight(flown: Flown) -> None:
+    (flight,) = flown.manifest.in_flight()
+    assert flight == InFlight(B, CHANNEL, AFTER, Version(5))
+    path = channel_path(flown.job.state, CHANNEL)
+    assert bytes_in_flight(flown.job.root, path, flight) == flown.size()
+    assert bytes_in_flight(flown.job.root, path, flight, most=1) == flown.files(3)[0].stat().st_size
+
+
+def closed(manifest: Manifest) -> Manifest:
+    """Let the input have ended where it stands."""
+    stage = manifest.stages[1]
+    (position,) = stage.positions
+    ended = replace(position, closed=RunId(manifest.run))
+    return replace(manifest, stages=(manifest.stages[0], replace(stage, positions=(ended,))))
+
+
+def test_behind_the_end_of_an_input_nothing_is_in_flight(flown: Flown) -> None:
+    """A stage that has ended still takes barriers; they stand behind its end marker."""
+    assert closed(flown.manifest).in_flight() == ()
+
+
+def test_the_history_says_what_was_in_flight_to_which_stage(flown: Flown) -> None:
+    job = flown.job
+    ctx: Any = SimpleNamespace(root=job.root, attempt=job.attempt, run=job.run)
+    Journal(ctx, None).completed(flown.barrier, flown.manifest, job.state)
+    rows = [row for row in History(job.root).read().to_pylist() if row["checkpoint"] == flown.barrier.id]
+    found = {row["stage"]: (row["inflight_bytes"], row["mode"]) for row in rows}
+    assert found == {
+        "a": (0, "unaligned"),
+        "b": (flown.size(), "unaligned"),
+        None: (flown.size(), "unaligned"),
+    }
+    assert rows[-1]["event"] == HistoryEvent.COMPLETED
+
+
+def remove(flown: Flown) -> None:
+    flown.files(4)[0].unlink()
+
+
+def cut_short(flown: Flown) -> None:
+    flown.files(4)[0].write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [remove, cut_short])
+def test_a_checkpoint_whose_data_in_flight_is_gone_is_not_restored(
+    flown: Flown, harm: Callable[[Flown], None]
+) -> None:
+    harm(flown)
+    with pytest.raises(DamageError, match=r"in flight to b: data/.* of entry 4 is not there"):
+        restore(flown.job.root.uri, int(flown.barrier.id))
+    assert flown.job.state.attempt.id == 1
+
+
+def test_a_stage_that_reads_what_is_in_flight_may_be_changed_in_all_else(flown: Flown) -> None:
+    flown.require_readers(StageDecl(B, (CHANNEL,)), StageDecl(C, (CHANNEL,)))
+
+
+def test_a_job_without_the_stage_to_which_rows_are_in_flight_is_refused(flown: Flown) -> None:
+    for stages in ((), (StageDecl(B, (), has_native=True),), (StageDecl(C, (CHANNEL,)),)):
+        with pytest.raises(Refused, match=r"entries 3 to 5 of channel a\.main in flight to stage 'b'"):
+            flown.require_readers(*stages)
+
+
+def test_once_the_stage_has_read_them_it_may_go(flown: Flown) -> None:
+    """Entry 5 holds the barrier and no rows."""
+    flown.require_readers(read=4)
+    with pytest.raises(Refused, match="entries 4 to 5"):
+        flown.require_readers(read=3)
