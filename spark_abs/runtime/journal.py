@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from deltalake.exceptions import DeltaError
-
 from spark_abs.channels.in_flight import bytes_in_flight
 from spark_abs.errors import AbortReason, AbsError
 from spark_abs.manifest import Manifest, StageSnapshot
@@ -17,7 +15,7 @@ from spark_abs.runtime.alignment import CheckpointStanding
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.clock import now_ms
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +181,5 @@ class Journal:
         )
 
     def _append(self, *rows: HistoryRow) -> None:
-        try:
+        with unless_refused():
             self._history.append(rows)
-        except (DeltaError, OSError) as error:
-            log.warning("history/ could not be written: %s", error)

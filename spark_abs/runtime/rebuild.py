@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deltalake.exceptions import DeltaError
-
 from spark_abs.channels.entries import note_of
 from spark_abs.errors import AbsError, DamageError, Refused, StageFailed
 from spark_abs.manifest import StageSnapshot
@@ -39,7 +37,7 @@ from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 from spark_abs.store.lease import Breath
 from spark_abs.store.table import Table
 
@@ -310,7 +308,5 @@ def repeat_batches(
         detail=said,
         duration_ms=took,
     )
-    try:
+    with unless_refused():
         History(ctx.root).append([row])
-    except (DeltaError, OSError) as error:
-        log.warning("history/ could not be written: %s", error)

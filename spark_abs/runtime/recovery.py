@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from deltalake.exceptions import DeltaError
 from pyspark.errors import StreamingQueryException
 
 from spark_abs.errors import Fenced, StageFailed
@@ -16,7 +15,7 @@ from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, Res
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.lifetime import first_lines
 from spark_abs.store.clock import now_ms
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +120,8 @@ class Recovery:
             batch=end.batch,
             restarts=due.decision.number,
         )
-        try:
+        with unless_refused():
             History(self._ctx.root).append([row])
-        except (DeltaError, OSError) as error:
-            log.warning("history/ could not be written: %s", error)
 
 
 def _told(end: StageEnd, decision: GiveUp) -> str:

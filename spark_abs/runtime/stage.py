@@ -92,7 +92,6 @@ class StageRunner:
         self.native = NativeLog(ctx.native(name))
         self._barriers = Barriers()
         self._taken = NO_EPOCH
-        self._ended = False
         self._cuts: dict[CheckpointId, BatchId] = {}
         """The batches of cuts whose checkpoint has no outcome yet."""
         self.only: BatchId | None = None
@@ -325,7 +324,7 @@ class StageRunner:
 
     def _last_batch_if_idle(self) -> BatchId | None:
         # Once the query has stopped, what it has planned and not begun is the next run's.
-        return self.native.newest_committed() if self._ended else self.native.idle_at()
+        return self.native.newest_committed() if self.turns.ended else self.native.idle_at()
 
     @property
     def reads_channels(self) -> bool:
@@ -394,5 +393,4 @@ class StageRunner:
     def end(self) -> None:
         """Write end markers; the query has stopped."""
         with self.turns.ending():
-            self._ended = True
             self._outputs.end()

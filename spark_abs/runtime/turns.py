@@ -27,7 +27,8 @@ class Turns:
         self._change = threading.Condition()
         self._busy = False
         self._stopping = False
-        self._ended = False
+        self.ended = False
+        """Whether the stage has ended in order."""
         self._held: CheckpointId | None = None
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
@@ -69,7 +70,7 @@ class Turns:
         A stage that has ended in order still takes barriers, though no batch begins any more.
         """
         with self._change:
-            mine = not self._busy and (self._ended or not self._stopping)
+            mine = not self._busy and (self.ended or not self._stopping)
             self._busy = self._busy or mine
         try:
             yield mine
@@ -81,9 +82,8 @@ class Turns:
     def ending(self) -> Iterator[None]:
         """Enter when neither a batch nor the agent is at work; the stage has ended in order from then on."""
         with self._change:
-            while self._busy:
-                self._change.wait(_POLL_S)
-            self._busy = self._ended = True
+            self.await_quiet()
+            self._busy = self.ended = True
         try:
             yield
         finally:
@@ -124,8 +124,7 @@ class Turns:
         with self._change:
             self._stopping = True
             self._change.notify_all()
-            while self._busy:
-                self._change.wait(_POLL_S)
+            self.await_quiet()
 
     def _leave(self) -> None:
         with self._change:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import count
 
 import pyarrow as pa
 from deltalake import write_deltalake
+from deltalake.exceptions import DeltaError
 
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
+
+log = logging.getLogger(__name__)
 
 PATH = "history"
 SCHEMA = pa.schema(
@@ -110,6 +115,15 @@ class HistoryRow:
     """Of the barrier, at this moment."""
     inflight_bytes: int | None = None
     """Rows that are part of the checkpoint and of no state: unread, before the barrier."""
+
+
+@contextmanager
+def unless_refused() -> Iterator[None]:
+    """Do without an event that the store does not take: what happened has happened."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        log.warning("history/ could not be written: %s", error)
 
 
 class History:
