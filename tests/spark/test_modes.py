@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
+from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId, CheckpointMode, StageId, channel_id
 from spark_abs.restore.apply import restore
@@ -38,6 +40,18 @@ class Hold:
             assert self.opened.wait(180), f"held at {at}"
 
 
+class Paced:
+    """A probe that lets whoever comes to a point go on once for each step, and tells what was passed."""
+
+    def __init__(self, point: str) -> None:
+        self.point, self.steps, self.seen = point, threading.Semaphore(0), set[str]()
+
+    def __call__(self, at: str) -> None:
+        self.seen.add(at)
+        if at == self.point:
+            assert self.steps.acquire(timeout=180), f"held at {at}"
+
+
 class Two:
     """Two sources, a stage that reads both, and one that reads the first alone; a sink behind each."""
 
@@ -62,9 +76,9 @@ class Two:
     def rows(self, sink: str) -> Counter[int]:
         return Counter(read_table(self.tables / sink)["id"].to_pylist())
 
-    def has_barrier(self, stage: str) -> bool:
+    def barriers(self, stage: str) -> int:
         log = Path(self.root, "channels", channel_id(stage), "_delta_log")
-        return any('\\"barrier\\"' in commit.read_text() for commit in log.glob("*.json"))
+        return sum('\\"barrier\\"' in commit.read_text() for commit in log.glob("*.json"))
 
     def entries(self, stage: str) -> int:
         log = Path(self.root, "channels", channel_id(stage), "_delta_log")
@@ -105,7 +119,7 @@ def test_an_unaligned_checkpoint_completes_ahead_of_what_is_unread_and_a_restore
     eventually(run, lambda: min(two.entries("clicks"), two.entries("orders")) == FILES, "a backlog")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(run.checkpoint, 180)
-        eventually(run, lambda: two.has_barrier("clicks") and two.has_barrier("orders"), "barriers")
+        eventually(run, lambda: min(two.barriers("clicks"), two.barriers("orders")) > 0, "barriers")
         hold.opened.set()
         taken = asked.result()
     manifest = two.manifest(taken)
@@ -140,7 +154,7 @@ def test_at_least_once_what_a_faster_input_was_ahead_comes_twice_and_nothing_is_
     eventually(run, lambda: hold.reached.is_set() and two.entries("clicks") == 1, "orders are held up")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(run.checkpoint, 180)
-        eventually(run, lambda: two.has_barrier("clicks"), "the barrier of clicks")
+        eventually(run, lambda: two.barriers("clicks") > 0, "the barrier of clicks")
         two.feed(two.clicks, 10)  # behind the barrier
         behind = Counter([10, 11, 12])
         eventually(run, lambda: two.rows("all") & behind == behind, "rows from behind the barrier")
@@ -172,7 +186,7 @@ def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_and_the_his
     eventually(run, lambda: hold.reached.is_set() and two.entries("clicks") == 1, "orders are held up")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(run.checkpoint, 180)
-        eventually(run, lambda: two.has_barrier("clicks"), "the barrier of clicks")
+        eventually(run, lambda: two.barriers("clicks") > 0, "the barrier of clicks")
         two.feed(two.clicks, 10)  # behind the barrier
         eventually(run, lambda: two.rows("all")[10], "rows that an aligned barrier would hold back")
         hold.opened.set()
@@ -191,3 +205,42 @@ def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_and_the_his
     eventually(run, lambda: two.rows("all") == expected, "all rows once more")
     run.stop(savepoint="end")
     assert two.rows("all") == expected
+
+
+def test_behind_a_slow_stage_aligned_checkpoints_expire_and_unaligned_ones_complete(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """As with a hot key: while one checkpoint is open, the stage gets one batch done, and many wait (P20)."""
+    two = Two(spark, tmp_path, max_entries_per_batch=1)
+    for number in range(FILES):
+        two.feed(two.clicks, number * 10)
+        two.feed(two.orders, number * 10 + 1000)
+    pace = Paced("batch.both.files.before")
+    run = start(two.job(pace))
+    eventually(run, lambda: min(two.entries("clicks"), two.entries("orders")) == FILES, "a backlog")
+    eventually(run, lambda: two.rows("clicked") == ids(two.clicks), "the other stage has none")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(run.checkpoint, 180)
+        others = {f"ack.{stage}.after" for stage in ("clicks", "orders", "alone")}
+        eventually(run, lambda: others <= pace.seen, "all stages but the slow one")
+        pace.steps.release()
+        run.set(timeout="1ms")
+        with pytest.raises(Refused, match="aborted: expired, after 1 ms without both"):
+            asked.result()
+        run.set(timeout="10m", mode="unaligned")
+        asked = pool.submit(run.checkpoint, 180)
+        eventually(run, lambda: two.barriers("orders") == two.barriers("clicks") == 2, "barriers")
+        pace.steps.release()
+        taken = asked.result()
+    waited = {row["stage"]: str(row["detail"]) for row in events(two.root, HistoryEvent.STAGE_WAITING)}
+    assert waited.keys() == {"both"}
+    assert "the barrier has not come out of clicks.main, orders.main" in waited["both"]
+    aborted = events(two.root, HistoryEvent.ABORTED)
+    assert [(row["acks"], row["stages"], row["reason"]) for row in aborted] == [(3, 4, "expired")]
+    acked = [row for row in events(two.root, HistoryEvent.STAGE_ACKED) if row["checkpoint"] == taken]
+    assert {row["stage"] for row in acked if row["inflight_bytes"]} == {"both"}
+    assert min(gaps(two.manifest(taken), "both").values()) <= -(FILES - 2)
+    pace.steps.release(1_000)
+    expected = ids(two.clicks) + ids(two.orders)
+    eventually(run, lambda: two.rows("all") == expected, "all rows")
+    run.stop()
