@@ -102,6 +102,7 @@ def _read(session: SparkSession, root: Root, found: StateAt) -> DataFrame:
 @contextmanager
 def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[Place]:
     """Write the files of a stage's snapshot to where all that read them see them, while this is open."""
+    _ = session.streams  # a session without it cannot load a state store: it makes their coordinator
     if (session.sparkContext.master or "").startswith("local"):
         with tempfile.TemporaryDirectory(prefix="spark-abs-") as directory:
             place = Place(str(Path(directory) / "native"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,7 +118,10 @@ def test_every_kind_of_state_is_a_frame(spark: SparkSession, tmp_path: Path, sta
     assert len(gone) == 3
 
     command = ["state", root, "sums", "--checkpoint", str(second)]
-    shown = json.loads(CliRunner().invoke(main, [*command, "--limit", "2", "--output", "json"]).stdout)
+    alone = [sys.executable, "-m", "spark_abs", *command, "--limit", "2", "--output", "json"]
+    done = subprocess.run(alone, capture_output=True, text=True)  # a session that has run no query
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
     assert (shown["count"], len(shown["rows"]), shown["rows"][0].keys()) == (
         6, 2, {"key", "value", "timeout_ms", "expires_ms"},
     )  # fmt: skip
