@@ -82,6 +82,14 @@ class StateFunction:
     timeout: str
     """`none`, `processing-time` or `event-time`: the clock of its timers."""
     ttl_ms: int | None = None
+    renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names that a field of the state had before."""
+    dropped: tuple[str, ...] = ()
+    """Names of fields that are gone: state that was written before may still hold them."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """What a field has in state from before it was there, as JSON; null where it is not named."""
+    older: tuple[str, ...] = ()
+    """Digests of the forms that it had before, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

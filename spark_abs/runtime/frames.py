@@ -15,7 +15,7 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
 from spark_abs.runtime.job import PROVIDERS, Feedback, Job, Output, StageSpec
 from spark_abs.runtime.jvm import DRAFT, plan_facts
-from spark_abs.state.declared import Declared, gathering
+from spark_abs.state.declared import NOTHING, Before, Declared, gathering
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +35,7 @@ class Frames:
 
 
 def build_frames(
-    job: Job, graph: JobGraph, open_gate: OpenGate, watermark: Callable[[StageId], int] = lambda _: 0
+    job: Job, graph: JobGraph, open_gate: OpenGate, before: Callable[[StageId], Before] = lambda _: NOTHING
 ) -> Frames:
     """Call every stage's function on the frames of its inputs, producers first. Starts nothing.
 
@@ -43,7 +43,7 @@ def build_frames(
         job: the declarations.
         graph: the checked graph.
         open_gate: makes the frame of a channel.
-        watermark: asked for the watermark of a stage's last finished batch, see `Declared.watermark`.
+        before: says what is known of a stage's last finished batch, see `Declared.before`.
 
     Raises:
         GraphError: a function failed, or returned no frame; names the stage.
@@ -56,8 +56,7 @@ def build_frames(
         spec = job.stages[decl.name]
         inputs = [_input(spec, given, schemas, open_gate) for given in spec.inputs]
         provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
-        before = partial(watermark, spec.name)
-        with gathering(Declared(spec.name, settings, provider, before)) as declared[spec.name]:
+        with gathering(Declared(spec.name, settings, provider, before(spec.name))) as declared[spec.name]:
             frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
         stages[spec.name] = frame
         schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 from spark_abs.channels.gate import BackEdge, GateSpec, open_gate
 from spark_abs.channels.writer import create_channel
-from spark_abs.errors import DamageError
+from spark_abs.errors import CheckpointNotFound, DamageError
 from spark_abs.manifest import StageShape
 from spark_abs.model import (
     NO_BATCH,
@@ -48,7 +48,7 @@ from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.tidy import Tidy
 from spark_abs.sinks.delta import DeltaSink, ensure_sink
 from spark_abs.snapshots.kept import KeptState
-from spark_abs.state.declared import Declared
+from spark_abs.state.declared import NOTHING, Before, Declared
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 
@@ -119,7 +119,7 @@ def launch(given: Launch) -> Run:
         job,
         graph,
         lambda stage, channel, schema: _gate(given, stage, channel, schema),
-        lambda stage: NativeLog(ctx.native(stage)).watermark_ms(),
+        partial(_before, given),
     )
     declared.update(frames.declared)  # from now on: these count what they drop
 
@@ -250,6 +250,19 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     )
     table.begin()
     return table
+
+
+def _before(given: Launch, stage: StageId) -> Before:
+    """Say what the records said that a repartitioning has not left in every partition."""
+    ctx, attempt = given.ctx, given.control.state.attempt
+    if stage not in attempt.partitions or attempt.checkpoint is None:
+        return NOTHING
+    try:
+        origin = Checkpoints.open(ctx.root, ctx.job).load(attempt.checkpoint).graph
+    except CheckpointNotFound:
+        origin = ()  # retired, and so there is a later one, and records
+    functions = {f.uid: f for shape in origin if shape.stage == stage for f in shape.functions}
+    return Before(NativeLog(ctx.native(stage)).watermark_ms(), functions)
 
 
 def _dropped_late(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_abs.codec import to_json
@@ -28,6 +27,7 @@ from spark_abs.runtime.rebuild import Rebuild, Rebuilder
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
 from spark_abs.session import check_session, lend
+from spark_abs.state.evolution import difference, evolve
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -191,7 +191,9 @@ def _rebuild(
 
 
 def _check_functions(manifest: Manifest, drafts: Frames) -> None:
-    """Refuse to start stateful functions on a state that was kept in another form.
+    """Refuse to start stateful functions on a state that they cannot go on from.
+
+    What is declared then says the form with its past: so manifests record it.
 
     Raises:
         Refused: names stage and function, with both forms.
@@ -199,11 +201,19 @@ def _check_functions(manifest: Manifest, drafts: Frames) -> None:
     shapes = {shape.stage: shape for shape in manifest.graph}
     for stage, declared in drafts.declared.items():
         for stored in shapes[stage].functions if stage in shapes else ():
-            now = next((f for f in declared.functions if f.uid == stored.uid), None)
-            if now is None or replace(now, ttl_ms=stored.ttl_ms) != stored:
-                form = "no longer declared" if now is None else f"now declared as {to_json(now)}"
+            where = f"stage {stage!r}: the state of function {stored.uid!r} in checkpoint {manifest.id}"
+            at = next((i for i, f in enumerate(declared.functions) if f.uid == stored.uid), None)
+            if at is None:
                 raise Refused(
-                    f"stage {stage!r}: the state of function {stored.uid!r} in checkpoint {manifest.id} was "
-                    f"written as {to_json(stored)}; it is {form}. Declare it as it was, or start over on "
-                    "a new root"
+                    f"{where} was written as {to_json(stored)}; it is no longer declared. Declare it as it "
+                    "was, or start over on a new root"
                 )
+            evolved = evolve(stored, declared.functions[at])
+            if evolved.obstacles:
+                said = difference(stored, declared.functions[at], evolved.obstacles)
+                raise Refused(
+                    f"{where} cannot be gone on from as it is declared: {said}\nDeclare it so that it can: "
+                    "fields may be new, gone, renamed with renamed=, or of a wider type; restore a "
+                    "checkpoint that it fits; or start over on a new root"
+                )
+            declared.functions[at] = evolved.form

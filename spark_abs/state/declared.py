@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from spark_abs.config import Settings
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What is known of a stage's last finished batch where its functions have no record of it."""
+
+    watermark_ms: int = 0
+    functions: Mapping[str, StateFunction] = field(default_factory=dict)
+    """The forms in which state is there, by uid; none: as declared."""
+
+
+NOTHING = Before()
+
+
 @dataclass
 class Declared:
     """The stateful functions of one stage, in the order in which they were declared."""
@@ -26,8 +38,8 @@ class Declared:
     """Those of the job; None: what session and environment say."""
     provider: str | None = None
     """Class of the stage's state store provider, None for the session's."""
-    watermark: Callable[[], int] = lambda: 0
-    """Gives the watermark of the stage's last finished batch, 0 if there is none."""
+    before: Before = NOTHING
+    """For partitions without a record, as after a repartitioning."""
     functions: list[StateFunction] = field(default_factory=list)
     late: list[Accumulator[int]] = field(default_factory=list)
     """Counts of the rows that each has dropped as late."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from spark_abs.config import Settings, duration_ms
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import checked_name
 from spark_abs.state.batches import BatchFunction, per_batch
-from spark_abs.state.declared import declaring
+from spark_abs.state.declared import NOTHING, declaring
 from spark_abs.state.operator import GroupFunction, Operator, Timeout
 from spark_abs.state.packing import GROUP, OUTPUT, ROWS, Pack, Unpack
 from spark_abs.state.per_key import KeyFunction, per_key
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     Schema = str | StructType
+    Renamed = Mapping[str, str | Sequence[str]]
 
 KEY_GROUPS = 16
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -43,6 +44,8 @@ def map_groups_with_state(
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
     output_mode: str = "append",
+    renamed: Renamed | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Call `fn(key, rows, state)` for each key with rows, and for each that has timed out; one row comes out.
 
@@ -66,6 +69,15 @@ def map_groups_with_state(
         ttl: how long after its last update a state is there, in processing time, for example `2h`.
         key_groups: into how many groups keys are divided by their hash.
         output_mode: `append` or `update`, what the query has.
+        renamed: fields of the state that had other names when state was written: the new name to the old
+            one, or to several. It may stay when all is renamed.
+        defaults: what a new field has in states that are there already; null if it is not said. It holds
+            for good from when the field comes.
+
+    The state schema may change while the state lives: a new field, one that is gone, one with a new name,
+    one of a wider type (an integer, a float or a decimal that holds every value of the one before). States
+    are read in the new form; nothing is rewritten. A name that was given up is not taken again. Any other
+    change is refused before the job starts.
 
     Raises:
         UsageError: a schema, a column or an option cannot be.
@@ -73,7 +85,7 @@ def map_groups_with_state(
     """
     return _stateful(
         frame, key, partial(per_key, function=function, flat=False), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode,
+        uid, timeout, ttl, key_groups, output_mode, renamed, defaults,
     )  # fmt: skip
 
 
@@ -89,11 +101,13 @@ def flat_map_groups_with_state(
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
     output_mode: str = "append",
+    renamed: Renamed | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """As `map_groups_with_state`, with a function that returns an iterator of any number of rows."""
     return _stateful(
         frame, key, partial(per_key, function=function, flat=True), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode,
+        uid, timeout, ttl, key_groups, output_mode, renamed, defaults,
     )  # fmt: skip
 
 
@@ -109,6 +123,8 @@ def map_batches_with_state(
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
     output_mode: str = "append",
+    renamed: Renamed | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Call `fn(rows, states, batch)` once for a key group: everything is Arrow, nothing is done per key.
 
@@ -124,7 +140,7 @@ def map_batches_with_state(
     """
     return _stateful(
         frame, key, partial(per_batch, function=function), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode,
+        uid, timeout, ttl, key_groups, output_mode, renamed, defaults,
     )  # fmt: skip
 
 
@@ -139,6 +155,8 @@ def _stateful(
     ttl: str | None,
     key_groups: int,
     output_mode: str,
+    renamed: Renamed | None,
+    defaults: Mapping[str, object] | None,
 ) -> DataFrame:
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -177,15 +195,17 @@ def _stateful(
         _ttl(ttl),
         settings.max_group_bytes,
         settings.cache_bytes,
+        {field: (n,) if isinstance(n, str) else tuple(n) for field, n in (renamed or {}).items()},
+        dict(defaults or {}),
     )
     late = spark.sparkContext.accumulator(0)
-    before_ms = declared.watermark() if declared is not None and kind is Timeout.EVENT_TIME else 0
+    before = declared.before if declared is not None else NOTHING
     if declared is not None:
         declared.add(operator.note, late)
     packed = frame.mapInArrow(Pack(operator.rows, names, key_groups), f"{GROUP} int, {ROWS} binary")
     mode = {Timeout.NONE: "None", Timeout.PROCESSING_TIME: "ProcessingTime", Timeout.EVENT_TIME: "EventTime"}
     grouped = packed.groupBy(GROUP).transformWithStateInPandas(
-        Processor(operator, function(operator), event_time, late, before_ms),
+        Processor(operator, function(operator), event_time, late, before),
         f"{OUTPUT} binary",
         output_mode,
         mode[kind],

@@ -7,6 +7,7 @@ is touched (see `adr/004-layout-of-function-state.md`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -130,8 +131,18 @@ class KeyGroup:
             self._append(segment)
 
     @classmethod
-    def load(cls, number: int, store: GroupStore, head: Head, at: bytes, known: KeyGroup | None) -> KeyGroup:
+    def load(
+        cls,
+        number: int,
+        store: GroupStore,
+        head: Head,
+        at: bytes,
+        known: KeyGroup | None,
+        fit: Callable[[pa.Table], pa.Table] = lambda table: table,
+    ) -> KeyGroup:
         """Read a key group; segments that `known` has are not read again.
+
+        What is read goes through `fit`, which brings it into the columns of the present form.
 
         Raises:
             DamageError: a segment is missing or altered.
@@ -146,7 +157,7 @@ class KeyGroup:
                 data = store.read_segment(note.slot)
                 if data is None:
                     raise DamageError(f"segment {note.slot} of key group {number} is missing")
-                segment = decode(data, note.digest)
+                segment = Segment(fit(decode(data, note.digest)))
             segments.append(segment)
         return cls(number, segments, head, at)
 

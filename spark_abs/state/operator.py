@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ from spark_abs.codec import to_json
 from spark_abs.errors import StateFunctionFailed, UsageError
 from spark_abs.manifest import StateFunction
 from spark_abs.model import BatchId
+from spark_abs.state.evolution import default_text, difference, evolve, fitted, form_digest
 from spark_abs.state.group import (
     Change,
     GroupStore,
@@ -53,6 +53,10 @@ class Operator:
     ttl_ms: int | None = None
     max_group_bytes: int = 2**28
     cache_bytes: int = 2**28
+    renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names that fields of the state had before."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What fields have in states that were written before they were there."""
     note: StateFunction = field(init=False)
     segment: pa.Schema = field(init=False)
 
@@ -76,6 +80,9 @@ class Operator:
         for name in self.state.names:
             if name in self.key or self.state.names.count(name) > 1:
                 raise UsageError(f"{self.name}: state field {name!r} is there twice, or is a key column too")
+        for name in (*self.renamed, *self.defaults):
+            if name not in self.state.names:
+                raise UsageError(f"{self.name}: the state has no field {name!r}: {self.state.names}")
         object.__setattr__(self, "segment", segment_schema(self.key_schema, self.state))
         note = StateFunction(
             self.uid,
@@ -84,8 +91,31 @@ class Operator:
             _texts(self.state),
             self.timeout.value,
             self.ttl_ms,
+            dict(self.renamed),
+            (),
+            {n: default_text(self.name, value, self.state.field(n)) for n, value in self.defaults.items()},
         )
         object.__setattr__(self, "note", note)
+
+    def after(self, stored: StateFunction) -> Operator:
+        """Return the operator as it goes on with state of a stored form.
+
+        Raises:
+            StateFunctionFailed: it cannot; says both forms.
+        """
+        evolved = evolve(stored, self.note)
+        if evolved.obstacles:
+            said = difference(stored, self.note, evolved.obstacles)
+            raise StateFunctionFailed(f"{self.name}: its state cannot be read as it is declared: {said}")
+        if evolved.form == self.note:
+            return self
+        heir = replace(self)
+        object.__setattr__(heir, "note", evolved.form)
+        return heir
+
+    def fit(self, table: pa.Table) -> pa.Table:
+        """Bring the table of a segment into the columns that it has now."""
+        return fitted(table, self.note, self.segment)
 
     @property
     def name(self) -> str:
@@ -106,11 +136,6 @@ class Operator:
     def states_schema(self) -> pa.Schema:
         """Key columns, then state columns: how a function sees states."""
         return pa.schema([*self.key_schema, *self.state])
-
-
-def form_digest(function: StateFunction) -> str:
-    """Return what heads carry of the form of a function. Another time to live is not another form."""
-    return hashlib.blake2b(to_json(replace(function, ttl_ms=None)).encode(), digest_size=8).hexdigest()
 
 
 def _texts(schema: pa.Schema) -> tuple[str, ...]:
@@ -262,13 +287,13 @@ def _open(operator: Operator, store: GroupStore, known: KeyGroup | None, group: 
     if known is not None and known.at == at:
         return known
     head = read_head(at)
-    if head.operator != operator.digest:
+    if head.operator not in (operator.digest, *operator.note.older):
         raise StateFunctionFailed(
             f"{operator.name}: the state of key group {group} was written by another form of it than "
-            f"{to_json(operator.note)}: go back to the key, the state schema, the timeout, the uid and the "
-            "number of key groups that it had"
+            f"{to_json(operator.note)}, of which nothing is known: go back to the key, the state schema, the "
+            "timeout, the uid and the number of key groups that it had"
         )
-    return KeyGroup.load(group, store, head, at, known)
+    return KeyGroup.load(group, store, head, at, known, operator.fit)
 
 
 def _input(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,7 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
         states = iter(tuples(given.states.select(operator.state.names)))
         starts, has, before = given.starts.tolist(), given.has_state.tolist(), given.timeouts.tolist()
         out: list[Any] = []
+        ends: list[int] = []  # of what each key has put out
         changed, values, removed, timeouts = [], [], [], []
         for number, key in enumerate(keys):
             late = number >= given.with_rows
@@ -159,6 +161,7 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
                     out.append(answer)
             except Exception as error:
                 raise failed(operator, given.time, key, error) from error
+            ends.append(len(out))
             if state.updated or state.removed or state.timeout != before[number]:
                 value = state.getOption
                 if value is not None and len(value) != len(operator.state):
@@ -173,9 +176,11 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
                 removed.append(value is None)
                 timeouts.append(state.timeout)
         return GroupOutput(
-            _encoded(operator, given, keys, "its output", operator.output, out),
+            _encoded(
+                operator, given, lambda at: keys[bisect_right(ends, at)], "its output", operator.output, out
+            ),
             np.array(changed, np.int64),
-            _encoded(operator, given, keys, "its state", operator.state, values),
+            _encoded(operator, given, lambda at: keys[changed[at]], "its state", operator.state, values),
             np.array(removed, np.bool_),
             np.array(timeouts, np.int64),
         )
@@ -192,16 +197,26 @@ def failed(operator: Operator, time: BatchTime, key: object, cause: Exception | 
 def _encoded(
     operator: Operator,
     given: GroupInput,
-    keys: list[tuple[Any, ...]],
+    key_of: Callable[[int], tuple[Any, ...]],
     what: str,
     schema: pa.Schema,
     values: list[Any],
 ) -> pa.Table:
     try:
         return as_table(values, schema)
-    except (pa.ArrowException, ValueError, TypeError, ArithmeticError, AttributeError, KeyError) as error:
-        some = ", ".join(map(str, keys[:3]))
-        raise StateFunctionFailed(
-            f"{operator.name}, key group {given.group} (keys {some}, …), batch {given.time.batch}: {what} "
-            f"does not fit its schema: {type(error).__name__}: {error}"
-        ) from error
+    except _UNFIT as error:
+        at, why = _first_unfit(schema, values) or (0, error)
+        said = f"{what} does not fit its schema: {type(why).__name__}: {why}"
+        raise failed(operator, given.time, key_of(at), said) from error
+
+
+_UNFIT = (pa.ArrowException, ValueError, TypeError, ArithmeticError, AttributeError, KeyError)
+
+
+def _first_unfit(schema: pa.Schema, values: list[Any]) -> tuple[int, Exception] | None:
+    for at, value in enumerate(values):
+        try:
+            as_table([value], schema)
+        except _UNFIT as error:
+            return at, error
+    return None

@@ -7,7 +7,7 @@ knows the time of the batch in any time mode. Read in Spark 4.2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -18,9 +18,10 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from spark_abs.codec import from_json, to_json
-from spark_abs.errors import DamageError, StateFunctionFailed
+from spark_abs.errors import DamageError
 from spark_abs.manifest import StateFunction
 from spark_abs.model import BatchId
+from spark_abs.state.declared import NOTHING, Before
 from spark_abs.state.operator import BatchTime, Cache, GroupFunction, Operator, Timeout, run_group
 from spark_abs.state.packing import OUTPUT, ROWS, on_time, stream, table_of
 
@@ -105,11 +106,11 @@ class Processor(StatefulProcessor):
         function: GroupFunction,
         event_time: str | None,
         late: Accumulator[int],
-        before_ms: int = 0,
+        before: Before = NOTHING,
     ) -> None:
-        """Take what it runs; `before_ms` is the watermark of the batch before, for want of a record of it."""
+        """Take what it runs, and what holds for want of a record."""
         self._operator, self._function = operator, function
-        self._event_time, self._late, self._before_ms = event_time, late, before_ms
+        self._event_time, self._late, self._before = event_time, late, before
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state; Spark calls it on the driver too, where there is none."""
@@ -153,7 +154,7 @@ class Processor(StatefulProcessor):
             self._late.add(rows.num_rows - kept.num_rows)
             rows = kept
         store = _Group(self._handle, self._heads, self._segments, firing)
-        scope = f"{_property(QUERY_PROPERTY)}/{self._operator.uid}"
+        scope = f"{_property(QUERY_PROPERTY)}/{self._operator.uid}/{self._operator.digest}"
         output = run_group(self._operator, self._function, store, _cache, scope, group, rows, time)
         if output.num_rows:
             yield pd.DataFrame({OUTPUT: [stream(output)]})
@@ -170,24 +171,19 @@ class Processor(StatefulProcessor):
         self._client.set_implicit_key((RECORD_GROUP,))
         data = _bytes(self._heads.get())
         late_by = watermark if mine.timeout is Timeout.EVENT_TIME else None
-        now = Record(mine.note, late_by or 0)
-        record = Record(mine.note, self._before_ms) if data is None else from_json(Record, data)
+        if data is None:
+            origin = self._before.functions.get(mine.uid, mine.note)
+            record = Record(origin, self._before.watermark_ms)
+        else:
+            record = from_json(Record, data)
         if record.v != FORMAT:
             raise DamageError(f"{mine.name}: its record has format {record.v}, this version reads {FORMAT}")
-        if replace(record.function, ttl_ms=mine.ttl_ms) != mine.note:
-            raise StateFunctionFailed(mismatch(mine.name, record.function, mine.note))
+        self._operator = mine = mine.after(record.function)
+        now = Record(mine.note, late_by or 0)
         if data is None or record != now:
             self._heads.update((to_json(now).encode(),))
         self._batch = time, record.watermark_ms
         return self._batch
-
-
-def mismatch(name: str, stored: StateFunction, declared: StateFunction) -> str:
-    """Say that a function does not fit the state that is there."""
-    return (
-        f"{name}: its state was written as {to_json(stored)}, and it is now declared as {to_json(declared)}: "
-        "go back to what it was, or give it another uid on a new root"
-    )
 
 
 def _property(name: str) -> str | None:

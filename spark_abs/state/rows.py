@@ -15,9 +15,10 @@ import pyarrow as pa
 from spark_abs.errors import UsageError
 from spark_abs.manifest import StateFunction
 from spark_abs.state.arrow_types import schema_of
+from spark_abs.state.evolution import fitted, form_digest
 from spark_abs.state.group import Change, Head, KeyGroup, read_head, segment_schema
 from spark_abs.state.keys import canonical, group_of, hashes
-from spark_abs.state.operator import by_key, form_digest
+from spark_abs.state.operator import by_key
 from spark_abs.state.segments import EXPIRES, KEY, REMOVED, STATE, TIMEOUT
 
 TIMEOUT_MS, EXPIRES_MS = "timeout_ms", "expires_ms"
@@ -103,7 +104,9 @@ def read_group(rows: StateRows, number: int, head: bytes, segments: Mapping[int,
         DamageError: the head cannot be read, or a segment is missing or altered.
     """
     held = HeldGroup(head, dict(segments))
-    group = KeyGroup.load(number, held, read_head(head), head, None)
+    group = KeyGroup.load(
+        number, held, read_head(head), head, None, lambda table: fitted(table, rows.function, rows.segment)
+    )
     table = group.all_rows(rows.segment)
     removed = table[REMOVED].fill_null(False).combine_chunks()
     return pa.table(

@@ -126,15 +126,15 @@ def encode(table: pa.Table) -> bytes:
     return encoded
 
 
-def decode(data: bytes, digest: str) -> Segment:
-    """Read a segment.
+def decode(data: bytes, digest: str) -> pa.Table:
+    """Read the table of a segment.
 
     Raises:
         DamageError: the bytes are not those that were written.
     """
     if digest_of(data) != digest:
         raise DamageError("a segment of state does not have the digest that its head names")
-    return Segment(pa.ipc.open_stream(pa.py_buffer(data)).read_all())
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
 
 def digest_of(data: bytes) -> str:

@@ -174,6 +174,16 @@ class StateDriver:
         columns = [canonical(column) for column in table([key], names).columns]
         return int(group_of(hashes(columns), self.operator.key_groups)[0])
 
+    def go_on_from(self, other: StateDriver) -> None:
+        """Take over the state of the function as it was before it was changed, as a job's next start does.
+
+        Raises:
+            StateFunctionFailed: it cannot be gone on from.
+        """
+        self.operator = self.operator.after(other.operator.note)
+        self.groups, self._batches = other.groups, other._batches
+        self.restart()
+
     def restart(self) -> None:
         """Forget what the process holds of the state."""
         self._cache = Cache()
@@ -194,7 +204,9 @@ def stored_states(operator: Operator, store: MemoryGroup, number: int) -> pa.Tab
     if store.head is None:
         return operator.states_schema.empty_table()
     head = read_head(store.head)
-    return KeyGroup.load(number, store, head, store.head, None).all_states(operator.states_schema)
+    return KeyGroup.load(number, store, head, store.head, None, operator.fit).all_states(
+        operator.states_schema
+    )
 
 
 def _operator(

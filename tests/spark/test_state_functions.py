@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC
@@ -197,7 +198,7 @@ def test_a_job_goes_back_to_a_savepoint_and_its_functions_with_it(
     assert (function.key, function.state) == (("k: int64",), ("total: int64",))
     spark_abs.restore(line.root, to="three")
     assert line.has("sums", "total") == line.expected(3)
-    with pytest.raises(Refused, match=r"'totals': the state of function 'state' in .*key_groups.*4"):
+    with pytest.raises(Refused, match=r"'totals': .*function 'state' in .*: it has 4 key groups and not 8"):
         start(line.job(key_groups=8))
     run = start(line.job())
     eventually(run, lambda: line.has("tops", "top") == line.expected(5), "the two files came again")
@@ -243,3 +244,68 @@ def test_functions_that_cannot_be_are_refused_before_anything_starts(
 
 def make_on(frame: DataFrame) -> DataFrame:
     return spark_abs.map_groups_with_state(frame, "k", highest, "n long", "k long, top long")
+
+
+Batches = dict[int, set[tuple[Any, ...]]]
+
+
+def waiting(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState) -> tuple[Any, ...]:
+    """Count rows; a key that has been silent for a millisecond is let go."""
+    if state.hasTimedOut:
+        (n,) = state.get
+        state.remove()
+        return key[0], n, True
+    n = (state.get[0] if state.exists else 0) + sum(1 for _ in rows)
+    state.update((n,))
+    state.setTimeoutDuration(1)
+    return key[0], n, False
+
+
+def counting(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState) -> tuple[Any, ...]:
+    n = (state.get[0] if state.exists else 0) + sum(1 for _ in rows)
+    state.update((n,))
+    return key[0], n, False
+
+
+def test_silence_and_age_are_measured_in_the_time_of_batches(spark: SparkSession, tmp_path: Path) -> None:
+    """Batches are further apart than a millisecond: what is to last so long is over in the next."""
+    feed = Feed(spark, tmp_path / "in", "k string, v long")
+    for keys in ("a", "bb", "b", "c"):
+        feed.write(*({"k": k, "v": 1} for k in keys))
+
+    def run(name: str, function: Callable[..., Any], last: tuple[int, str], **options: Any) -> Batches:
+        """Run until a batch from a number on has a row of a key; return the rows of each batch."""
+        out: Batches = {}
+        done = threading.Event()
+
+        def keep(batch: DataFrame, number: int) -> None:
+            out[number] = {tuple(row) for row in batch.collect()}
+            if number >= last[0] and any(row[0] == last[1] for row in out[number]):
+                done.set()
+
+        schema = "k string, n long, timed_out boolean"
+        frame = spark_abs.map_groups_with_state(
+            feed.stream(), "k", function, "n long", schema, key_groups=2, **options
+        )
+        writer = frame.writeStream.option("checkpointLocation", str(tmp_path / name)).foreachBatch(keep)
+        query = writer.start()
+        assert done.wait(120)
+        query.stop()
+        return out
+
+    silent = run("silent", waiting, (4, "c"), timeout="processing-time")
+    assert [silent.pop(n) for n in range(4)] == [
+        {("a", 1, False)},
+        {("b", 2, False), ("a", 1, True)},
+        {("b", 3, False)},
+        {("c", 1, False), ("b", 3, True)},
+    ]
+    assert [row for rows in silent.values() for row in rows] == [("c", 1, True)]
+    short = run("short", counting, (3, "c"), ttl="1ms")
+    assert [short[n] for n in range(4)] == [
+        {("a", 1, False)},
+        {("b", 2, False)},
+        {("b", 1, False)},
+        {("c", 1, False)},
+    ]
+    assert run("long", counting, (3, "c"), ttl="1h")[2] == {("b", 3, False)}

@@ -15,6 +15,7 @@ from spark_abs.model import StageId
 from spark_abs.runtime.frames import Frames
 from spark_abs.runtime.start import _check_functions
 from spark_abs.state.declared import Declared, declaring, gathering
+from spark_abs.state.evolution import form_digest
 
 SUMS = StateFunction("sums", 16, ("k: int64",), ("total: int64",), "none")
 EXAMPLE = Path(__file__).parents[1] / "formats" / "manifest-1.json"
@@ -50,7 +51,7 @@ def test_a_stage_starts_on_functions_that_are_what_they_were_and_on_new_ones() -
     [
         {"key_groups": 32},
         {"key": ("k: string",)},
-        {"state": ("total: double",)},
+        {"state": ("total: string",)},
         {"timeout": "event-time"},
     ],
 )
@@ -60,8 +61,22 @@ def test_a_function_of_another_form_is_refused_with_both(change: dict[str, Any])
         Refused, match="stage 'match': the state of function 'sums' in checkpoint 7"
     ) as refused:
         _check_functions(manifest(SUMS), declared(now))
-    assert to_json(SUMS) in str(refused.value)
-    assert to_json(now) in str(refused.value)
+    for form in (SUMS, now):
+        for column in (*form.key, *form.state, str(form.key_groups), form.timeout):
+            assert column in str(refused.value)
+    assert "start over on a new root" in str(refused.value)
+
+
+def test_a_function_that_goes_on_in_another_form_is_recorded_with_its_past() -> None:
+    now = replace(SUMS, state=("sum: int64", "n: int64"), renamed={"sum": ("total",)}, defaults={"n": "3"})
+    frames = declared(now)
+    _check_functions(manifest(SUMS), frames)
+    (form,) = frames.declared[StageId("match")].functions
+    assert form == replace(now, older=(form_digest(SUMS),))
+    frames = declared(replace(SUMS, state=("sum: int64",)))
+    _check_functions(manifest(form), frames)
+    (last,) = frames.declared[StageId("match")].functions
+    assert (last.renamed, last.dropped, len(last.older)) == ({"sum": ("total",)}, ("n",), 2)
 
 
 def test_a_function_that_is_gone_is_refused() -> None:

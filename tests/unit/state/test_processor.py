@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState
 
+from spark_abs.state.declared import Before
 from spark_abs.state.operator import Operator, Timeout
 from spark_abs.state.packing import OUTPUT, ROWS, stream, table_of
 from spark_abs.state.per_key import per_key
@@ -101,7 +102,7 @@ def batch(store: Store, watermark_ms: int, *at_ms: int, before_ms: int = 0) -> t
     """Run a batch with rows of key 1 on a fresh processor; return counts, and how many rows were late."""
     store.watermark_ms, late = watermark_ms, Late()
     used: Any = late
-    processor = Processor(operator(), per_key(operator(), count, flat=False), "ts", used, before_ms)
+    processor = Processor(operator(), per_key(operator(), count, flat=False), "ts", used, Before(before_ms))
     handle: Any = Handle(store)
     processor.init(handle)
     rows = pa.table(

@@ -1,0 +1,225 @@
+"""A stateful function goes on with state that was written in an earlier form of it.
+
+What is kept is not rewritten: a segment is brought into the present form when it is read. The form says which
+names a field had, what fields are gone and what a field has where it is missing, so that a segment of any age
+is read the same. A name that was once given up is never taken again: an old segment may still hold it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import pyarrow as pa
+
+from spark_abs.codec import to_plain
+from spark_abs.errors import UsageError
+from spark_abs.manifest import StateFunction
+from spark_abs.state.segments import STATE
+from spark_abs.state.values import table as as_table
+
+_LATER = ("renamed", "dropped", "defaults")
+"""What forms did not have at first: not part of the digest where it is empty."""
+
+_INTEGERS = ("int8", "int16", "int32", "int64")
+_WIDER: Mapping[str, tuple[str, ...]] = {
+    **{kind: _INTEGERS[at + 1 :] for at, kind in enumerate(_INTEGERS)},
+    "float": ("double",),
+}
+_EXACT = {"int8": ("float", "double"), "int16": ("float", "double"), "int32": ("double",)}
+_DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Evolved:
+    """What becomes of a stored form under a declared one."""
+
+    form: StateFunction
+    """The declared form, with what the stored one knows of the past."""
+    obstacles: tuple[str, ...]
+    """Why it cannot be; empty if it can."""
+
+
+def form_digest(form: StateFunction) -> str:
+    """Return what heads carry of the form of a function. Another time to live is not another form."""
+    plain = {k: v for k, v in to_plain(form).items() if k != "older" and (v or k not in _LATER)}
+    text = json.dumps({**plain, "ttl_ms": None}, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def evolve(stored: StateFunction, declared: StateFunction) -> Evolved:
+    """Say how a function goes on with state of a stored form; pure, and the same when done again.
+
+    A field may be new, with a default or null in the states that are there; gone; renamed, if `renamed` says
+    so; or have a wider type. What a default was when its field came, it stays.
+    """
+    sources = {name: _source(stored, declared, name) for name, _ in _fields(declared)}
+    obstacles = [*_fixed(stored, declared), *_mixed(stored, declared, sources)]
+    renamed, defaults = {}, {}
+    for name, source in sources.items():
+        past = declared if source is None else stored
+        if (source or name) in past.defaults:
+            defaults[name] = past.defaults[source or name]
+        if source is not None:
+            names = (source, *stored.renamed.get(source, ()))
+            if before := tuple(other for other in names if other != name):
+                renamed[name] = before
+    used = set(sources.values())
+    gone = [
+        n for name, _ in _fields(stored) if name not in used for n in (name, *stored.renamed.get(name, ()))
+    ]
+    form = replace(
+        declared, renamed=renamed, dropped=(*stored.dropped, *gone), defaults=defaults, older=stored.older
+    )
+    if form_digest(form) != form_digest(stored):
+        form = replace(form, older=(*stored.older, form_digest(stored)))
+    return Evolved(form, tuple(dict.fromkeys(obstacles)))
+
+
+def widens(old: str, new: str) -> bool:
+    """Say whether every value of a type is one of another; types as the form names them."""
+    before, after = _DECIMAL.fullmatch(old), _DECIMAL.fullmatch(new)
+    if before and after:
+        scale = int(after[2]) - int(before[2])
+        return scale >= 0 and int(after[1]) - int(before[1]) >= scale
+    return new in _WIDER.get(old, ()) or new in _EXACT.get(old, ())
+
+
+def fitted(table: pa.Table, form: StateFunction, schema: pa.Schema) -> pa.Table:
+    """Bring the table of a segment into the present form: its state columns, other columns as they are.
+
+    Args:
+        table: as it was written, whenever.
+        form: the present form, an heir of the one in which it was written.
+        schema: the columns of a segment in the present form.
+    """
+    wanted = [field for field in schema if field.name.startswith(STATE)]
+    names = [name for name in table.column_names if name.startswith(STATE)]
+    if names == [f.name for f in wanted] and all(table.schema.field(f.name).type == f.type for f in wanted):
+        return table
+    columns = {name: table[name] for name in table.column_names if not name.startswith(STATE)}
+    for field in wanted:
+        name = field.name.removeprefix(STATE)
+        known = [STATE + n for n in (name, *form.renamed.get(name, ())) if STATE + n in names]
+        if known:
+            columns[field.name] = table[known[0]].cast(field.type)
+        else:
+            value = json.loads(form.defaults[name]) if name in form.defaults else None
+            columns[field.name] = constant(value, field, table.num_rows)
+    ordered = [f.name for f in schema if f.name in columns]
+    return pa.table([columns[name] for name in ordered], names=ordered)
+
+
+def default_text(function: str, value: object, field: pa.Field) -> str:
+    """Return the default of a field as a form keeps it.
+
+    Raises:
+        UsageError: it cannot be kept, or does not fit the field; names the function.
+    """
+    try:
+        text = json.dumps(value)
+        constant(json.loads(text), field, 1)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise UsageError(
+            f"{function}: the default of {field.name!r} must be a number, a text, a truth value, or lists "
+            f"and dicts of them that fit {field.type}: {error}"
+        ) from error
+    return text
+
+
+def constant(value: object, field: pa.Field, rows: int) -> pa.Array:
+    """Return a column that has one value in each row.
+
+    Raises:
+        ValueError, TypeError, pyarrow.ArrowException: the value is none of the field's type.
+    """
+    one = as_table([(value,)], pa.schema([field]))[field.name].combine_chunks()
+    return one.take(pa.array([0] * rows, pa.int64()))
+
+
+def difference(stored: StateFunction, declared: StateFunction, obstacles: Sequence[str]) -> str:
+    """Say what keeps a function from going on, with both forms side by side."""
+    rows = [("", "stored", "declared"), *_compared(stored, declared)]
+    widths = [max(len(row[at]) for row in rows) for at in range(2)]
+    lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in rows]
+    return "\n".join(["; ".join(obstacles), *lines])
+
+
+def _compared(stored: StateFunction, declared: StateFunction) -> Iterator[tuple[str, str, str]]:
+    for what, old, new in (
+        ("uid", stored.uid, declared.uid),
+        ("key groups", str(stored.key_groups), str(declared.key_groups)),
+        ("timeout", stored.timeout, declared.timeout),
+    ):
+        yield what, old, new
+    for old, new in zip_longest(stored.key, declared.key, fillvalue="-"):
+        yield "key", old, new
+    fields = dict(_fields(stored))
+    for name, kind in _fields(declared):
+        source = _source(stored, declared, name)
+        old = "-" if source is None or source not in fields else f"{source}: {fields.pop(source)}"
+        yield "state", old, f"{name}: {kind}"
+    for name, kind in fields.items():
+        yield "state", f"{name}: {kind}", "-"
+
+
+def _fixed(stored: StateFunction, declared: StateFunction) -> Iterator[str]:
+    """Say what cannot change: it says where a key is kept, and by which clock."""
+    if stored.key != declared.key:
+        yield "its key is another one, and so each state would be another key's"
+    if stored.key_groups != declared.key_groups:
+        yield (
+            f"it has {stored.key_groups} key groups and not {declared.key_groups}: they say where keys are"
+        )
+    if stored.timeout != declared.timeout:
+        yield f"its timeouts go by {stored.timeout} and not {declared.timeout}"
+
+
+def _mixed(
+    stored: StateFunction, declared: StateFunction, sources: Mapping[str, str | None]
+) -> Iterator[str]:
+    """Say which fields would lose values, or take those of another one."""
+    old = dict(_fields(stored))
+    taken = {*stored.dropped, *(name for names in stored.renamed.values() for name in names)}
+    for name, kind in _fields(declared):
+        source, before = sources[name], declared.renamed.get(name, ())
+        if source is None:
+            if before:
+                yield f"field {name!r} is renamed from {_any(before)}, which the state does not have"
+            elif name in taken:
+                yield f"the state had a field {name!r} before: give the new one another name"
+            continue
+        if source == name and (both := [other for other in before if other != name and other in old]):
+            yield f"field {name!r} is renamed from {_any(both)}, and the state has both"
+        if list(sources.values()).count(source) > 1:
+            yield f"field {source!r} is to be two fields"
+        if source != name and name in taken - set(stored.renamed.get(source, ())):
+            yield f"the state had a field {name!r} before: give the renamed one another name"
+        if old[source] != kind and not widens(old[source], kind):
+            yield f"field {name!r} goes from {old[source]} to {kind}, which may lose values"
+
+
+def _source(stored: StateFunction, declared: StateFunction, name: str) -> str | None:
+    """Return the stored field that a declared one goes on from, None if it is new."""
+    fields = [field for field, _ in _fields(stored)]
+    if name in fields:
+        return name
+    for before in declared.renamed.get(name, ()):
+        heirs = [field for field in fields if before in (field, *stored.renamed.get(field, ()))]
+        if heirs:
+            return heirs[0]
+    return None
+
+
+def _fields(form: StateFunction) -> list[tuple[str, str]]:
+    """Return name and type of each field of the state."""
+    parts = [column.partition(": ") for column in form.state]
+    return [(name, kind) for name, _, kind in parts]
+
+
+def _any(names: Sequence[str]) -> str:
+    return " or ".join(repr(name) for name in names)
