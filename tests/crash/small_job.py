@@ -9,10 +9,11 @@ Every stage commits to more than one output or reads more than one input, so tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
@@ -31,19 +32,42 @@ def totals(pairs: DataFrame) -> DataFrame:
     return pairs.groupBy("key").agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
 
 
+def add(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState) -> tuple[Any, ...]:
+    n, total = state.get if state.exists else (0, 0)
+    for row in rows:
+        n, total = n + 1, total + row.amount
+    state.update((n, total))
+    return key[0], n, total
+
+
+def totals_in_python(pairs: DataFrame) -> DataFrame:
+    """Do as `totals`, in a function."""
+    out = "key string, n long, total long"
+    return spark_abs.map_groups_with_state(pairs, "key", add, "n long, total long", out, output_mode="update")
+
+
 def declare(
-    spark: SparkSession, base: Path, config: Mapping[str, object], probe: Probe = no_probe
+    spark: SparkSession,
+    base: Path,
+    config: Mapping[str, object],
+    probe: Probe = no_probe,
+    in_python: bool = False,
 ) -> spark_abs.Job:
     """Declare the job below `base`: `input/` is read, `root/` and one directory a table are written.
 
-    `config` holds settings by area, as in YAML.
+    `config` holds settings by area, as in YAML; `in_python` lets a Python function keep the totals.
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config, probe=probe)
     files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(base / "input"))
     events = job.source("events", files, outputs={"orders": lambda batch: batch.where("kind = 'order'")})
     paired = job.stage("pair", [events, events["orders"]], pair, shuffle_partitions=1)
     summed = job.stage(
-        "tail", [paired], totals, shuffle_partitions=1, output_mode="update", state_provider="hdfs"
+        "tail",
+        [paired],
+        totals_in_python if in_python else totals,
+        shuffle_partitions=1,
+        output_mode="update",
+        state_provider="rocksdb" if in_python else "hdfs",
     )
     job.sink("arrivals", events, table=str(base / "arrivals"))
     job.sink("pairs", paired, table=str(base / "pairs"))
