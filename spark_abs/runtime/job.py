@@ -258,9 +258,8 @@ class Job:
         for given in inputs:
             if isinstance(given, (Output, Feedback)):
                 if given.job is not self:
-                    raise GraphError(
-                        f"stage {name!r} reads {given.name!r} of another job: a channel has one job"
-                    )
+                    said = given.channel if isinstance(given, Output) else given.name
+                    raise GraphError(f"stage {name!r} reads {said!r} of another job: a channel has one job")
             elif not hasattr(given, "isStreaming"):
                 raise GraphError(f"stage {name!r}: input {given!r} is neither a stage nor a DataFrame")
         given_now = tuple(
