@@ -31,24 +31,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with Delta on two cores; its warehouse and scratch files live below pytest's directory."""
     scratch: Path = tmp_path_factory.mktemp("spark")
-    session = spark_session(
-        "tests",
-        "local[2]",
-        **{
-            "spark.driver.memory": "2g",
-            # The optimising compiler costs a short run more than it gives; without it the room for code is
-            # 48 MB, which some minutes of queries fill, and then nothing is compiled any more.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.local.dir": str(scratch / "local"),
-            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.session.timeZone": "UTC",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-        },
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # Python workers import the functions of jobs as this process does: by `pythonpath` in setup.cfg.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "jobs"), prepend=os.pathsep)
+        session = spark_session(
+            "tests",
+            "local[2]",
+            **{
+                "spark.driver.memory": "2g",
+                # The optimising compiler costs a short run more than it gives; without it the room for code is
+                # 48 MB, which some minutes of queries fill, and then nothing is compiled any more.
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.host": "127.0.0.1",
+                "spark.local.dir": str(scratch / "local"),
+                "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.session.timeZone": "UTC",
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+            },
+        )
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
