@@ -39,8 +39,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "local[2]",
             **{
                 "spark.driver.memory": "2g",
-                # The optimising compiler costs a short run more than it gives; without it the room for code is
-                # 48 MB, which some minutes of queries fill, and then nothing is compiled any more.
+                # The optimising compiler costs a short run more than it gives; without it the room for code
+                # is 48 MB, which some minutes of queries fill, and then nothing is compiled any more.
                 "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
