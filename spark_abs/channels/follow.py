@@ -10,7 +10,7 @@ from pyarrow import fs
 
 from spark_abs.channels.entries import entry_of
 from spark_abs.errors import DamageError
-from spark_abs.model import Branch, Entry, Position, Version, counts
+from spark_abs.model import Branch, ChannelId, Entry, Position, Version, counts
 from spark_abs.store.log import LogCommit, read_commit
 from spark_abs.store.root import Root
 
@@ -179,3 +179,10 @@ class Follower:
             return None
         self._kept.append(entry)
         return entry
+
+
+def follow(
+    root: Root, channel: ChannelId, path: Sequence[Branch], poll_ms: int = 0, clock: Clock = time.monotonic
+) -> Follower:
+    """Return a follower of what counts in a channel of a root."""
+    return Follower(root.fs, root.path(root.channel(channel)), path, poll_ms, clock)

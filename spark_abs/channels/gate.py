@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 from pyspark.sql.types import StructType
 
-from spark_abs.channels.follow import Clock, Follower, LogTail
+from spark_abs.channels.follow import Clock, LogTail, follow
 from spark_abs.channels.offsets import StageOffsets
 from spark_abs.channels.schema import arrow_schema
 from spark_abs.codec import from_json, from_plain, to_json
@@ -34,7 +35,6 @@ from spark_abs.model import (
     FORMAT,
     AttemptId,
     Branch,
-    ChannelId,
     CheckpointId,
     CheckpointMode,
     DataFile,
@@ -43,7 +43,7 @@ from spark_abs.model import (
     Version,
     dumps_position,
 )
-from spark_abs.protocol.credit import ANY, Capacity, holds_back, load_of
+from spark_abs.protocol.credit import ANY, Capacity, holds_back, loads_of
 from spark_abs.protocol.gate import Blocked, Limits, Settled, decide
 from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
@@ -165,14 +165,11 @@ class GateReader(DataSourceStreamReader):
         self._spec, self._schema = spec, arrow_schema(schema)
         self._root = Root(spec.root) if root is None else root
         self._table = self._root.path(self._root.channel(spec.start.channel))
-        self._follower = self._follow(spec.start.channel, spec.path, clock)
+        follow_one = partial(follow, self._root, poll_ms=spec.poll_ms, clock=clock)
+        self._follower = follow_one(spec.start.channel, spec.path)
         self._stage = StageOffsets(self._root.storage.place(spec.native), spec.native_poll_ms, clock)
-        self._back = [(edge.start, self._follow(edge.start.channel, edge.path, clock)) for edge in spec.back]
+        self._back = [(edge.start, follow_one(edge.start.channel, edge.path)) for edge in spec.back]
         self._aborts = Aborts(self._root, spec.control_version, max(spec.poll_ms, _ABORTS_POLL_MS), clock)
-
-    def _follow(self, channel: ChannelId, path: Sequence[Branch], clock: Clock) -> Follower:
-        table = self._root.path(self._root.channel(channel))
-        return Follower(self._root.fs, table, path, self._spec.poll_ms, clock)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the first position; asked again whenever batch 0 is repeated."""
@@ -218,8 +215,7 @@ class GateReader(DataSourceStreamReader):
             own = (p for p in self._stage.positions() if p.feedback and p.channel == channel)
             behind = min((p.version for p in own), default=start.version)
             follower.forget(behind)
-            loads = (load_of(entry) for entry in follower.after(behind))
-            if holds_back([load for load in loads if load], behind, self._spec.capacity):
+            if holds_back(loads_of(follower.after(behind)), behind, self._spec.capacity):
                 return True
         return False
 

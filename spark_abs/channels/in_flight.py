@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 
 from pyarrow import fs
 
-from spark_abs.channels.follow import Follower
+from spark_abs.channels.follow import follow
 from spark_abs.errors import DamageError
 from spark_abs.manifest import InFlight
 from spark_abs.model import Branch, Entry
@@ -43,5 +43,5 @@ def problems_in_flight(root: Root, path: Sequence[Branch], flight: InFlight) -> 
 
 
 def _entries(root: Root, path: Sequence[Branch], flight: InFlight) -> Iterator[Entry]:
-    follower = Follower(root.fs, root.path(root.channel(flight.channel)), path)
+    follower = follow(root, flight.channel, path)
     return takewhile(lambda entry: entry.version <= flight.until, follower.after(flight.after))

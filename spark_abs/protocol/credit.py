@@ -18,7 +18,7 @@ checkpoint; in bytes, one batch more, which may be larger than what was left. No
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from spark_abs.model import CheckpointId, Entry, Version
@@ -65,6 +65,11 @@ def load_of(entry: Entry) -> Load | None:
     could fill its channel with what nobody will ever consume.
     """
     return Load(entry.version, entry.size) if entry.files else None
+
+
+def loads_of(entries: Iterable[Entry]) -> Iterator[Load]:
+    """Iterate what entries take of a channel's room."""
+    return (load for entry in entries if (load := load_of(entry)) is not None)
 
 
 def slowest(consumers: Iterable[Version]) -> Version | None:

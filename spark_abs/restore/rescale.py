@@ -16,6 +16,7 @@ from spark_abs.manifest import Manifest, OperatorState, StageSnapshot
 from spark_abs.model import NO_BATCH, BatchId
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import PARTITIONS_KEY, Provider, parse_offsets, state_file
+from spark_abs.snapshots.operators import JOIN, TRANSFORM
 from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:
@@ -25,20 +26,15 @@ Wanted = int | Mapping[str, int]
 """A number for every stage that keeps state, or numbers by stage."""
 
 _LOOK_EVERY_S = 1.0
-_OPERATORS = frozenset(
-    {
-        "stateStoreSave",
-        "dedupe",
-        "dedupeWithinWatermark",
-        "sessionWindowStateStoreSaveExec",
-        "symmetricHashJoin",
-        "flatMapGroupsWithState",
-        "applyInPandasWithState",
-        "transformWithStateExec",
-        "transformWithStateInPandasExec",
-        "transformWithStateInPySparkExec",
-    }
-)
+_OPERATORS = TRANSFORM | {
+    "stateStoreSave",
+    "dedupe",
+    "dedupeWithinWatermark",
+    "sessionWindowStateStoreSaveExec",
+    JOIN,
+    "flatMapGroupsWithState",
+    "applyInPandasWithState",
+}
 """The operators whose state Spark 4.2 repartitions."""
 
 

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from spark_abs.channels.follow import Follower
+from spark_abs.channels.follow import follow
 from spark_abs.model import ChannelId, Entry, Version
-from spark_abs.protocol.credit import Capacity, Load, grants, held, load_of, slowest
+from spark_abs.protocol.credit import Capacity, Load, grants, held, load_of, loads_of, slowest
 from spark_abs.protocol.path import channel_path
 from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.context import RunContext
@@ -123,10 +123,8 @@ class Credit:
         state = Control.open(self._ctx.root).state if self._channels else None
         for channel in self._channels:
             assert state is not None
-            root = self._ctx.root
-            follower = Follower(root.fs, root.path(root.channel(channel)), channel_path(state, channel))
-            unread = (load_of(entry) for entry in follower.after(self._consumed(channel)))
-            self._loads[channel] = deque(load for load in unread if load is not None)
+            follower = follow(self._ctx.root, channel, channel_path(state, channel))
+            self._loads[channel] = deque(loads_of(follower.after(self._consumed(channel))))
 
     def _consumed(self, channel: ChannelId) -> Version:
         found = slowest(self._start if v is None else v for v in self._consumers.consumed(channel))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
-from spark_abs.channels.follow import Follower
+from spark_abs.channels.follow import follow
 from spark_abs.errors import StageFailed, UsageError
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol import control as ledger
@@ -144,13 +144,9 @@ class Drain:
             waiting.join(_POLL_S)
 
     def _has_unread(self, stage: StageDecl) -> bool:
-        runner, state = self.runners[stage.name], self.control.state
-        batch = runner.native.newest_committed()
-        positions = runner.native.positions(batch) if batch != NO_BATCH else runner.start
-        root = self.ctx.root
-        for position in positions:
-            path = channel_path(state, position.channel)
-            follower = Follower(root.fs, root.path(root.channel(position.channel)), path)
+        state = self.control.state
+        for position in self.runners[stage.name].consumed():
+            follower = follow(self.ctx.root, position.channel, channel_path(state, position.channel))
             if next(follower.after(position.version), None) is not None:
                 return True
         return False

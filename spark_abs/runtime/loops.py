@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from spark_abs.channels.follow import Follower
+from spark_abs.channels.follow import follow
 from spark_abs.model import Position, StageId
+from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.loops import Loop, Member, has_ended
 from spark_abs.protocol.path import channel_path
 from spark_abs.runtime.context import RunContext
@@ -36,19 +37,18 @@ class Loops:
         loop = self._loop(stage)
         if loop is None:
             return stage.native.idle_at() is not None
-        return has_ended(loop, [self._member(runner) for runner in self.around(stage)], self._ctx.run)
+        state = Control.open(self._ctx.root).state
+        return has_ended(loop, [self._member(runner, state) for runner in self.around(stage)], self._ctx.run)
 
     def _loop(self, stage: StageRunner) -> Loop | None:
         if not stage.heads_loop:
             return None
         return next(loop for loop in self._found if stage.name in loop.stages)
 
-    def _member(self, stage: StageRunner) -> Member:
+    def _member(self, stage: StageRunner, state: ControlState) -> Member:
         idle, positions = stage.native.idle_at() is not None, stage.consumed()
-        return Member(idle, positions, frozenset(p.channel for p in positions if self._holds_rows(p)))
+        return Member(idle, positions, frozenset(p.channel for p in positions if self._holds_rows(p, state)))
 
-    def _holds_rows(self, position: Position) -> bool:
-        root, state = self._ctx.root, Control.open(self._ctx.root).state
-        path = channel_path(state, position.channel)
-        follower = Follower(root.fs, root.path(root.channel(position.channel)), path)
+    def _holds_rows(self, position: Position, state: ControlState) -> bool:
+        follower = follow(self._ctx.root, position.channel, channel_path(state, position.channel))
         return any(entry.files for entry in follower.after(position.version))

@@ -273,6 +273,23 @@ def active_packs(table: Table) -> dict[str, int]:
     return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
 
 
+def locate(root: Root, reader: PackReader, files: Sequence[StoredFile]) -> dict[tuple[str, str], Location]:
+    """Find where the bytes of all these files are now, by hash and by the pack that the manifest names.
+
+    Raises:
+        DamageError: those of one are in no pack any more; names it.
+    """
+    try:
+        active = active_packs(Table.open(root.place(PATH)))
+    except FileNotFoundError as error:
+        raise DamageError(f"{root.uri}/{PATH} is missing") from error
+    where = resolve(reader, active, files)
+    for file in files:
+        if (file.sha256, file.at.pack) not in where:
+            raise DamageError(f"the bytes of {file.path} (sha256 {file.sha256}) are not in {PATH}/ any more")
+    return where
+
+
 def whole_packs(root: Root, sizes: Mapping[str, int]) -> frozenset[str]:
     """Return the packs that are there with the size that the log gives."""
     infos = root.fs.get_file_info([root.path(f"{PATH}/{pack}") for pack in sizes])

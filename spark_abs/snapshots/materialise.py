@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import StoredFile
 from spark_abs.model import checked_relative
-from spark_abs.snapshots.kept import active_packs
+from spark_abs.snapshots.kept import locate
 from spark_abs.snapshots.layout import relocate_operator
-from spark_abs.snapshots.packs import PATH, Chunk, PackReader, resolve
+from spark_abs.snapshots.packs import Chunk, PackReader
 from spark_abs.snapshots.parallel import for_each
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
-from spark_abs.store.table import Table
 
 METADATA = "metadata"
 _OPERATOR_V2 = re.compile(r"state/\d+/_metadata/v2/\d+")
@@ -89,14 +88,9 @@ def _write_all(
     root: Root, files: Sequence[StoredFile], target: Place, state_uri: str, progress: Callable[[int], None]
 ) -> None:
     with PackReader(root) as reader:
-        where = resolve(reader, active_packs(_state(root)), files)
+        where = locate(root, reader, files)
         for directory in sorted({checked_relative(f.path).rpartition("/")[0] for f in files}):
             make_directory(target, directory)
-        for file in files:
-            if (file.sha256, file.at.pack) not in where:
-                raise DamageError(
-                    f"the bytes of {file.path} (sha256 {file.sha256}) are not in {PATH}/ any more"
-                )
 
         def write(file: StoredFile) -> None:
             chunks: Iterable[Chunk] = reader.chunks(where[file.sha256, file.at.pack], file.sha256, file.size)
@@ -107,13 +101,6 @@ def _write_all(
         wanted = [file for file in files if file.path != METADATA]
         wanted.sort(key=lambda file: (file.at.pack, file.at.row))
         for_each(wanted, write, lambda file: progress(file.size))
-
-
-def _state(root: Root) -> Table:
-    try:
-        return Table.open(root.place(PATH))
-    except FileNotFoundError as error:
-        raise DamageError(f"{root.uri}/{PATH} is missing") from error
 
 
 def _query_id(target: Place) -> str | None:

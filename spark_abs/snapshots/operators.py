@@ -10,11 +10,10 @@ from typing import Any
 
 from spark_abs.errors import DamageError
 from spark_abs.manifest import StageSnapshot, StoredFile
-from spark_abs.snapshots.kept import active_packs
+from spark_abs.snapshots.kept import locate
 from spark_abs.snapshots.layout import parse_operator
-from spark_abs.snapshots.packs import PATH, PackReader, resolve
+from spark_abs.snapshots.packs import PackReader
 from spark_abs.store.root import Root
-from spark_abs.store.table import Table
 
 JOIN = "symmetricHashJoin"
 TRANSFORM = frozenset(
@@ -70,20 +69,12 @@ def stored_texts(root: Root, files: Sequence[StoredFile]) -> dict[str, str]:
     Raises:
         DamageError: bytes are missing or altered.
     """
-    try:
-        active = active_packs(Table.open(root.place(PATH)))
-    except FileNotFoundError as error:
-        raise DamageError(f"{root.uri}/{PATH} is missing") from error
     found = {}
     with PackReader(root) as reader:
-        where = resolve(reader, active, files)
+        where = locate(root, reader, files)
         for file in files:
-            at = where.get((file.sha256, file.at.pack))
-            if at is None:
-                raise DamageError(
-                    f"the bytes of {file.path} (sha256 {file.sha256}) are not in {PATH}/ any more"
-                )
-            found[file.path] = b"".join(reader.chunks(at, file.sha256, file.size)).decode()
+            chunks = reader.chunks(where[file.sha256, file.at.pack], file.sha256, file.size)
+            found[file.path] = b"".join(chunks).decode()
     return found
 
 
