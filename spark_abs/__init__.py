@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from spark_abs.errors import AbsError
     from spark_abs.observe.state import state
     from spark_abs.restore.apply import restore
+    from spark_abs.restore.edit import Edit, edit
     from spark_abs.restore.read import read
     from spark_abs.runtime.context import Current, current
     from spark_abs.runtime.job import Job, Output, Stage
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AbsError": "spark_abs.errors",
     "Current": "spark_abs.runtime.context",
+    "Edit": "spark_abs.restore.edit",
     "GroupAnswer": "spark_abs.state.batches",
     "GroupBatch": "spark_abs.state.batches",
     "GroupState": "spark_abs.state.per_key",
@@ -39,6 +41,7 @@ _HOMES = {
     "checkpoint_location": "spark_abs.runtime.wrapped",
     "configure": "spark_abs.session",
     "current": "spark_abs.runtime.context",
+    "edit": "spark_abs.restore.edit",
     "flat_map_groups_with_state": "spark_abs.state.functions",
     "foreach_batch": "spark_abs.runtime.wrapped",
     "map_batches_with_state": "spark_abs.state.functions",
@@ -52,6 +55,7 @@ _HOMES = {
 __all__ = [
     "AbsError",
     "Current",
+    "Edit",
     "GroupAnswer",
     "GroupBatch",
     "GroupState",
@@ -62,6 +66,7 @@ __all__ = [
     "checkpoint_location",
     "configure",
     "current",
+    "edit",
     "flat_map_groups_with_state",
     "foreach_batch",
     "map_batches_with_state",

@@ -174,6 +174,14 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The checkpoint that a savepoint was made from by an edit, and its attempt."""
+
+    attempt: AttemptId
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One completed checkpoint or savepoint."""
 
@@ -190,7 +198,15 @@ class Manifest:
     stages: tuple[StageSnapshot, ...]
     mode: CheckpointMode = CheckpointMode.ALIGNED
     """What it was when it was completed."""
+    edited: Origin | None = None
+    """Where it comes from if an edit made it. It is then of no attempt, `NO_ATTEMPT`, and on no path until a
+    restore goes to it."""
     v: int = FORMAT
+
+    @property
+    def cut(self) -> Origin:
+        """The attempt that made its cut, and the checkpoint of that attempt which has the same."""
+        return self.edited or Origin(self.attempt, self.id)
 
     @property
     def size_full(self) -> int:

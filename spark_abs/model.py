@@ -24,6 +24,7 @@ Version = NewType("Version", int)
 """A version of a Delta table; in a channel, the number of an entry."""
 
 NO_EPOCH = CheckpointId(0)
+NO_ATTEMPT = AttemptId(0)
 NO_BATCH = BatchId(-1)
 FENCED = 2**62
 """The transaction version that burns an application id for good."""

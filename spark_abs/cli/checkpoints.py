@@ -25,7 +25,10 @@ COLUMNS = (
 @click.command("list")
 @verb
 def list_checkpoints(ctx: Context, root: Root) -> None:
-    """List completed checkpoints and savepoints by id; those that a restore left behind are marked."""
+    """List completed checkpoints and savepoints by id.
+
+    Those that a restore left behind are marked, and those that an edit made.
+    """
     rows = checkpoint_rows(root, ctx.now_ms())
 
     def text(out: Output) -> None:
@@ -38,7 +41,8 @@ def list_checkpoints(ctx: Context, root: Root) -> None:
 
 
 def _cells(row: CheckpointRow) -> tuple[str, ...]:
-    mark = f"damaged: {one_line(row.damage)}" if row.damage else "abandoned" if row.abandoned else ""
+    said = "abandoned" if row.abandoned else "edited" if row.edited else ""
+    mark = f"damaged: {one_line(row.damage)}" if row.damage else said
     return (
         text_of(row.id),
         text_of(row.kind),

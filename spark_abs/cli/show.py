@@ -69,7 +69,11 @@ def _pairs(shown: Shown) -> Iterator[tuple[str, str]]:
     name = f" {found.name!r}" if found.name else ""
     mode = "" if found.mode is CheckpointMode.ALIGNED else f", {found.mode}"
     yield found.kind.value, f"{found.id}{name}{mode}{', abandoned' if shown.abandoned else ''}"
-    yield "job", f"{found.job}, attempt {found.attempt}, run {found.run}"
+    if found.edited is None:
+        yield "job", f"{found.job}, attempt {found.attempt}, run {found.run}"
+    else:
+        origin = f"checkpoint {found.edited.checkpoint} of attempt {found.edited.attempt}"
+        yield "job", f"{found.job}, made from {origin} by an edit"
     yield "completed in", duration(found.completed_ms - found.triggered_ms)
     yield "size", f"{size(found.size_full)}, of which new {size(found.size_new)}"
     late = sum(s.dropped_late for s in found.stages)

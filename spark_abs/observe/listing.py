@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_abs.model import AttemptId, CheckpointId, RunId
+from spark_abs.model import NO_ATTEMPT, AttemptId, CheckpointId, RunId
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.salvage import survey
@@ -31,6 +31,8 @@ class CheckpointRow:
     """Bytes needed to restore it."""
     abandoned: bool = False
     """A restore went back behind it; it can still be restored."""
+    edited: bool = False
+    """An edit made it: it is not where any run has been, until a restore goes to it."""
     damage: str | None = None
 
 
@@ -59,7 +61,8 @@ def checkpoint_rows(root: Root, now_ms: int) -> tuple[CheckpointRow, ...]:
             duration_ms=s.completed_ms - s.triggered_ms,
             size_new=s.size_new,
             size_full=s.size_full,
-            abandoned=not state.on_path(s.attempt, s.id),
+            abandoned=s.attempt != NO_ATTEMPT and not state.on_path(s.attempt, s.id),
+            edited=s.attempt == NO_ATTEMPT,
         )
         for s in found.completed
     ]

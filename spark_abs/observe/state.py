@@ -139,7 +139,7 @@ def function_rows(session: SparkSession, native: Place, found: StateAt) -> DataF
     parts = heads.select(group, F.lit(None).cast("int").alias(_SLOT), f"value.{_BYTES}").unionByName(
         segments.select(group, F.col(f"user_map_key.{_SLOT}").alias(_SLOT), f"user_map_value.{_BYTES}")
     )
-    rows = StateRows(_function(found, heads))
+    rows = StateRows(_form(found, heads))
     decoded = parts.where(F.col(GROUP) >= 0).groupBy(GROUP)
 
     def decode(of_group: pa.Table) -> pa.Table:
@@ -148,8 +148,16 @@ def function_rows(session: SparkSession, native: Place, found: StateAt) -> DataF
     return decoded.applyInArrow(decode, from_arrow_schema(rows.schema))
 
 
-def _function(found: StateAt, heads: DataFrame) -> StateFunction:
-    """Return the form of the function, as the operator has recorded it: a stage may have several."""
+def form_of(session: SparkSession, root: Root, found: StateAt) -> StateFunction:
+    """Return the form of the function that an operator runs."""
+    if len(found.functions) == 1:
+        return found.functions[0]
+    with native_copy(session, root, found) as native:
+        return _form(found, read_store(session, native, found, {"stateVarName": HEADS}))
+
+
+def _form(found: StateAt, heads: DataFrame) -> StateFunction:
+    """Return the form of the function as the operator has noted it, since a stage may have several."""
     from pyspark.sql import functions as F
 
     from spark_abs.state.processor import RECORD_GROUP, Record

@@ -13,6 +13,18 @@ from spark_abs.store.root import Root
 
 
 @dataclass(frozen=True, slots=True)
+class StageAt:
+    """A stage with state, at a checkpoint."""
+
+    manifest: Manifest
+    snapshot: StageSnapshot
+    functions: tuple[StateFunction, ...]
+    """Its stateful functions."""
+    operators: tuple[Operator, ...]
+    """All its stateful operators."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateAt:
     """A part of the state of a stage at a checkpoint."""
 
@@ -28,6 +40,28 @@ class StateAt:
     def identity(self) -> tuple[str, ...]:
         """The columns by which a row is found again; empty if rows may repeat."""
         return ("key",) if self.part is None else self.part.identity
+
+
+def find_stage(root: Root, stage: str, checkpoint: str | int) -> StageAt:
+    """Find the state of a stage.
+
+    Raises:
+        UsageError, CheckpointNotFound, DamageError: as `find_state`.
+    """
+    manifest = lookup(root, checkpoint).manifest
+    snapshot = next((s for s in manifest.stages if s.stage == stage), None)
+    if snapshot is None:
+        known = ", ".join(s.stage for s in manifest.stages) or "none"
+        raise UsageError(f"checkpoint {manifest.id} has no stage {stage!r}: it has {known}")
+    if not snapshot.operators:
+        why = "had run no batch" if snapshot.cut_batch == NO_BATCH else "has no stateful operator"
+        others = ", ".join(s.stage for s in manifest.stages if s.operators) or "none has any"
+        raise UsageError(
+            f"stage {stage!r} {why} at checkpoint {manifest.id}: it has no state; stages that have: {others}"
+        )
+    shape = next((s for s in manifest.graph if s.stage == stage), None)
+    functions = shape.functions if shape is not None else ()
+    return StageAt(manifest, snapshot, functions, operators_of(root, snapshot))
 
 
 def find_state(
@@ -51,46 +85,35 @@ def find_state(
         CheckpointNotFound: there is no such checkpoint.
         DamageError: the manifest or operator metadata is damaged.
     """
-    manifest = lookup(root, checkpoint).manifest
-    snapshot = next((s for s in manifest.stages if s.stage == stage), None)
-    if snapshot is None:
-        known = ", ".join(s.stage for s in manifest.stages) or "none"
-        raise UsageError(f"checkpoint {manifest.id} has no stage {stage!r}: it has {known}")
-    if not snapshot.operators:
-        why = "had run no batch" if snapshot.cut_batch == NO_BATCH else "has no stateful operator"
-        others = ", ".join(s.stage for s in manifest.stages if s.operators) or "none has any"
-        raise UsageError(
-            f"stage {stage!r} {why} at checkpoint {manifest.id}: it has no state; stages that have: {others}"
-        )
-    shape = next((s for s in manifest.graph if s.stage == stage), None)
-    functions = shape.functions if shape is not None else ()
-    chosen = _operator(stage, operators_of(root, snapshot), functions, operator)
-    if chosen.ours and functions:
+    found = find_stage(root, stage, checkpoint)
+    chosen = choose_operator(found, operator)
+    if chosen.ours and found.functions:
         if store is not None:
             raise UsageError(
-                f"operator {chosen.id} of stage {stage!r} is a function: its state is one, no store"
+                f"operator {chosen.id} of stage {stage!r} is a function: its state is one, it has no stores"
             )
-        return StateAt(manifest, snapshot, functions, chosen, None)
-    return StateAt(manifest, snapshot, functions, chosen, _part(stage, chosen, store))
+        return StateAt(found.manifest, found.snapshot, found.functions, chosen, None)
+    part = _part(stage, chosen, store)
+    return StateAt(found.manifest, found.snapshot, found.functions, chosen, part)
 
 
-def _operator(
-    stage: str,
-    operators: tuple[Operator, ...],
-    functions: tuple[StateFunction, ...],
-    asked: int | str | None,
-) -> Operator:
-    found = operators
+def choose_operator(at: StageAt, asked: int | str | None) -> Operator:
+    """Return the operator that is asked for, or the only one.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    stage, found = at.snapshot.stage, at.operators
     if asked is not None:
         number = str(asked)
-        found = tuple(o for o in operators if str(o.id) == number)
-        if any(f.uid == number for f in functions):
-            found = tuple(o for o in operators if o.ours)
-    listed = ", ".join(f"{o.id} ({o.name})" for o in operators)
+        found = tuple(o for o in at.operators if str(o.id) == number)
+        if any(f.uid == number for f in at.functions):
+            found = tuple(o for o in at.operators if o.ours)
+    listed = ", ".join(f"{o.id} ({o.name})" for o in at.operators)
     if len(found) > 1 and asked is not None:
         raise UsageError(
-            f"stage {stage!r} has {len(found)} functions, {', '.join(f.uid for f in functions)}: name one by "
-            f"the number of its operator: {listed}"
+            f"stage {stage!r} has {len(found)} functions, {', '.join(f.uid for f in at.functions)}: name one "
+            f"by the number of its operator: {listed}"
         )
     if len(found) != 1:
         what = f"no operator {asked!r}" if asked is not None else f"{len(found)} stateful operators"

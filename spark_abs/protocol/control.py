@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from spark_abs.errors import AbortReason, AttemptNotReady, CheckpointNotFound, Fenced, UsageError
 from spark_abs.model import (
+    NO_ATTEMPT,
     NO_EPOCH,
     AttemptId,
     Barrier,
@@ -71,6 +72,8 @@ class Attempt:
     """The savepoint before which event time is brought to its end; once set, a start goes on with that."""
     partitions: Mapping[str, int] = field(default_factory=dict)
     """Stages whose state the restore has spread over another number of partitions than its checkpoint had."""
+    base: CheckpointId | None = None
+    """The parent's checkpoint with the cut of `checkpoint`, if that was made from it by an edit."""
 
     def rebuilt_stage(self, stage: StageId) -> Rebuilt | None:
         """Return how a stage was rebuilt last, None if it never was."""
@@ -200,12 +203,13 @@ class ControlState:
         return tuple(reversed(path))
 
     def on_path(self, attempt: AttemptId, checkpoint: CheckpointId) -> bool:
-        """Say whether a checkpoint of an attempt lies on the current path."""
+        """Say whether a checkpoint lies on the current path; an edited one does if one began from it."""
         path = self.lineage()
         for step, after in zip(path, (*path[1:], None), strict=True):
             if step.id == attempt:
-                return after is None or after.checkpoint is None or checkpoint <= after.checkpoint
-        return False
+                until = None if after is None else after.base or after.checkpoint
+                return until is None or checkpoint <= until
+        return attempt == NO_ATTEMPT and any(step.checkpoint == checkpoint for step in path)
 
 
 def require_current(state: ControlState, run: RunId) -> None:
@@ -340,13 +344,14 @@ def begin_attempt(
     now_ms: int,
     natives: str | None = None,
     partitions: Mapping[str, int] = MappingProxyType({}),
+    base: CheckpointId | None = None,
 ) -> ControlState:
     """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
 
     Asked again for the checkpoint that is already being restored, only the run is new. Asked for another
     one, the unfinished attempt is given up: no run ever began on it, and none will. So it is if `natives`,
     where its native checkpoints shall be, is another place, or if `partitions` are others; None leaves
-    native checkpoints where they were.
+    native checkpoints where they were. `base` is the original of a checkpoint that an edit made.
 
     Raises:
         CheckpointNotFound: the parent attempt does not exist.
@@ -357,7 +362,7 @@ def begin_attempt(
     number, attempts = attempt_for(state, parent, checkpoint, where, partitions), state.attempts
     if number != state.attempt.id:
         begun = Attempt(number, parent, checkpoint, plan, False, now_ms, where, partitions=dict(partitions))
-        attempts = (*attempts, begun)
+        attempts = (*attempts, replace(begun, base=base))
     return replace(state, attempts=attempts, runs=_with_run(state, number, host, pid, now_ms))
 
 

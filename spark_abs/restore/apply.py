@@ -251,6 +251,7 @@ class _Restorer:
                 now_ms(),
                 plan.natives,
                 plan.partitions,
+                plan.base,
             )
 
         self.run = self._control.update(begin).runs[-1].id

@@ -126,5 +126,7 @@ def _in_flight(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
     return tuple(
         Finding(root.channel(flight.channel), problem, manifest.id, flight.stage)
         for flight in flights
-        for problem in problems_in_flight(root, channel_path(state, flight.channel, manifest.attempt), flight)
+        for problem in problems_in_flight(
+            root, channel_path(state, flight.channel, manifest.cut.attempt), flight
+        )
     )

@@ -28,8 +28,8 @@ def lost_inputs(root: Root, manifest: Manifest, state: ControlState) -> tuple[st
     current attempt. Native checkpoints that are gone say nothing, nor do files on a store that cannot be
     asked without further options.
     """
-    wanted = {manifest.attempt}
-    if state.on_path(manifest.attempt, manifest.id):
+    wanted = {manifest.cut.attempt}
+    if state.on_path(manifest.cut.attempt, manifest.cut.checkpoint):
         wanted.add(state.attempt.id)
     attempts = [attempt for attempt in state.attempts if attempt.id in wanted]
     read = {path for attempt in attempts for path in _read_since(root, manifest, attempt)}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from spark_abs.errors import CheckpointNotFound, DamageError
 from spark_abs.manifest import Manifest
+from spark_abs.model import NO_ATTEMPT
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.target import LATEST, on_path, resolve
 from spark_abs.store.checkpoints import Summary
@@ -34,7 +35,7 @@ def lookup(root: Root, to: str | int) -> Found:
     """
     state = Control.open(root).state
     summary = choose(to, survey(root, state.job), state)
-    return Found(load(root, summary), not on_path(summary, state))
+    return Found(load(root, summary), summary.attempt != NO_ATTEMPT and not on_path(summary, state))
 
 
 def choose(to: str | int, found: Survey, state: ControlState) -> Summary:

@@ -123,6 +123,8 @@ class RestorePlan:
     """Where the native checkpoints of the attempt are."""
     partitions: Mapping[str, int] = field(default_factory=dict)
     """The shuffle partitions of the stages that get another number."""
+    base: CheckpointId | None = None
+    """The checkpoint that `checkpoint` was made from by an edit."""
     v: int = FORMAT
 
     @property
@@ -171,7 +173,8 @@ def plan_restore(
     _refuse_alive(state, facts.alive, forced)
     lost = _lost_inputs(manifest.id, facts.lost_inputs, forced)
     # Every attempt before the one that last ran was burnt when that one was restored.
-    begins = begin_attempt(state, manifest.attempt, manifest.id, "", "", 0, 0, natives, partitions).attempt
+    parent = manifest.cut.attempt
+    begins = begin_attempt(state, parent, manifest.id, "", "", 0, 0, natives, partitions).attempt
     attempt = begins.id
     replaced = replaced_by(state, attempt)
     begun = from_json(StoredQueries, state.attempt.plan).queries if state.attempt.id == attempt else {}
@@ -199,7 +202,7 @@ def plan_restore(
         job=state.job,
         checkpoint=manifest.id,
         name=manifest.name,
-        parent=manifest.attempt,
+        parent=parent,
         attempt=attempt,
         replaces=replaces,
         newest=state.attempt.id,
@@ -212,7 +215,7 @@ def plan_restore(
         },
         queries={s.stage: begun.get(s.stage) or fresh_id() for s in manifest.stages},
         steps=(
-            BeginAttempt(attempt, manifest.attempt, manifest.id, replaces),
+            BeginAttempt(attempt, parent, manifest.id, replaces),
             *fences,
             AbortOpen(tuple(c.barrier.id for c in state.claims)),
             *(step for s in manifest.stages for step in _stage(s, f"{begins.natives}/{attempt}", partitions)),
@@ -228,6 +231,7 @@ def plan_restore(
         notes=tuple(said),
         natives=begins.natives,
         partitions=dict(partitions),
+        base=manifest.edited.checkpoint if manifest.edited is not None else None,
     )
 
 
@@ -264,10 +268,12 @@ def _abandoned(
     state: ControlState, manifest: Manifest, completed: Sequence[Summary]
 ) -> tuple[CheckpointId, ...]:
     """Return the checkpoints that are on the path now, and are not on the path to `manifest`."""
-    limits: dict[AttemptId, CheckpointId] = {manifest.attempt: manifest.id}
-    for attempt in state.lineage(manifest.attempt):
-        if attempt.parent is not None and attempt.checkpoint is not None:
-            limits[attempt.parent] = attempt.checkpoint
+    cut = manifest.cut
+    limits: dict[AttemptId, CheckpointId] = {cut.attempt: cut.checkpoint, manifest.attempt: manifest.id}
+    for attempt in state.lineage(cut.attempt):
+        left_at = attempt.base or attempt.checkpoint
+        if attempt.parent is not None and left_at is not None:
+            limits[attempt.parent] = left_at
     return tuple(
         s.id
         for s in completed

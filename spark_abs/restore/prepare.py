@@ -126,7 +126,7 @@ class _Planner:
         root, state = self.root, self.state
         manifest = load(root, summary)
         partitions = changes(manifest, self.shuffle_partitions)
-        attempt = attempt_for(state, manifest.attempt, manifest.id, self.natives, partitions)
+        attempt = attempt_for(state, manifest.cut.attempt, manifest.id, self.natives, partitions)
         timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
         facts = replace(
             gather(root, manifest, self.known, self.found.completed, attempt, state.sinks),

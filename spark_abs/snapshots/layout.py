@@ -120,6 +120,18 @@ def at_end_of_time(text: str) -> str:
     return "\n".join([head, json.dumps(plain, separators=(",", ":")), *offsets])
 
 
+def with_settings(text: str, settings: Mapping[str, str]) -> str:
+    """Return `offsets/<b>` with other settings of the query recorded in it.
+
+    Raises:
+        DamageError: the text has no metadata.
+    """
+    head, metadata, *offsets = text.split("\n")
+    plain = _object(metadata, "offset log metadata")
+    plain["conf"] = {**(plain.get("conf") or {}), **settings}
+    return "\n".join([head, json.dumps(plain, separators=(",", ":")), *offsets])
+
+
 def parse_commit(text: str) -> CommitFile:
     """Read the text of `commits/<b>`.
 

@@ -49,12 +49,17 @@ def decompress_head(data: bytes, codec: str) -> bytes:
         Refused: a codec that we cannot read.
         DamageError: the bytes are not of that codec.
     """
+    return decompress(data, codec, MAX_LINEAGE)
+
+
+def decompress(data: bytes, codec: str, most: int | None = None) -> bytes:
+    """Decompress a state file, if it is one stream of zstd at most so many bytes; errors as for its head."""
     try:
         match codec:
             case "lz4":
                 return _decompress_lz4_blocks(data)
             case "zstd":
-                return bytes(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read(MAX_LINEAGE))
+                return bytes(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read(most))
             case "snappy":
                 return _decompress_snappy_blocks(data)
             case _:

@@ -158,9 +158,9 @@ def write_groups(rows: StateRows, table: pa.Table) -> dict[int, HeldGroup]:
     return groups
 
 
-def group_numbers(rows: StateRows, keys: pa.Table) -> pa.Array:
-    """Return the key group of each key, given as a table of the key's columns."""
-    columns = [canonical(keys[name].cast(rows.key.field(name).type)) for name in rows.key.names]
+def group_numbers(rows: StateRows, table: pa.Table) -> pa.Array:
+    """Return the key group of each row."""
+    columns = [canonical(column) for column in _fields(table["key"], rows.key)]
     return pa.array(group_of(hashes(columns), rows.function.key_groups), pa.int32())
 
 

@@ -49,6 +49,7 @@ LONGEST = 400
 PUBLIC = {
     "AbsError",
     "Current",
+    "Edit",
     "GroupAnswer",
     "GroupBatch",
     "GroupState",
@@ -59,6 +60,7 @@ PUBLIC = {
     "checkpoint_location",
     "configure",
     "current",
+    "edit",
     "flat_map_groups_with_state",
     "foreach_batch",
     "map_batches_with_state",

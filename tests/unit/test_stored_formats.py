@@ -23,6 +23,7 @@ from spark_abs.manifest import (
     Location,
     Manifest,
     OperatorState,
+    Origin,
     OutputVersion,
     StageShape,
     StageSnapshot,
@@ -75,6 +76,7 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
         ]
     for shape in plain["graph"]:
         shape.setdefault("functions", [])
+    plain.setdefault("edited", None)
     assert to_plain(manifest) == {"mode": "aligned", **plain}
 
 
@@ -152,7 +154,7 @@ def words_of_the_record() -> set[str]:
     "stored",
     [
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
-        *(StateFunction, Head, SegmentNote, Record),
+        *(StateFunction, Head, SegmentNote, Record, Origin),
         *(Position, Barrier, EntryNote, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkNote, PlannedBatch, Rebuilt),
     ],

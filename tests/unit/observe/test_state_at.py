@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from spark_abs.cli.main import main
 from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
-from spark_abs.manifest import Manifest, OperatorState, StageShape, StageSnapshot, StateFunction
+from spark_abs.manifest import Manifest, OperatorState, StageShape, StageSnapshot, StateFunction, StoredFile
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, RunId, StageId
 from spark_abs.observe.state_at import StateAt, find_state, same_at
 from spark_abs.protocol import control as ledger
@@ -55,14 +55,11 @@ class Jobs:
         control.update(lambda s: ledger.begin_run(s, "host", 1, 0))
         self.kept = KeptState.open(self.root, "job", RunId(1))
         self.checkpoints = Checkpoints.open(self.root, "job")
+        self.stored = 0
 
     def checkpoint(self, *operators: tuple[str, str], functions: tuple[StateFunction, ...] = ()) -> Manifest:
         number = len(self.checkpoints.summaries()) + 1
-        files = []
-        for index, (path, text) in enumerate(operators):
-            (file,) = captured(self.path / "native", **{f"{number}-{index}": text.encode()})
-            (stored,) = self.kept.store(CheckpointId(number), LOCAL, str(self.path / "native"), [file]).files
-            files.append(replace(stored, path=path))
+        files = self.files(*operators)
         found = tuple(OperatorState(int(p.split("/")[1]), "", 2, (), "") for p, _ in operators)
         manifest = manifest_of(number, files)
         stages = (
@@ -74,6 +71,16 @@ class Jobs:
         manifest = replace(manifest, stages=stages, graph=graph)
         assert self.checkpoints.complete(manifest)
         return manifest
+
+    def files(self, *named: tuple[str, str]) -> tuple[StoredFile, ...]:
+        """Store texts under the paths that they have in a native checkpoint."""
+        found = []
+        for path, text in named:
+            self.stored += 1
+            (file,) = captured(self.path / "native", **{f"file-{self.stored}": text.encode()})
+            kept = self.kept.store(CheckpointId(1), LOCAL, str(self.path / "native"), [file])
+            found.append(replace(kept.files[0], path=path))
+        return tuple(found)
 
     def find(self, stage: str = "match", **asked: str | int) -> StateAt:
         return find_state(self.root, stage, **asked)  # type: ignore[arg-type]

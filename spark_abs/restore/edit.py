@@ -1,0 +1,200 @@
+"""Change what a savepoint holds: read its state, write another one, as with Flink's State Processor API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_abs.errors import Refused, UsageError
+from spark_abs.manifest import Manifest, StateFunction
+from spark_abs.model import CheckpointId, StageId, checked_name
+from spark_abs.observe.progress import SILENT, Progress
+from spark_abs.observe.state import form_of, state_frame
+from spark_abs.observe.state_at import StateAt, choose_operator, find_stage, find_state
+from spark_abs.restore.edited import StageChange, write_edited
+from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, require_one_row_a_key
+from spark_abs.restore.lookup import lookup
+from spark_abs.restore.read import active_session
+from spark_abs.restore.rewrite import NewState, require_rewritable
+from spark_abs.snapshots.layout import Provider
+from spark_abs.snapshots.operators import TRANSFORM
+from spark_abs.state.rows import StateRows
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def edit(
+    root: str,
+    from_: str | int = "latest",
+    spark: SparkSession | None = None,
+    **settings: object,
+) -> Edit:
+    """Begin to change a checkpoint or savepoint: `Edit.write` makes a new savepoint, the original stays.
+
+        edit = spark_abs.edit(root, "before-release", spark)
+        counts = edit.state("count")
+        edit.correct("count", counts.where("value.total < 0").withColumn("value", NOTHING))
+        edit.write("corrected")
+        spark_abs.restore(root, "corrected")
+
+    Args:
+        root: the job's root. The job must not run when the savepoint is written.
+        from_: an id, the name of a savepoint, or `latest`.
+        spark: a session; the active one if None.
+        settings: of the area `storage`, by their short names.
+
+    Raises:
+        CheckpointNotFound: there is no such checkpoint.
+        DamageError: its manifest is damaged.
+    """
+    session = spark if spark is not None else active_session()
+    at = Root(root, Storage.given(dict(session.conf.getAll), settings))
+    return Edit(session, at, lookup(at, from_).manifest)
+
+
+class Edit:
+    """Changes to a savepoint that are gathered, checked as they come, and written together.
+
+    Rows of a function's state have the columns of `spark_abs.state`: structs `key` and `value`, and where
+    they apply `timeout_ms` and `expires_ms`. Frames are evaluated when `write` is called.
+    """
+
+    def __init__(self, session: SparkSession, root: Root, manifest: Manifest) -> None:
+        self._session, self._root, self._manifest = session, root, manifest
+        self._changes: dict[StageId, StageChange] = {}
+
+    def state(self, stage: str, *, operator: int | str | None = None, store: str | None = None) -> DataFrame:
+        """Return the state of a stage as the original has it; arguments and errors as `spark_abs.state`."""
+        found = find_state(self._root, stage, self._manifest.id, operator, store)
+        return state_frame(self._session, self._root, found)
+
+    def replace(self, stage: str, rows: DataFrame, *, operator: int | str | None = None) -> Edit:
+        """Let a function's state be these rows and nothing else: also to fill it from history.
+
+        Without a column `timeout_ms` no key has a timeout; without `expires_ms` the time to live begins now.
+
+        Raises:
+            UsageError: the rows do not fit the form that the savepoint records, or the stage has no function.
+            Refused: the state of the stage cannot be written anew.
+        """
+        found = self._function(stage, operator)
+        form = form_of(self._session, self._root, found)
+        return self._take(found, form, fitted(rows, form, _named(found, form)))
+
+    def correct(self, stage: str, rows: DataFrame, *, operator: int | str | None = None) -> Edit:
+        """Let the keys of these rows have what they say; a row without value and timeout removes its key.
+
+        Raises:
+            UsageError, Refused: as `replace`.
+        """
+        found = self._function(stage, operator)
+        form = form_of(self._session, self._root, found)
+        changed = fitted(rows, form, _named(found, form))
+        require_one_row_a_key(changed, _named(found, form))
+        before = state_frame(self._session, self._root, found)
+        return self._take(found, form, corrected(before, changed))
+
+    def rekey(
+        self,
+        stage: str,
+        rows: DataFrame,
+        *,
+        key_groups: int | None = None,
+        operator: int | str | None = None,
+    ) -> Edit:
+        """Replace a function's state by rows of another form: other key, other state, other key groups.
+
+        The function must be declared in that form when the job is started on the savepoint.
+
+        Raises:
+            UsageError: the rows are not those of a state, or the stage has no function.
+            Refused: the state of the stage cannot be written anew.
+        """
+        found = self._function(stage, operator)
+        old = form_of(self._session, self._root, found)
+        form = form_of_frame(rows, old if key_groups is None else replace(old, key_groups=key_groups))
+        return self._take(found, form, fitted(rows, form, _named(found, form)))
+
+    def remove(self, stage: str, *, operator: int | str | None = None) -> Edit:
+        """Remove all state of a stage, or of one of its operators: it goes on from its positions with none.
+
+        Raises:
+            UsageError: there is no such stage or operator, or no state.
+            Refused: the state of the stage cannot be written anew.
+        """
+        at = find_stage(self._root, stage, self._manifest.id)
+        chosen = at.operators if operator is None else (choose_operator(at, operator),)
+        require_rewritable(self._root, at.snapshot)
+        for each in chosen:
+            self._change(at.snapshot.stage).operators[each.id] = None
+        return self
+
+    def keep_in(self, stage: str, provider: str) -> Edit:
+        """Let all state of a stage be kept by another provider: declare its `state_provider` so, too.
+
+        Args:
+            stage: the stage.
+            provider: `rocksdb` or `hdfs`.
+
+        Raises:
+            UsageError: there is no such stage or provider, or no state.
+            Refused: it has an operator that RocksDB alone can keep the state of, or its state cannot be
+                written anew.
+        """
+        if provider not in _PROVIDERS:
+            raise UsageError(f"provider {provider!r} is not one of {', '.join(_PROVIDERS)}")
+        at, keeper = find_stage(self._root, stage, self._manifest.id), _PROVIDERS[provider]
+        bound = [f"{o.id} ({o.name})" for o in at.operators if o.name in TRANSFORM]
+        if keeper is Provider.HDFS and bound:
+            raise Refused(f"stage {stage!r}: only RocksDB can keep the state of operator {', '.join(bound)}")
+        require_rewritable(self._root, at.snapshot)
+        self._changes[at.snapshot.stage] = replace(self._change(at.snapshot.stage), provider=keeper)
+        return self
+
+    def write(self, name: str, *, progress: Progress = SILENT) -> CheckpointId:
+        """Write the new savepoint; one commit makes it exist. Killed in the middle, nothing is there of it.
+
+        Args:
+            name: of the savepoint, which no other has.
+            progress: told what is done.
+
+        Raises:
+            UsageError: nothing is changed, or rows cannot be a state.
+            RunAlive: the job runs: it owns the root, stop it first.
+            Refused: the name is taken, or a restore is unfinished.
+            DamageError: the original is damaged.
+            Fenced: somebody has started or restored the job meanwhile.
+        """
+        checked_name(name, "savepoint")
+        if not self._changes:
+            raise UsageError("nothing is changed: call replace, correct, rekey, remove or keep_in first")
+        return write_edited(self._session, self._root, self._manifest, self._changes, name, progress)
+
+    def _function(self, stage: str, operator: int | str | None) -> StateAt:
+        found = find_state(self._root, stage, self._manifest.id, operator)
+        if found.part is not None:
+            raise UsageError(
+                f"operator {found.operator.id} ({found.operator.name}) of stage {stage!r} is Spark's own: "
+                "only the state of functions can be replaced, of others it can be removed"
+            )
+        require_rewritable(self._root, found.snapshot)
+        return found
+
+    def _take(self, found: StateAt, form: StateFunction, rows: DataFrame) -> Edit:
+        change = self._change(found.snapshot.stage)
+        change.operators[found.operator.id] = NewState(StateRows(form), rows)
+        change.functions[form.uid] = form
+        return self
+
+    def _change(self, stage: StageId) -> StageChange:
+        return self._changes.setdefault(stage, StageChange({}, {}))
+
+
+_PROVIDERS = {"rocksdb": Provider.ROCKSDB, "hdfs": Provider.HDFS}
+
+
+def _named(found: StateAt, form: StateFunction) -> str:
+    return f"stage {found.snapshot.stage!r}, function {form.uid!r}"

@@ -1,0 +1,258 @@
+"""Write the savepoint that an edit makes. Who writes is a run: it owns the root, and one commit decides."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_abs.config import Settings
+from spark_abs.errors import AbortReason, DamageError, Refused, RunAlive
+from spark_abs.manifest import Manifest, StageShape, StateFunction
+from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, StageId
+from spark_abs.observe.alive import live_run
+from spark_abs.observe.progress import Progress
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.control import Aborted
+from spark_abs.restore.ahead import passing_place
+from spark_abs.restore.check import damaged_rows, require_intact
+from spark_abs.restore.edited_rows import require_one_row_a_key
+from spark_abs.restore.rewrite import NewState, OperatorChange, rewrite_stage
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.layout import Provider
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew, write_lease
+from spark_abs.store.outcomes import abort_open
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class StageChange:
+    """What an edit does to one stage."""
+
+    operators: dict[int, OperatorChange]
+    functions: dict[str, StateFunction]
+    """New forms of its functions, by their uids."""
+    provider: Provider | None = None
+    """What keeps its state from then on; None if that stays."""
+
+
+def write_edited(
+    session: SparkSession,
+    root: Root,
+    manifest: Manifest,
+    changes: Mapping[StageId, StageChange],
+    name: str,
+    progress: Progress,
+) -> CheckpointId:
+    """Write a savepoint with some state changed; see `Edit.write`."""
+    control = Control.open(root)
+    _require_free(root, control, name)
+    changes = {stage: _settled(stage, change) for stage, change in changes.items()}
+    with progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
+        require_intact(root, manifest, damaged_rows(root), counted)
+    state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
+    run = state.runs[-1].id
+    how = "failed: the edit did not end"
+    try:
+        with _breathing(root, run):
+            checkpoints = Checkpoints.open(root, state.job)
+            checkpoints.fence(run)
+            abort_open(control, checkpoints, run)
+            kept = KeptState.open(root, state.job, run, checkpoints.load_all())
+            editor = _Editor(session, root, control, checkpoints, kept, run)
+            written = editor.write(manifest, changes, name, progress)
+        how = f"edited: savepoint {name!r}"
+    finally:
+        control.update(lambda s: ledger.end_run(s, run, how))
+        renew(root, own_lease(run, now_ms()), now_ms(), ended=True)
+    return written
+
+
+def _require_free(root: Root, control: Control, name: str) -> None:
+    timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
+    alive, job = live_run(root, now_ms(), timeout_ms), control.state.job
+    if alive is not None:
+        raise RunAlive(
+            f"run {alive.run} of job {job!r} is alive: process {alive.pid} on {alive.host}; an edit writes "
+            "as the owner of the root: stop the job with `spark-abs stop ROOT`, edit, then restore"
+        )
+    if any(s.name == name for s in Checkpoints.open(root, job).summaries()):
+        raise Refused(f"job {job!r} has a savepoint {name!r}: give the new one another name")
+
+
+def _settled(stage: StageId, change: StageChange) -> StageChange:
+    """Compute the new rows, once and before anything is written, and check what no type says."""
+    operators = dict(change.operators)
+    for number, new in operators.items():
+        if isinstance(new, NewState):
+            frame = new.frame.localCheckpoint(eager=True)
+            require_one_row_a_key(frame, f"stage {stage!r}, function {new.rows.function.uid!r}")
+            operators[number] = replace(new, frame=frame)
+    return replace(change, operators=operators)
+
+
+@dataclass(frozen=True, slots=True)
+class _Editor:
+    """The hands of an edit, once it owns the root."""
+
+    session: SparkSession
+    root: Root
+    control: Control
+    checkpoints: Checkpoints
+    kept: KeptState
+    run: RunId
+
+    def write(
+        self, manifest: Manifest, changes: Mapping[StageId, StageChange], name: str, progress: Progress
+    ) -> CheckpointId:
+        """Claim an id, write the state, and commit the manifest."""
+        barrier = self._claim(name)
+        self._record(HistoryEvent.TRIGGERED, barrier, manifest)
+        try:
+            new = self._manifest(barrier, manifest, changes, progress)
+            if missing := self.kept.missing(f for s in new.stages for f in s.files):
+                raise DamageError(f"bytes of {missing[0].path} are gone from state/: see `spark-abs verify`")
+            if not self.checkpoints.complete(new):
+                raise Refused(f"id {barrier.id} was closed meanwhile: edit again")
+        except BaseException as error:
+            self._abort(barrier, error)
+            raise
+        self.control.update(lambda s: ledger.settle(s, completed=(barrier.id,)))
+        self.kept.release(barrier.id, completed=True)
+        self._record(HistoryEvent.COMPLETED, barrier, manifest, new)
+        return barrier.id
+
+    def _claim(self, name: str) -> Barrier:
+        taken: list[Barrier] = []
+
+        def change(state: ledger.ControlState) -> ledger.ControlState:
+            state, barrier = ledger.claim(state, self.run, CheckpointKind.SAVEPOINT, name, now_ms())
+            taken[:] = [barrier]
+            return state
+
+        self.control.update(change)
+        return taken[0]
+
+    def _manifest(
+        self,
+        barrier: Barrier,
+        manifest: Manifest,
+        changes: Mapping[StageId, StageChange],
+        progress: Progress,
+    ) -> Manifest:
+        stages = []
+        for snapshot in manifest.stages:
+            change = changes.get(snapshot.stage)
+            if change is None:
+                stages.append(replace(snapshot, size_new=0))
+                continue
+            progress.say(f"writing the state of stage {snapshot.stage}")
+            with self._scratch() as scratch:
+                new = rewrite_stage(
+                    self.session,
+                    self.kept,
+                    barrier.id,
+                    snapshot,
+                    scratch,
+                    change.operators,
+                    change.provider,
+                )
+            stages.append(new)
+        now = now_ms()
+        return replace(
+            manifest,
+            id=barrier.id,
+            attempt=NO_ATTEMPT,
+            run=self.run,
+            kind=barrier.kind,
+            name=barrier.name,
+            triggered_ms=barrier.timestamp_ms,
+            acked_ms=now,
+            completed_ms=now,
+            graph=tuple(_shape(shape, changes.get(shape.stage)) for shape in manifest.graph),
+            stages=tuple(stages),
+            edited=manifest.cut,
+        )
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Place]:
+        if (self.session.sparkContext.master or "").startswith("local"):
+            with tempfile.TemporaryDirectory(prefix="spark-abs-") as directory:
+                yield Place(str(Path(directory) / "edit"))
+            return
+        from spark_abs.session import lend
+
+        lend(self.session, self.root.storage)
+        natives = self.root.anywhere(self.control.state.attempt.natives)
+        place = passing_place(natives, self.run)
+        try:
+            yield place
+        finally:
+            with suppress(FileNotFoundError):
+                place.fs.delete_dir(place.path)
+
+    def _abort(self, barrier: Barrier, error: BaseException) -> None:
+        """Give the id its outcome; if that cannot be, the next run does."""
+        with suppress(Exception):
+            self.checkpoints.abort(barrier.id, self.run)
+            detail = f"the edit failed: {type(error).__name__}: {error}".splitlines()[0][:500]
+            gone = Aborted(barrier.id, AbortReason.DECLINED, detail)
+            self.control.update(lambda s: ledger.settle(s, (gone,)))
+
+    def _record(
+        self, event: HistoryEvent, barrier: Barrier, origin: Manifest, new: Manifest | None = None
+    ) -> None:
+        row = HistoryRow(
+            now_ms(),
+            event,
+            NO_ATTEMPT,
+            self.run,
+            barrier.id,
+            barrier.kind.value,
+            barrier.name,
+            detail=f"an edit of checkpoint {origin.id}",
+            duration_ms=None if new is None else new.completed_ms - new.triggered_ms,
+            size_full=None if new is None else new.size_full,
+            size_new=None if new is None else new.size_new,
+        )
+        History(self.root).append([row])
+
+
+def _shape(shape: StageShape, change: StageChange | None) -> StageShape:
+    if change is None:
+        return shape
+    return replace(shape, functions=tuple(change.functions.get(f.uid, f) for f in shape.functions))
+
+
+@contextmanager
+def _breathing(root: Root, run: RunId) -> Iterator[None]:
+    """Hold the lease while this is open, so that nobody starts the job by mistake."""
+    lease, done = own_lease(run, now_ms()), threading.Event()
+    write_lease(root, lease)
+
+    def breathe() -> None:
+        while not done.wait(BEAT_EVERY_MS / 1000):
+            with suppress(OSError):
+                renew(root, lease, now_ms())
+
+    thread = threading.Thread(target=breathe, name="spark-abs-edit-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

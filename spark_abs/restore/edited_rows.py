@@ -1,0 +1,136 @@
+"""Rows that a person gives as the state of a function: what must hold before they are written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from spark_abs.errors import UsageError
+from spark_abs.manifest import StateFunction
+from spark_abs.state.keys import check_key_type
+from spark_abs.state.operator import Timeout
+from spark_abs.state.rows import EXPIRES_MS, TIMEOUT_MS, StateRows
+from spark_abs.store.clock import now_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+_STRUCTS, _TIMES = ("key", "value"), (TIMEOUT_MS, EXPIRES_MS)
+
+
+def fitted(frame: DataFrame, form: StateFunction, who: str) -> DataFrame:
+    """Return rows in the columns and types of a form; columns that are left out are filled.
+
+    Args:
+        frame: the rows.
+        form: what they must fit.
+        who: names stage and function.
+
+    Raises:
+        UsageError: they do not fit; says both types.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
+
+    wanted = from_arrow_schema(StateRows(form).schema)
+    unknown = sorted(set(frame.columns) - set(wanted.names))
+    missing = sorted(set(_STRUCTS) - set(frame.columns))
+    if unknown or missing:
+        wrong = f"there is no column {missing[0]!r}" if missing else f"there is a column {unknown[0]!r}"
+        raise UsageError(f"{who}: rows of state have the columns {', '.join(wanted.names)}; {wrong}")
+    columns = []
+    for field in wanted.fields:
+        if field.name not in frame.columns:
+            ends = now_ms() + form.ttl_ms if field.name == EXPIRES_MS and form.ttl_ms is not None else None
+            columns.append(F.lit(ends).cast("long").alias(field.name))
+            continue
+        have, column = frame.schema[field.name].dataType, F.col(field.name)
+        names = field.dataType.names if isinstance(field.dataType, StructType) else []
+        if isinstance(have, StructType) and sorted(have.names) == sorted(names):
+            column = F.when(column.isNotNull(), F.struct(*(column.getField(n).alias(n) for n in names)))
+            have = StructType([have[name] for name in names])
+        if _plain(have) != _plain(field.dataType):
+            raise UsageError(
+                f"{who}: column {field.name!r} is {have.simpleString()}, the state has "
+                f"{field.dataType.simpleString()}: cast it, or change the form with rekey"
+            )
+        columns.append(column.alias(field.name))
+    rows = frame.select(*columns)
+    if form.timeout == Timeout.NONE and not rows.where(F.col(TIMEOUT_MS).isNotNull()).isEmpty():
+        raise UsageError(f"{who}: the function has no timeouts, and a row has a {TIMEOUT_MS}")
+    return rows
+
+
+def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
+    """Return the form of a function whose state these rows are; all but key and state stays.
+
+    Raises:
+        UsageError: there is no struct `key` or `value`, or their columns cannot be those of a state.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    found = {}
+    for name in _STRUCTS:
+        kind = frame.schema[name].dataType if name in frame.columns else None
+        if not isinstance(kind, StructType):
+            raise UsageError(
+                f"rows of state have a struct {name!r}; the frame has {', '.join(frame.columns)}"
+            )
+        schema = to_arrow_schema(StructType.fromJson(_plain(kind)), timezone="UTC")
+        found[name] = pa.schema([pa.field(f.name, f.type) for f in schema])
+    key, state = found["key"], found["value"]
+    for field in key:
+        check_key_type(field.name, field.type)
+    twice = sorted({n for n in state.names if n in key.names or state.names.count(n) > 1})
+    if not key.names or twice:
+        raise UsageError(
+            f"state field {twice[0]!r} is there twice" if twice else "give at least one key column"
+        )
+    texts = {name: tuple(f"{f.name}: {f.type}" for f in schema) for name, schema in found.items()}
+    return replace(form, key=texts["key"], state=texts["value"])
+
+
+def require_one_row_a_key(rows: DataFrame, who: str) -> None:
+    """Refuse rows that give a key twice, or neither value nor timeout to one.
+
+    Raises:
+        UsageError: names one of the keys.
+    """
+    from pyspark.sql import functions as F
+
+    twice = rows.groupBy("key").count().where("count > 1").limit(1).collect()
+    if twice:
+        raise UsageError(
+            f"{who}: key {tuple(twice[0].key)} has {twice[0]['count']} rows of state, give it one"
+        )
+    if not rows.where(F.col("key").isNull()).isEmpty():
+        raise UsageError(f"{who}: a row of state has no key")
+
+
+def corrected(before: DataFrame, changed: DataFrame) -> DataFrame:
+    """Return a state with the rows of some keys changed; one without value and timeout is left out."""
+    from pyspark.sql import functions as F
+
+    columns, mark = before.columns, "#changed"
+    new = changed.withColumn(mark, F.lit(True)).alias("new")
+    joined = before.alias("old").join(new, F.col("old.key").eqNullSafe(F.col("new.key")), "full_outer")
+    taken = [F.when(F.col(mark), F.col(f"new.{c}")).otherwise(F.col(f"old.{c}")).alias(c) for c in columns]
+    rows = joined.select(*taken)
+    return rows.where(F.col("value").isNotNull() | F.col(TIMEOUT_MS).isNotNull())
+
+
+def _plain(kind: DataType) -> Any:
+    """Return a type as JSON that says nothing of what may be null."""
+    return _without(kind.jsonValue())
+
+
+def _without(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        said = {"nullable": True, "containsNull": True, "valueContainsNull": True, "metadata": {}}
+        return {key: said.get(key, _without(value)) for key, value in plain.items()}
+    return [_without(item) for item in plain] if isinstance(plain, list) else plain

@@ -1,0 +1,122 @@
+"""Edited savepoints on real Spark: corrected, removed, keyed anew, filled from history, and gone on from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+import spark_abs
+from spark_abs.errors import Refused, UsageError
+from spark_abs.restore.lookup import lookup
+from spark_abs.runtime.job import Job
+from spark_abs.store.root import Root
+from tests.job_support import EPOCH, Feed, manifests, read_table
+from tests.spark.conftest import Start
+
+OUT = "key string, total long, gone boolean"
+LATER = (EPOCH + 10_000_000) * 1000
+
+
+def add(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState) -> Iterator[tuple[Any, ...]]:
+    """Sum up; what a timeout lets go says so."""
+    total = state.get[0] if state.exists else 0
+    if state.hasTimedOut:
+        yield str(key), total, True
+        state.remove()
+        return
+    total += sum(row.v for row in rows)
+    state.update((total,))
+    state.setTimeoutTimestamp(LATER)
+    yield str(key), total, False
+
+
+def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path, start: Start) -> None:
+    root, feed = str(tmp_path / "root"), Feed(spark, tmp_path / "in")
+
+    def sums(rows: DataFrame, key: list[str], groups: int) -> DataFrame:
+        marked = rows.withColumn("odd", F.col("id") % 2).withWatermark("ts", "1 second")
+        return spark_abs.flat_map_groups_with_state(
+            marked, key, add, "total long", OUT, uid="sums", timeout="event-time", key_groups=groups
+        )
+
+    def windows(rows: DataFrame) -> DataFrame:
+        grouped = rows.withWatermark("ts", "1 hour").groupBy(F.window("ts", "10 seconds"), "k")
+        return grouped.agg(F.sum("v").alias("n")).selectExpr("window.end AS until", "n")
+
+    def out() -> Counter[tuple[str, int, bool]]:
+        rows = read_table(tmp_path / "sums").to_pylist() if (tmp_path / "sums").exists() else []
+        return Counter((r["key"], r["total"], r["gone"]) for r in rows)
+
+    def run(key: list[str], groups: int) -> dict[str, tuple[int, bool]]:
+        """Run to the end of what was fed; return what came out, a row for each key."""
+        before = out()
+        job = Job("edited", root=root, spark=spark, interval="1h")
+        numbers = job.source("numbers", feed.stream())
+        for name, function in (("sums", lambda rows: sums(rows, key, groups)), ("windows", windows)):
+            job.sink(name, job.stage(name, [numbers], function), table=str(tmp_path / name))
+        assert start(job, available_now=True).await_termination(240)
+        return {key: (total, gone) for key, total, gone in out() - before}
+
+    def state(stage: str, at: str | int) -> list[Row]:
+        return spark_abs.state(root, stage, at, spark).collect()
+
+    def totals(at: str | int) -> dict[tuple[Any, ...], tuple[int, int | None]]:
+        return {tuple(r.key): (r.value.total, r.timeout_ms) for r in state("sums", at)}
+
+    for file in range(2):
+        feed.write(*[{"id": n, "k": n, "v": 10 * n + file, "ts": file * 3 + n} for n in range(4)])
+    run(["k"], 3)
+    first = int(manifests(root)[-1].id)
+    before = {(n,): (20 * n + 1, LATER) for n in range(4)}
+    assert totals(first) == before
+
+    # Key 0 is corrected, key 1 removed, key 7 added with a timeout that is due soon; the windows are emptied.
+    edit = spark_abs.edit(root, first, spark)
+    with pytest.raises(UsageError, match="column 'value' is struct<total:string>"):
+        edit.correct("sums", edit.state("sums").withColumn("value", F.struct(F.lit("x").alias("total"))))
+    with pytest.raises(UsageError, match="is Spark's own"):
+        edit.replace("windows", edit.state("windows"))
+    due = (EPOCH + 8) * 1000
+    rows = [((0,), (1000,), LATER, None), ((1,), None, None, None), ((7,), (70,), due, None)]
+    schema = "key struct<k: long>, value struct<total: long>, timeout_ms long, expires_ms long"
+    twice = spark.createDataFrame([*rows, rows[0]], schema)
+    with pytest.raises(UsageError, match=r"key \(0,\) has 2 rows"):
+        edit.correct("sums", twice)
+    written = edit.correct("sums", spark.createDataFrame(rows, schema)).remove("windows").write("corrected")
+    expected = {**before, (0,): (1000, LATER), (7,): (70, due)}
+    del expected[1,]
+    assert totals("corrected") == expected
+    assert (totals(first), len(state("windows", first))) == (before, 4)
+    assert state("windows", "corrected") == []
+    assert (lookup(Root(root), "latest").manifest.id, written) == (first, manifests(root)[-1].id)
+
+    spark_abs.restore(root, "corrected", spark=spark)
+    feed.write({"id": 0, "k": 0, "v": 5, "ts": 20}, {"id": 1, "k": 1, "v": 5, "ts": 20})
+    feed.write({"id": 2, "k": 2, "v": 5, "ts": 21})
+    assert run(["k"], 3) == {
+        "(0,)": (1005, False),
+        "(1,)": (5, False),
+        "(2,)": (46, False),
+        "(7,)": (70, True),
+    }
+    assert sorted(r.value["sum"] for r in state("windows", "latest")) == [5, 5, 5]
+
+    # From history, by other keys and in other groups: the function is declared so from then on.
+    history = (
+        feed.batch().withColumn("odd", F.col("id") % 2).groupBy("k", "odd").agg(F.sum("v").alias("total"))
+    )
+    rows_of = history.select(F.struct("k", "odd").alias("key"), F.struct("total").alias("value"))
+    spark_abs.edit(root, "latest", spark).rekey("sums", rows_of, key_groups=5).write("by-parity")
+    spark_abs.restore(root, "by-parity", spark=spark)
+    with pytest.raises(Refused, match="now declared as"):
+        run(["k"], 3)
+    feed.write({"id": 2, "k": 2, "v": 100, "ts": 22})
+    assert run(["k", "odd"], 5)["(2, 0)"] == (146, False)
+    want = feed.batch().withColumn("odd", F.col("id") % 2).groupBy("k", "odd").agg(F.sum("v").alias("t"))
+    assert {k: v[0] for k, v in totals("latest").items()} == {(r.k, r.odd): r.t for r in want.collect()}
