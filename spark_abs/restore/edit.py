@@ -121,6 +121,8 @@ class Edit:
     def remove(self, stage: str, *, operator: int | str | None = None) -> Edit:
         """Remove all state of a stage, or of one of its operators: it goes on from its positions with none.
 
+        A function may then be declared anew: by another uid, with another key, state or number of key groups.
+
         Raises:
             UsageError: there is no such stage or operator, or no state.
             Refused: the state of the stage cannot be written anew.
@@ -128,8 +130,11 @@ class Edit:
         at = find_stage(self._root, stage, self._manifest.id)
         chosen = at.operators if operator is None else (choose_operator(at, operator),)
         require_rewritable(self._root, at.snapshot)
+        change = self._change(at.snapshot.stage)
         for each in chosen:
-            self._change(at.snapshot.stage).operators[each.id] = None
+            change.operators[each.id] = None
+            if each.ours and at.functions:
+                change.functions[self._form(stage, each.id).uid] = None
         return self
 
     def keep_in(self, stage: str, provider: str) -> Edit:
@@ -188,6 +193,9 @@ class Edit:
         change.operators[found.operator.id] = NewState(StateRows(form), rows)
         change.functions[form.uid] = form
         return self
+
+    def _form(self, stage: str, operator: int) -> StateFunction:
+        return form_of(self._session, self._root, find_state(self._root, stage, self._manifest.id, operator))
 
     def _change(self, stage: StageId) -> StageChange:
         return self._changes.setdefault(stage, StageChange({}, {}))

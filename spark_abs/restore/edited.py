@@ -44,8 +44,8 @@ class StageChange:
     """What an edit does to one stage."""
 
     operators: dict[int, OperatorChange]
-    functions: dict[str, StateFunction]
-    """New forms of its functions, by their uids."""
+    functions: dict[str, StateFunction | None]
+    """New forms of its functions, by their uids; None: of that one nothing is left."""
     provider: Provider | None = None
     """What keeps its state from then on; None if that stays."""
 
@@ -235,7 +235,8 @@ class _Editor:
 def _shape(shape: StageShape, change: StageChange | None) -> StageShape:
     if change is None:
         return shape
-    return replace(shape, functions=tuple(change.functions.get(f.uid, f) for f in shape.functions))
+    forms = (change.functions.get(f.uid, f) for f in shape.functions)
+    return replace(shape, functions=tuple(form for form in forms if form is not None))
 
 
 @contextmanager

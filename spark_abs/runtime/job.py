@@ -329,7 +329,14 @@ class Job:
                 raise GraphError(f"feedback {feedback.name!r} is no stage's input: nothing would come back")
         return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
 
-    def start(self, *, available_now: bool = False, takeover: bool = False, restart: str = "native") -> Run:
+    def start(
+        self,
+        *,
+        available_now: bool = False,
+        takeover: bool = False,
+        restart: str = "native",
+        allow_non_restored_state: bool = False,
+    ) -> Run:
         """Start the job.
 
         Args:
@@ -337,6 +344,8 @@ class Job:
             takeover: fence a run that is alive instead of refusing.
             restart: `native` goes on from Spark's own checkpoints; `checkpoint` restores the newest intact
                 one, sinks included.
+            allow_non_restored_state: leave behind what the checkpoint has of stages that are no longer
+                declared, as in Flink.
 
         Raises:
             UsageError: the graph or a setting is wrong; nothing was started.
@@ -345,7 +354,13 @@ class Job:
         """
         from spark_abs.runtime.start import start_job
 
-        return start_job(self, available_now=available_now, takeover=takeover, restart=restart)
+        return start_job(
+            self,
+            available_now=available_now,
+            takeover=takeover,
+            restart=restart,
+            allow_non_restored_state=allow_non_restored_state,
+        )
 
 
 def _struct(schema: str) -> StructType:

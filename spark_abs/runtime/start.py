@@ -6,10 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from spark_abs.codec import to_json
 from spark_abs.config import WatermarkCheck
 from spark_abs.errors import DamageError, GraphError, Refused, UsageError
-from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, StageId
 from spark_abs.protocol.control import NATIVES, place_natives
 from spark_abs.protocol.restarts import policy_of
@@ -24,10 +22,10 @@ from spark_abs.runtime.lifetime import begin, end, refuse_second
 from spark_abs.runtime.native import check_native
 from spark_abs.runtime.outputs import newest_output
 from spark_abs.runtime.rebuild import Rebuild, Rebuilder
+from spark_abs.runtime.restored import check_functions, require_stages
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
 from spark_abs.session import check_session, lend
-from spark_abs.state.evolution import difference, evolve
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -40,7 +38,9 @@ log = logging.getLogger(__name__)
 _LEASE_POLL_S = 0.2
 
 
-def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) -> Run:
+def start_job(
+    job: Job, *, available_now: bool, takeover: bool, restart: str, allow_non_restored_state: bool
+) -> Run:
     """Start a job; see `Job.start`.
 
     1. Check graph, plans and settings: nothing exists yet.  2. Claim the root, refuse a second run.
@@ -71,7 +71,7 @@ def start_job(job: Job, *, available_now: bool, takeover: bool, restart: str) ->
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
     try:
-        lost = _lost_natives(ctx, graph, control, drafts)  # 5
+        lost = _lost_natives(ctx, graph, control, drafts, allow_non_restored_state)  # 5
         ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
         job.probe("start.natives.after")
         return launch(Launch(job, ctx, graph, plans, drafts, control, policy, rebuilds, drain))  # 6, 7
@@ -126,10 +126,12 @@ def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
         apply(job.root, prepared)
 
 
-def _lost_natives(ctx: RunContext, graph: JobGraph, control: Control, drafts: Frames) -> dict[StageId, str]:
+def _lost_natives(
+    ctx: RunContext, graph: JobGraph, control: Control, drafts: Frames, leave_state: bool
+) -> dict[StageId, str]:
     """Return the stages that have a past and no native checkpoint of it, and what is wrong with each.
 
-    Refuses what `_check_functions` and `require_readers` refuse.
+    Refuses what `require_stages`, `check_functions` and `require_readers` refuse.
     """
     checkpoints = Checkpoints.open(ctx.root, ctx.job)
     mine = [s for s in checkpoints.summaries() if s.attempt == ctx.attempt]
@@ -140,7 +142,9 @@ def _lost_natives(ctx: RunContext, graph: JobGraph, control: Control, drafts: Fr
         else None
     )
     if manifest is not None:
-        _check_functions(manifest, drafts)
+        if not leave_state:
+            require_stages(manifest, graph)
+        check_functions(manifest, drafts)
         require_readers(ctx, graph, control.state, manifest)
     found = {}
     for stage in graph.stages:
@@ -188,32 +192,3 @@ def _rebuild(
         else "no checkpoint was completed that one could go back to: start over on a new root"
     )
     raise DamageError("native checkpoints are missing or damaged:\n" + "\n".join([*findings, way]))
-
-
-def _check_functions(manifest: Manifest, drafts: Frames) -> None:
-    """Refuse to start stateful functions on a state that they cannot go on from.
-
-    What is declared then says the form with its past: so manifests record it.
-
-    Raises:
-        Refused: names stage and function, with both forms.
-    """
-    shapes = {shape.stage: shape for shape in manifest.graph}
-    for stage, declared in drafts.declared.items():
-        for stored in shapes[stage].functions if stage in shapes else ():
-            where = f"stage {stage!r}: the state of function {stored.uid!r} in checkpoint {manifest.id}"
-            at = next((i for i, f in enumerate(declared.functions) if f.uid == stored.uid), None)
-            if at is None:
-                raise Refused(
-                    f"{where} was written as {to_json(stored)}; it is no longer declared. Declare it as it "
-                    "was, or start over on a new root"
-                )
-            evolved = evolve(stored, declared.functions[at])
-            if evolved.obstacles:
-                said = difference(stored, declared.functions[at], evolved.obstacles)
-                raise Refused(
-                    f"{where} cannot be gone on from as it is declared: {said}\nDeclare it so that it can: "
-                    "fields may be new, gone, renamed with renamed=, or of a wider type; restore a "
-                    "checkpoint that it fits; or start over on a new root"
-                )
-            declared.functions[at] = evolved.form

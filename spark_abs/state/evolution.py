@@ -176,7 +176,10 @@ def _fixed(stored: StateFunction, declared: StateFunction) -> Iterator[str]:
             f"it has {stored.key_groups} key groups and not {declared.key_groups}: they say where keys are"
         )
     if stored.timeout != declared.timeout:
-        yield f"its timeouts go by {stored.timeout} and not {declared.timeout}"
+        yield (
+            f"its timeouts go by {stored.timeout} and not {declared.timeout}: Spark fixes that for a stage, "
+            "so give it another name"
+        )
 
 
 def _mixed(

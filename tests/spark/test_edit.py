@@ -114,9 +114,16 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     rows_of = history.select(F.struct("k", "odd").alias("key"), F.struct("total").alias("value"))
     spark_abs.edit(root, "latest", spark).rekey("sums", rows_of, key_groups=5).write("by-parity")
     spark_abs.restore(root, "by-parity", spark=spark)
-    with pytest.raises(Refused, match="now declared as"):
+    with pytest.raises(Refused, match="it has 5 key groups and not 3"):
         run(["k"], 3)
     feed.write({"id": 2, "k": 2, "v": 100, "ts": 22})
     assert run(["k", "odd"], 5)["(2, 0)"] == (146, False)
     want = feed.batch().withColumn("odd", F.col("id") % 2).groupBy("k", "odd").agg(F.sum("v").alias("t"))
     assert {k: v[0] for k, v in totals("latest").items()} == {(r.k, r.odd): r.t for r in want.collect()}
+
+    # Emptied: it reads on from where it was, and may be declared anew in any form.
+    spark_abs.edit(root, "latest", spark).remove("sums").write("emptied")
+    spark_abs.restore(root, "emptied", spark=spark)
+    feed.write({"id": 2, "k": 2, "v": 7, "ts": 23}, {"id": 9, "k": 9, "v": 8, "ts": 23})
+    assert run(["odd"], 2) == {"(0,)": (7, False), "(1,)": (8, False)}
+    assert {k: v[0] for k, v in totals("latest").items()} == {(0,): 7, (1,): 8}

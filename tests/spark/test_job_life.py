@@ -297,6 +297,24 @@ def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: 
     line.assert_cuts()
 
 
+def test_what_a_stage_has_is_left_behind_only_when_asked_for(line: Line, start: Start) -> None:
+    line.write(2)
+    assert start(line.job(), available_now=True).await_termination(120)
+
+    def renamed() -> Job:
+        job = Job("line", root=line.root, spark=line.spark, interval="1h")
+        job.sink("numbers", job.source("figures", line.feed.stream()), table=str(line.tables / "numbers"))
+        return job
+
+    with pytest.raises(
+        Refused, match=r"stage 'numbers' \(positions in its sources\), and the job declares no"
+    ):
+        renamed().start(available_now=True)
+    assert start(renamed(), available_now=True, allow_non_restored_state=True).await_termination(120)
+    everything = [n for n in range(2 * FILE) for _ in range(2)]  # the new source has read it all again
+    assert line.rows("numbers") == everything
+
+
 def test_old_checkpoints_and_entries_go_while_the_job_runs(line: Line, start: Start) -> None:
     """What is left is the newest checkpoint, the savepoint, and all that is needed to go back to either."""
     channel = Path(line.root, "channels/numbers.main")

@@ -13,7 +13,7 @@ from spark_abs.errors import GraphError, Refused
 from spark_abs.manifest import Manifest, StateFunction
 from spark_abs.model import StageId
 from spark_abs.runtime.frames import Frames
-from spark_abs.runtime.start import _check_functions
+from spark_abs.runtime.restored import check_functions
 from spark_abs.state.declared import Declared, declaring, gathering
 from spark_abs.state.evolution import form_digest
 
@@ -41,9 +41,9 @@ def manifest(*functions: StateFunction) -> Manifest:
 
 
 def test_a_stage_starts_on_functions_that_are_what_they_were_and_on_new_ones() -> None:
-    _check_functions(manifest(SUMS), declared(SUMS))
-    _check_functions(manifest(SUMS), declared(replace(SUMS, ttl_ms=5), replace(SUMS, uid="new")))
-    _check_functions(manifest(), declared(SUMS))
+    check_functions(manifest(SUMS), declared(SUMS))
+    check_functions(manifest(SUMS), declared(replace(SUMS, ttl_ms=5), replace(SUMS, uid="new")))
+    check_functions(manifest(), declared(SUMS))
 
 
 @pytest.mark.parametrize(
@@ -60,28 +60,28 @@ def test_a_function_of_another_form_is_refused_with_both(change: dict[str, Any])
     with pytest.raises(
         Refused, match="stage 'match': the state of function 'sums' in checkpoint 7"
     ) as refused:
-        _check_functions(manifest(SUMS), declared(now))
+        check_functions(manifest(SUMS), declared(now))
     for form in (SUMS, now):
         for column in (*form.key, *form.state, str(form.key_groups), form.timeout):
             assert column in str(refused.value)
-    assert "start over on a new root" in str(refused.value)
+    assert "write its state in the new form with spark_abs.edit(root, 7).rekey" in str(refused.value)
 
 
 def test_a_function_that_goes_on_in_another_form_is_recorded_with_its_past() -> None:
     now = replace(SUMS, state=("sum: int64", "n: int64"), renamed={"sum": ("total",)}, defaults={"n": "3"})
     frames = declared(now)
-    _check_functions(manifest(SUMS), frames)
+    check_functions(manifest(SUMS), frames)
     (form,) = frames.declared[StageId("match")].functions
     assert form == replace(now, older=(form_digest(SUMS),))
     frames = declared(replace(SUMS, state=("sum: int64",)))
-    _check_functions(manifest(form), frames)
+    check_functions(manifest(form), frames)
     (last,) = frames.declared[StageId("match")].functions
     assert (last.renamed, last.dropped, len(last.older)) == ({"sum": ("total",)}, ("n",), 2)
 
 
 def test_a_function_that_is_gone_is_refused() -> None:
     with pytest.raises(Refused, match="it is no longer declared"):
-        _check_functions(manifest(SUMS), declared(replace(SUMS, uid="other")))
+        check_functions(manifest(SUMS), declared(replace(SUMS, uid="other")))
 
 
 def test_functions_are_gathered_where_a_stage_is_built_and_have_one_uid_each() -> None:
