@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 import spark_abs
-from bench import big_state, commits, gate, hop, slow_consumer, state_functions, whole_job
+from bench import big_state, commits, gate, hop, hot_key, slow_consumer, state_functions, whole_job
 from bench.figures import Figure, save
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def _groups(
         "reading": lambda: gate.reading(_session(), base, runs, console),
         "hop": lambda: hop.figures(_session(), base, runs, console),
         "slow": lambda: slow_consumer.figures(_session(), base, runs, console),
+        "overtaking": lambda: hot_key.figures(_session(), base, runs, console),
         "functions": lambda: state_functions.figures(_session(), base, runs, divide, console),
         "state": lambda: big_state.figures(_session(), base, runs, megabytes, console),
         "job": lambda: whole_job.figures(_session(), base, runs, files, console),
@@ -59,7 +60,10 @@ def _groups(
 @click.option("--divide", default=1, show_default=True, help="Makes the group functions smaller, to try it.")
 @click.option("--results", default=RESULTS, type=click.Path(path_type=Path), help="Where figures go.")
 def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, results: Path) -> None:
-    """Measure GROUPS: commits, deciding, reading, hop, slow, functions, state, job; all if none is named."""
+    """Measure GROUPS, all of them if none is named.
+
+    They are: commits, deciding, reading, hop, slow, overtaking, functions, state, job.
+    """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:
         known = _groups(Path(base), runs, files, megabytes, divide)

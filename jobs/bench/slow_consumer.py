@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 import spark_abs
+from bench.backlog import unread
 from bench.figures import Figure, figure
-from spark_abs.channels.follow import Follower
-from spark_abs.model import AttemptId, Branch, StageId, Version
 from spark_abs.observe.events import event_rows
-from spark_abs.runtime.native import NativeLog
 from spark_abs.store.history import HistoryEvent
 
 if TYPE_CHECKING:
@@ -112,7 +110,7 @@ def _look(job: Job, seconds: float) -> tuple[list[float], list[int]]:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         memory.append(_memory(job.spark))
-        backlog.append(_backlog(job))
+        backlog.append(unread(job, "numbers.main", "behind"))
         time.sleep(_LOOK_S)
     return memory, backlog
 
@@ -124,14 +122,6 @@ def _memory(spark: SparkSession) -> float:
     runtime.gc()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return float(runtime.totalMemory() - runtime.freeMemory() + pages * 4096)
-
-
-def _backlog(job: Job) -> int:
-    """Return how many entries with rows the consumer has not durably read."""
-    consumed = NativeLog(job.root.native("native", AttemptId(1), StageId("behind"))).consumed()
-    read = consumed[0].version if consumed else Version(0)
-    log = Follower(job.root.fs, job.root.path("channels/numbers.main"), [Branch(AttemptId(1), None)])
-    return sum(bool(entry.files) for entry in log.after(read))
 
 
 def _completed(job: Job) -> int:

@@ -186,6 +186,11 @@ def plan_restore(
         said.append(f"run {facts.alive.run} is alive ({where}) and will be fenced")
     if any(sink.needs_spark for sink in facts.sinks):
         said.append("a sink uses table features that only Spark can write: a Spark session is needed")
+    said += [
+        f"stage {f.stage!r} first reads what was in flight to it, entries {f.after + 1} to {f.until} of "
+        f"channel {f.channel}"
+        for f in manifest.in_flight()
+    ]
     if partitions:
         said.append("state is spread over another number of partitions: a Spark session is needed")
     replaces = state.run.id if state.run else None

@@ -74,7 +74,7 @@ def changes(manifest: Manifest, wanted: Wanted | None) -> Mapping[str, int]:
 
 
 def _check(manifest: Manifest, snapshot: StageSnapshot, number: int) -> None:
-    why = _obstacle(snapshot)
+    why = _obstacle(manifest, snapshot)
     if why:
         raise Refused(
             f"stage {snapshot.stage!r} cannot go from {snapshot.shuffle_partitions} to {number} shuffle "
@@ -83,7 +83,7 @@ def _check(manifest: Manifest, snapshot: StageSnapshot, number: int) -> None:
         )
 
 
-def _obstacle(snapshot: StageSnapshot) -> str:
+def _obstacle(manifest: Manifest, snapshot: StageSnapshot) -> str:
     """Say what keeps the state of a stage from being repartitioned, empty if nothing does."""
     if snapshot.cut_batch == NO_BATCH:
         return "it had run no batch, and starts with the number that its declaration says"
@@ -91,7 +91,11 @@ def _obstacle(snapshot: StageSnapshot) -> str:
         return "it keeps no state: its partitions are not part of a checkpoint"
     if snapshot.provider != Provider.ROCKSDB:
         name = snapshot.provider.rpartition(".")[2] or "another store"
-        return f"its state is in {name}, and Spark repartitions state in RocksDB only"
+        return (
+            f"its state is in {name}, and Spark repartitions state in RocksDB only: move it there first, "
+            f"with spark_abs.edit(root, {manifest.id}).keep_in({str(snapshot.stage)!r}, 'rocksdb'), and "
+            "restore what that wrote"
+        )
     if any(_has_ids(file.path) for file in snapshot.files):
         return "its state has the format with an id for each file, of which Spark does not record new ones"
     for operator in snapshot.operators:

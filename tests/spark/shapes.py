@@ -64,8 +64,8 @@ def behind(watermark_of: str, view: str) -> str:
     return f"(SELECT * FROM {view} JOIN stages USING (checkpoint) WHERE stage = '{watermark_of}')"
 
 
-def windows(provider: str) -> Shape:
-    name = f"windows_{provider}"
+def windows(provider: str, name: str = "") -> Shape:
+    name = name or f"windows_{provider}"
 
     def count(frame: DataFrame) -> DataFrame:
         counts = in_time(frame).groupBy(F.window("ts", "25 seconds"), "k")

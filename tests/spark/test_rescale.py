@@ -1,4 +1,4 @@
-"""State on another number of shuffle partitions, 2 to 5 to 3: nobody sees it in the tables."""
+"""State on another number of shuffle partitions: nobody sees it in the tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
+from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest
 from spark_abs.model import StageId
 from spark_abs.restore.apply import restore
@@ -17,7 +18,18 @@ from spark_abs.restore.steps import Rescale
 from spark_abs.runtime.job import Job, Output, Stage
 from tests.job_support import Feed, assert_tables_at_every_cut, manifests
 from tests.spark.conftest import Start
-from tests.spark.shapes import SCHEMA, Shape, behind, clicks_of, in_time, windows
+from tests.spark.shapes import (
+    DISTINCT,
+    OUTER,
+    SCHEMA,
+    VISITS,
+    Shape,
+    behind,
+    clicks_of,
+    in_time,
+    orders_of,
+    windows,
+)
 
 STATEFUL = ("windows_rocksdb", "calls")
 
@@ -128,3 +140,40 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
     named = {m.name: partitions(m) for m in manifests(root)}
     assert named == {"two": [2, 2], "five": [5, 5], "three": [3, 3]}
     assert sum(stage.dropped_late for manifest in found for stage in manifest.stages) == 0
+
+
+def test_state_of_sparks_own_operators_is_spread_also_where_it_was_in_another_provider(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Deduplication, an outer join, transformWithState; windows go from the HDFS-backed store first."""
+    root, tables = str(tmp_path / "root"), tmp_path / "tables"
+    clicks, orders = Feed(spark, tmp_path / "clicks", SCHEMA), Feed(spark, tmp_path / "orders", SCHEMA)
+    stages = ("windows", "distinct", "outer_join", "visits")
+
+    def run(provider: str, files: int, savepoint: str) -> dict[str, str]:
+        for _ in range(files):
+            clicks.write(*clicks_of(len(clicks.files)))
+            orders.write(*orders_of(len(orders.files)))
+        shapes = (windows(provider, "windows"), DISTINCT, OUTER, VISITS)
+        job = Job("spread", root=root, spark=spark, interval="1h", num_retained=1000)
+        sources = [job.source(name, feed.stream()) for name, feed in (("clicks", clicks), ("orders", orders))]
+        for shape in shapes:
+            shape.add(job, *sources, tables)
+        running = start(job)
+        for stage in ("clicks", "orders", *stages):
+            running.query(stage).processAllAvailable()
+        running.stop(savepoint=savepoint)
+        return {sink: query for shape in shapes for sink, query in shape.queries.items()}
+
+    run("hdfs", 3, "two")
+    with pytest.raises(
+        Refused, match=r"stage 'windows' cannot go .* in RocksDB only: .*keep_in\('windows', 'r"
+    ):
+        restore(root, "two", shuffle_partitions=3, spark=spark)
+    spark_abs.edit(root, "two", spark).keep_in("windows", "rocksdb").write("moved")
+    restore(root, "moved", shuffle_partitions=3, spark=spark)
+    queries = run("rocksdb", 3, "three")
+    assert_tables_at_every_cut(spark, root, {"clicks": clicks, "orders": orders}, queries, tables)
+    (last,) = [m for m in manifests(root) if m.name == "three"]
+    found = [last.stage(StageId(stage)) for stage in stages]
+    assert {o.partitions for s in found if s is not None for o in s.operators} == {3}
