@@ -156,7 +156,7 @@ def test_state_of_sparks_own_operators_is_spread_also_where_it_was_in_another_pr
             orders.write(*orders_of(len(orders.files)))
         shapes = (windows(provider, "windows"), DISTINCT, OUTER, VISITS)
         job = Job("spread", root=root, spark=spark, interval="1h", num_retained=1000)
-        sources = [job.source(name, feed.stream()) for name, feed in (("clicks", clicks), ("orders", orders))]
+        sources = (job.source("clicks", clicks.stream()), job.source("orders", orders.stream()))
         for shape in shapes:
             shape.add(job, *sources, tables)
         running = start(job)
