@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import spark_abs
 from attribution import Config
 from attribution import declare as declare_attribution
-from spark_abs.errors import StageFailed
+from spark_abs.errors import AbsError, StageFailed
 from tests.crash.driver import Events, quick_session
 from tests.crash.process import HERE
 from tests.crash.small_job import declare as declare_small
@@ -124,6 +124,7 @@ def supervise(spark: SparkSession, job: dict[str, Any], schedule: Schedule, even
         while True:
             declared = DECLARE[job["job"]](spark.newSession(), base, job["files_per_batch"])
             declared.probe = schedule.probe
+            run = None
             try:
                 run = declared.start(**options)
                 events.tell(base=str(base), started=run.id)
@@ -134,6 +135,12 @@ def supervise(spark: SparkSession, job: dict[str, Any], schedule: Schedule, even
                     raise
                 events.tell(base=str(base), again=str(error))
                 options["restart"] = "native"
+            except AbsError:
+                raise
+            except Exception as error:  # Spark's own: a worker died while the job was being started
+                if schedule.die.is_set() or run is not None:
+                    raise
+                events.tell(base=str(base), again=str(error))
     except Exception as error:  # noqa: BLE001 - the thread's edge: the soak is told
         events.tell(base=str(base), ended=type(error).__name__, message=str(error))
     else:
