@@ -16,6 +16,7 @@ from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, requ
 from spark_abs.restore.lookup import lookup
 from spark_abs.restore.read import active_session
 from spark_abs.restore.rewrite import NewState, require_rewritable
+from spark_abs.restore.target import LATEST
 from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.operators import TRANSFORM
 from spark_abs.state.rows import StateRows
@@ -87,14 +88,15 @@ class Edit:
     def correct(self, stage: str, rows: DataFrame, *, operator: int | str | None = None) -> Edit:
         """Let the keys of these rows have what they say; a row without value and timeout removes its key.
 
+        Other keys stay as they are, or as this edit has made them before.
+
         Raises:
             UsageError, Refused: as `replace`.
         """
         found = self._function(stage, operator)
-        form = form_of(self._session, self._root, found)
+        form, before = self._so_far(found)
         changed = fitted(rows, form, _named(found, form))
         require_one_row_a_key(changed, _named(found, form))
-        before = state_frame(self._session, self._root, found)
         return self._take(found, form, corrected(before, changed))
 
     def rekey(
@@ -167,13 +169,15 @@ class Edit:
             progress: told what is done.
 
         Raises:
-            UsageError: nothing is changed, or rows cannot be a state.
+            UsageError: nothing is changed, rows cannot be a state, or `name` is no name.
             RunAlive: the job runs: it owns the root, stop it first.
-            Refused: the name is taken, or a restore is unfinished.
+            Refused: the name is taken, a restore is unfinished, or a run has begun and ended meanwhile.
             DamageError: the original is damaged.
             Fenced: somebody has started or restored the job meanwhile.
         """
         checked_name(name, "savepoint")
+        if name == LATEST:
+            raise UsageError(f"{LATEST!r} means the newest checkpoint: choose another savepoint name")
         if not self._changes:
             raise UsageError("nothing is changed: call replace, correct, rekey, remove or keep_in first")
         return write_edited(self._session, self._root, self._manifest, self._changes, name, progress)
@@ -187,6 +191,16 @@ class Edit:
             )
         require_rewritable(self._root, found.snapshot)
         return found
+
+    def _so_far(self, found: StateAt) -> tuple[StateFunction, DataFrame]:
+        """Return form and rows of a function's state, as this edit has left them."""
+        changed = self._change(found.snapshot.stage).operators
+        new = changed.get(found.operator.id)
+        if new is not None:
+            return new.rows.function, new.frame
+        rows = state_frame(self._session, self._root, found)
+        removed = found.operator.id in changed
+        return form_of(self._session, self._root, found), rows.limit(0) if removed else rows
 
     def _take(self, found: StateAt, form: StateFunction, rows: DataFrame) -> Edit:
         change = self._change(found.snapshot.stage)

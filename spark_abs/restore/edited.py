@@ -6,14 +6,14 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_abs.config import Settings
-from spark_abs.errors import AbortReason, DamageError, Refused, RunAlive
+from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
 from spark_abs.manifest import Manifest, StageShape, StateFunction
 from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.observe.alive import live_run
@@ -22,14 +22,14 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Aborted
 from spark_abs.restore.ahead import passing_place
 from spark_abs.restore.check import damaged_rows, require_intact
-from spark_abs.restore.edited_rows import require_one_row_a_key
+from spark_abs.restore.edited_rows import require_one_row_a_key, require_something
 from spark_abs.restore.rewrite import NewState, OperatorChange, rewrite_stage
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.layout import Provider
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew, write_lease
 from spark_abs.store.outcomes import abort_open
 from spark_abs.store.root import Root
@@ -60,12 +60,12 @@ def write_edited(
 ) -> CheckpointId:
     """Write a savepoint with some state changed; see `Edit.write`."""
     control = Control.open(root)
-    _require_free(root, control, name)
+    newest = _require_free(root, control, name)
     changes = {stage: _settled(stage, change) for stage, change in changes.items()}
     with progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
         require_intact(root, manifest, damaged_rows(root), counted)
-    state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
-    run = state.runs[-1].id
+    state = _begin(root, control, newest)
+    run, asked = state.runs[-1].id, frozenset(c.id for c in state.commands)
     how = "failed: the edit did not end"
     try:
         with _breathing(root, run):
@@ -77,21 +77,53 @@ def write_edited(
             written = editor.write(manifest, changes, name, progress)
         how = f"edited: savepoint {name!r}"
     finally:
-        control.update(lambda s: ledger.end_run(s, run, how))
-        renew(root, own_lease(run, now_ms()), now_ms(), ended=True)
+        try:
+            control.update(lambda s: _ended(s, run, how, asked))
+        finally:
+            renew(root, own_lease(run, now_ms()), now_ms(), ended=True)
     return written
 
 
-def _require_free(root: Root, control: Control, name: str) -> None:
+def _require_free(root: Root, control: Control, name: str) -> RunId | None:
+    """Refuse beside a run that is alive, and a name that is taken; return the newest run, None for none."""
+    state = control.state
+    _require_quiet(root, state.job)
+    if any(s.name == name for s in Checkpoints.open(root, state.job).summaries()):
+        raise Refused(f"job {state.job!r} has a savepoint {name!r}: give the new one another name")
+    return state.run.id if state.run else None
+
+
+def _require_quiet(root: Root, job: str) -> None:
     timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
-    alive, job = live_run(root, now_ms(), timeout_ms), control.state.job
+    alive = live_run(root, now_ms(), timeout_ms)
     if alive is not None:
         raise RunAlive(
             f"run {alive.run} of job {job!r} is alive: process {alive.pid} on {alive.host}; an edit writes "
             "as the owner of the root: stop the job with `spark-abs stop ROOT`, edit, then restore"
         )
-    if any(s.name == name for s in Checkpoints.open(root, job).summaries()):
-        raise Refused(f"job {job!r} has a savepoint {name!r}: give the new one another name")
+
+
+def _begin(root: Root, control: Control, newest: RunId | None) -> ledger.ControlState:
+    """Take a run, unless somebody has taken one while rows were computed and bytes read: his goes on."""
+
+    def begin(state: ledger.ControlState) -> ledger.ControlState:
+        now = state.run.id if state.run else None
+        if now != newest:
+            raise Refused(f"run {now} of job {state.job!r} has begun meanwhile: stop it, then edit again")
+        return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms())
+
+    _require_quiet(root, control.state.job)
+    return control.update(begin)
+
+
+def _ended(state: ledger.ControlState, run: RunId, how: str, before: Collection[str]) -> ledger.ControlState:
+    """End the run, and answer who took it for the job and asked it something: the next run is not meant."""
+    newest = state.run is not None and state.run.id == run
+    for command in state.commands if newest else ():
+        if command.id not in before:
+            said = f"run {run} was an edit, which has ended: nothing was done"
+            state = ledger.answer(state, command.id, False, None, said)
+    return ledger.end_run(state, run, how)
 
 
 def _settled(stage: StageId, change: StageChange) -> StageChange:
@@ -100,7 +132,9 @@ def _settled(stage: StageId, change: StageChange) -> StageChange:
     for number, new in operators.items():
         if isinstance(new, NewState):
             frame = new.frame.localCheckpoint(eager=True)
-            require_one_row_a_key(frame, f"stage {stage!r}, function {new.rows.function.uid!r}")
+            who = f"stage {stage!r}, function {new.rows.function.uid!r}"
+            require_one_row_a_key(frame, who)
+            require_something(frame, who)
             operators[number] = replace(new, frame=frame)
     return replace(change, operators=operators)
 
@@ -121,15 +155,15 @@ class _Editor:
     ) -> CheckpointId:
         """Claim an id, write the state, and commit the manifest."""
         barrier = self._claim(name)
-        self._record(HistoryEvent.TRIGGERED, barrier, manifest)
         try:
+            self._record(HistoryEvent.TRIGGERED, barrier, manifest)
             new = self._manifest(barrier, manifest, changes, progress)
             if missing := self.kept.missing(f for s in new.stages for f in s.files):
                 raise DamageError(f"bytes of {missing[0].path} are gone from state/: see `spark-abs verify`")
-            if not self.checkpoints.complete(new):
+            if not self._complete(new):
                 raise Refused(f"id {barrier.id} was closed meanwhile: edit again")
         except BaseException as error:
-            self._abort(barrier, error)
+            self._close(barrier, manifest, error)
             raise
         self.control.update(lambda s: ledger.settle(s, completed=(barrier.id,)))
         self.kept.release(barrier.id, completed=True)
@@ -205,16 +239,32 @@ class _Editor:
             with suppress(FileNotFoundError):
                 place.fs.delete_dir(place.path)
 
-    def _abort(self, barrier: Barrier, error: BaseException) -> None:
-        """Give the id its outcome; if that cannot be, the next run does."""
+    def _complete(self, new: Manifest) -> bool:
+        try:
+            return self.checkpoints.complete(new)
+        except CommitStateUnknown:
+            return not self.checkpoints.abort(
+                new.id, self.run
+            )  # it did take place if it is too late for that
+
+    def _close(self, barrier: Barrier, origin: Manifest, error: BaseException) -> None:
+        """Give the id its outcome, unless the manifest is in; if that cannot be, the next run does."""
         with suppress(Exception):
-            self.checkpoints.abort(barrier.id, self.run)
+            if not self.checkpoints.abort(barrier.id, self.run):
+                self.control.update(lambda s: ledger.settle(s, completed=(barrier.id,)))
+                return
             detail = f"the edit failed: {type(error).__name__}: {error}".splitlines()[0][:500]
             gone = Aborted(barrier.id, AbortReason.DECLINED, detail)
             self.control.update(lambda s: ledger.settle(s, (gone,)))
+            self._record(HistoryEvent.ABORTED, barrier, origin, reason=gone)
 
     def _record(
-        self, event: HistoryEvent, barrier: Barrier, origin: Manifest, new: Manifest | None = None
+        self,
+        event: HistoryEvent,
+        barrier: Barrier,
+        origin: Manifest,
+        new: Manifest | None = None,
+        reason: Aborted | None = None,
     ) -> None:
         row = HistoryRow(
             now_ms(),
@@ -224,12 +274,14 @@ class _Editor:
             barrier.id,
             barrier.kind.value,
             barrier.name,
-            detail=f"an edit of checkpoint {origin.id}",
+            reason=None if reason is None else reason.reason.value,
+            detail=f"an edit of checkpoint {origin.id}" if reason is None else reason.detail,
             duration_ms=None if new is None else new.completed_ms - new.triggered_ms,
             size_full=None if new is None else new.size_full,
             size_new=None if new is None else new.size_new,
         )
-        History(self.root).append([row])
+        with unless_refused():
+            History(self.root).append([row])
 
 
 def _shape(shape: StageShape, change: StageChange | None) -> StageShape:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from spark_abs.errors import UsageError
 from spark_abs.manifest import StateFunction
-from spark_abs.state.keys import check_key_type
+from spark_abs.state.keys import check_key_groups, check_key_type
 from spark_abs.state.operator import Timeout
 from spark_abs.state.rows import EXPIRES_MS, TIMEOUT_MS, StateRows
 from spark_abs.store.clock import now_ms
@@ -69,11 +69,13 @@ def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
     """Return the form of a function whose state these rows are; all but key and state stays.
 
     Raises:
-        UsageError: there is no struct `key` or `value`, or their columns cannot be those of a state.
+        UsageError: there is no struct `key` or `value`, their columns cannot be those of a state, or there
+            cannot be so many key groups.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
+    check_key_groups(form.key_groups, f"function {form.uid!r}")
     found = {}
     for name in _STRUCTS:
         kind = frame.schema[name].dataType if name in frame.columns else None
@@ -96,20 +98,34 @@ def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
 
 
 def require_one_row_a_key(rows: DataFrame, who: str) -> None:
-    """Refuse rows that give a key twice, or neither value nor timeout to one.
+    """Refuse rows that give a key twice, or have none.
 
     Raises:
         UsageError: names one of the keys.
     """
     from pyspark.sql import functions as F
 
+    if not rows.where(F.col("key").isNull()).isEmpty():
+        raise UsageError(f"{who}: a row of state has no key")
     twice = rows.groupBy("key").count().where("count > 1").limit(1).collect()
     if twice:
         raise UsageError(
             f"{who}: key {tuple(twice[0].key)} has {twice[0]['count']} rows of state, give it one"
         )
-    if not rows.where(F.col("key").isNull()).isEmpty():
-        raise UsageError(f"{who}: a row of state has no key")
+
+
+def require_something(rows: DataFrame, who: str) -> None:
+    """Refuse rows that give neither value nor timeout to their key: it has no state.
+
+    Raises:
+        UsageError: names one of the keys.
+    """
+    from pyspark.sql import functions as F
+
+    if nothing := rows.where(F.col("value").isNull() & F.col(TIMEOUT_MS).isNull()).take(1):
+        raise UsageError(
+            f"{who}: key {tuple(nothing[0].key)} has neither a value nor a timeout: leave it out"
+        )
 
 
 def corrected(before: DataFrame, changed: DataFrame) -> DataFrame:

@@ -15,6 +15,7 @@ from pyarrow import fs
 
 from spark_abs.errors import DamageError, Refused
 from spark_abs.jvm import FAMILY, KEY, PARTITION_KEY, VALUE, Store
+from spark_abs.model import checked_relative
 from spark_abs.snapshots.layout import DEFAULT_STORE, StateFileKind, state_file
 from spark_abs.snapshots.lineage import decompress
 from spark_abs.store.storage import Place
@@ -60,6 +61,8 @@ def keyed_as(like: DataFrame, entries: DataFrame) -> DataFrame:
     """Return entries in the columns of others; what Spark partitions by is null, for it is not written."""
     from pyspark.sql import functions as F
 
+    if PARTITION_KEY not in like.columns:
+        return entries.select(KEY, VALUE, FAMILY)
     nothing = F.lit(None).cast(like.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
     return entries.select(nothing, KEY, VALUE, FAMILY)
 
@@ -150,5 +153,5 @@ def _entries(name: str, data: bytes) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def _place(native: Place, store: Store, partition: int) -> Place:
-    below = "" if store.name == DEFAULT_STORE else f"/{store.name}"
+    below = "" if store.name == DEFAULT_STORE else f"/{checked_relative(store.name)}"
     return native.below(f"state/{store.operator}/{partition}{below}")

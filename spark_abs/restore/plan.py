@@ -24,6 +24,7 @@ from spark_abs.model import (
     RunId,
     StageId,
     Version,
+    checked_name,
 )
 from spark_abs.observe.alive import LiveRun
 from spark_abs.protocol.control import NATIVES, ControlState, begin_attempt, replaced_by
@@ -274,20 +275,25 @@ def _abandoned(
 ) -> tuple[CheckpointId, ...]:
     """Return the checkpoints that are on the path now, and are not on the path to `manifest`."""
     cut = manifest.cut
-    limits: dict[AttemptId, CheckpointId] = {cut.attempt: cut.checkpoint, manifest.attempt: manifest.id}
+    limits: dict[AttemptId, CheckpointId] = {cut.attempt: cut.checkpoint}
+    stays = {manifest.id}
     for attempt in state.lineage(cut.attempt):
         left_at = attempt.base or attempt.checkpoint
-        if attempt.parent is not None and left_at is not None:
+        if attempt.parent is not None and attempt.checkpoint is not None and left_at is not None:
             limits[attempt.parent] = left_at
+            stays.add(attempt.checkpoint)  # also if an edit made it, of no attempt
     return tuple(
         s.id
         for s in completed
-        if state.on_path(s.attempt, s.id) and s.id > limits.get(s.attempt, CheckpointId(0))
+        if state.on_path(s.attempt, s.id)
+        and s.id not in stays
+        and s.id > limits.get(s.attempt, CheckpointId(0))
     )
 
 
 def _stage(snapshot: StageSnapshot, below: str, partitions: Mapping[str, int]) -> Iterator[Step]:
     stage, cut = snapshot.stage, snapshot.cut_batch
+    checked_name(stage, "stage")
     if cut == NO_BATCH:
         yield StartAfresh(stage)
         return

@@ -119,7 +119,7 @@ def launch(given: Launch) -> Run:
         job,
         graph,
         lambda stage, channel, schema: _gate(given, stage, channel, schema),
-        partial(_before, given),
+        partial(before, given),
     )
     declared.update(frames.declared)  # from now on: these count what they drop
 
@@ -252,10 +252,14 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     return table
 
 
-def _before(given: Launch, stage: StageId) -> Before:
-    """Say what the records said that a repartitioning has not left in every partition."""
-    ctx, attempt = given.ctx, given.control.state.attempt
-    if stage not in attempt.partitions or attempt.checkpoint is None:
+def before(given: Launch, stage: StageId) -> Before:
+    """Say what the records said that a repartitioning has not left in every partition.
+
+    They may be missing in a later attempt, too: of a checkpoint before the next batch had ended.
+    """
+    ctx, path = given.ctx, given.control.state.lineage()
+    attempt = path[-1]
+    if attempt.checkpoint is None or all(stage not in step.partitions for step in path):
         return NOTHING
     try:
         origin = Checkpoints.open(ctx.root, ctx.job).load(attempt.checkpoint).graph

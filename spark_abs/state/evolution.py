@@ -169,6 +169,8 @@ def _compared(stored: StateFunction, declared: StateFunction) -> Iterator[tuple[
 
 def _fixed(stored: StateFunction, declared: StateFunction) -> Iterator[str]:
     """Say what cannot change: it says where a key is kept, and by which clock."""
+    if stored.uid != declared.uid:
+        yield "it is another function's: those of a stage keep their order"
     if stored.key != declared.key:
         yield "its key is another one, and so each state would be another key's"
     if stored.key_groups != declared.key_groups:

@@ -30,6 +30,16 @@ _S30, _S27, _S31, _S32 = (np.uint64(n) for n in (30, 27, 31, 32))
 _WORD = 8
 
 
+def check_key_groups(groups: int, who: str) -> None:
+    """Refuse a number of key groups that cannot be.
+
+    Raises:
+        UsageError: names whose it is.
+    """
+    if not 1 <= groups <= 2**15:
+        raise UsageError(f"{who}: the number of key groups is {groups}, not 1 to 32768")
+
+
 def check_key_type(name: str, kind: pa.DataType) -> None:
     """Refuse a key column that is not of an atomic type.
 

@@ -24,7 +24,7 @@ from spark_abs.state.group import (
     read_head,
     segment_schema,
 )
-from spark_abs.state.keys import Hashes, Places, canonical, check_key_type, hashes, same
+from spark_abs.state.keys import Hashes, Places, canonical, check_key_groups, check_key_type, hashes, same
 from spark_abs.state.segments import KEY, NEVER, STATE, Flags
 
 NO_TIME = -1
@@ -69,8 +69,7 @@ class Operator:
         for name in ("rows", "state", "output"):
             plain = pa.schema([pa.field(f.name, f.type) for f in getattr(self, name)])
             object.__setattr__(self, name, plain)
-        if not 1 <= self.key_groups <= 2**15:
-            raise UsageError(f"{self.name}: the number of key groups is {self.key_groups}, not 1 to 32768")
+        check_key_groups(self.key_groups, self.name)
         if not self.key:
             raise UsageError(f"{self.name}: give at least one key column")
         for name in self.key:

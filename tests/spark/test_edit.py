@@ -88,7 +88,16 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     twice = spark.createDataFrame([*rows, rows[0]], schema)
     with pytest.raises(UsageError, match=r"key \(0,\) has 2 rows"):
         edit.correct("sums", twice)
-    written = edit.correct("sums", spark.createDataFrame(rows, schema)).remove("windows").write("corrected")
+    with pytest.raises(UsageError, match="number of key groups is 0"):
+        edit.rekey("sums", edit.state("sums"), key_groups=0)
+    nobody = spark.createDataFrame([(None, (1,), None, None)] * 2, schema)
+    with pytest.raises(UsageError, match="a row of state has no key"):
+        edit.correct("sums", nobody)
+    with pytest.raises(UsageError, match=r"key \(1,\) has neither a value nor a timeout"):
+        spark_abs.edit(root, first, spark).replace("sums", spark.createDataFrame(rows, schema)).write("no")
+    for some in (rows[:2], rows[2:]):  # one after the other: the second adds to the first
+        edit.correct("sums", spark.createDataFrame(some, schema))
+    written = edit.remove("windows").write("corrected")
     expected = {**before, (0,): (1000, LATER), (7,): (70, due)}
     del expected[1,]
     assert totals("corrected") == expected

@@ -10,11 +10,13 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from spark_abs.manifest import StageSnapshot
-from spark_abs.model import BatchId, CheckpointId, RunId, StageId
+from spark_abs.model import CheckpointId, RunId, StageId
+from spark_abs.restore.hdfs_store import loaded
 from spark_abs.restore.rewrite import rewrite_stage
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
+from spark_abs.snapshots.take import StageCopy
 from spark_abs.store.storage import Place
 from tests.spark.test_capture import (
     STORES,
@@ -23,6 +25,7 @@ from tests.spark.test_capture import (
     Story,
     chained,
     conf,
+    deduplicate,
     last_batch,
     outer_join,
     start,
@@ -47,6 +50,18 @@ def ran(shape: Shape, source: Input, checkpoint: Path, files: int) -> Counter[Ro
     return run.after(-1)
 
 
+def snapshot_of(copy: StageCopy) -> StageSnapshot:
+    """Return what a manifest has of a copy."""
+    return StageSnapshot(
+        StageId("query"),
+        copy.cut_batch,
+        offsets=copy.offsets,
+        operators=copy.operators,
+        provider=copy.provider,
+        files=copy.files,
+    )
+
+
 @pytest.mark.parametrize(
     ("shape", "stores", "provider"), CASES, ids=[f"{s.__name__}-{c}" for s, c, _ in CASES]
 )
@@ -66,16 +81,28 @@ def test_a_query_goes_on_with_its_state_in_another_provider(
     expected = ran(shape, story.source, story.native, 3)
     story.native.rename(tmp_path / "lost")
     kept = KeptState.open(story.root, "job", RunId(1))
-    snapshot = StageSnapshot(
-        StageId("query"),
-        BatchId(cut),
-        offsets=copy.offsets,
-        operators=copy.operators,
-        provider=copy.provider,
-        files=copy.files,
-    )
+    snapshot = snapshot_of(copy)
     moved = rewrite_stage(spark, kept, CheckpointId(2), snapshot, Place(str(tmp_path / "on")), {}, provider)
     assert (moved.provider, moved.operators[0].partitions) == (provider, copy.operators[0].partitions)
     materialise(story.root, moved.files, Place(str(tmp_path / "restored")), fresh_query_id())
     assert sum(expected.values()) > 0
     assert ran(shape, story.source, tmp_path / "restored", 0) == expected
+
+
+def test_state_in_the_hdfs_backed_store_is_emptied_where_it_is_and_on_its_way_to_rocksdb(
+    spark: SparkSession, tmp_path: Path, conf: Callable[[dict[str, str]], None]
+) -> None:
+    conf(STORES["hdfs"])
+    story = Story(spark, tmp_path, deduplicate)
+    ran(deduplicate, story.source, story.native, 2)
+    snapshot = snapshot_of(story.copy(last_batch(story.native)))
+    kept = KeptState.open(story.root, "job", RunId(1))
+    for number, provider in enumerate((None, Provider.ROCKSDB), 2):
+        scratch, native = Place(str(tmp_path / f"on{number}")), tmp_path / f"emptied{number}"
+        changed = rewrite_stage(spark, kept, CheckpointId(number), snapshot, scratch, {0: None}, provider)
+        assert changed.provider == (provider or Provider.HDFS)
+        materialise(story.root, changed.files, Place(str(native)), fresh_query_id())
+        state = spark.read.format("statestore").option("batchId", int(changed.cut_batch))
+        assert state.load(str(native)).isEmpty()
+    files = {f.name: f.read_bytes() for f in (tmp_path / "emptied2/state/0/0").glob("*.snapshot")}
+    assert loaded(files, "zstd") == {}

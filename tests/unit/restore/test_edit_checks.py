@@ -34,6 +34,8 @@ def test_an_edit_that_changes_nothing_is_not_written(jobs: Jobs) -> None:
         edit.write("corrected")
     with pytest.raises(UsageError, match="is not a name"):
         edit.write("not a name")
+    with pytest.raises(UsageError, match="'latest' means the newest checkpoint"):
+        edit.write("latest")
 
 
 def test_state_that_needs_rocksdb_stays_there(jobs: Jobs) -> None:

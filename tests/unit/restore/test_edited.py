@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 from spark_abs.cli.main import main
-from spark_abs.errors import CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
-from spark_abs.manifest import Origin, StageSnapshot
+from spark_abs.errors import CheckpointNotFound, CommitStateUnknown, DamageError, Fenced, Refused, RunAlive
+from spark_abs.manifest import Manifest, Origin, StageSnapshot
 from spark_abs.model import NO_ATTEMPT, CheckpointKind, RunId, StageId
 from spark_abs.observe.listing import checkpoint_rows
 from spark_abs.observe.progress import SILENT
 from spark_abs.protocol import control as ledger
+from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.restore import edited as module
 from spark_abs.restore.apply import restore
+from spark_abs.restore.check import require_intact
 from spark_abs.restore.edited import StageChange, write_edited
 from spark_abs.restore.lookup import lookup
 from spark_abs.store.checkpoints import Checkpoints
@@ -135,6 +138,8 @@ def test_what_fails_leaves_an_aborted_id_and_nothing_else(
     assert [(a.id, a.detail) for a in job.state.aborted] == [
         (first + 1, "the edit failed: OSError: no power")
     ]
+    told = [(r["event"], r["checkpoint"], r["reason"]) for r in History(job.root).read().to_pylist()]
+    assert told[-1] == ("aborted", first + 1, "declined")
     with pytest.raises(CheckpointNotFound):
         lookup(job.root, "corrected")
     monkeypatch.setattr(module, "rewrite_stage", same)
@@ -173,3 +178,64 @@ def test_a_damaged_original_is_not_edited(job: SmallJob) -> None:
     with pytest.raises(DamageError, match="is damaged"):
         edited(job, first)
     assert job.state == before
+
+
+def test_a_job_that_begins_while_rows_are_computed_goes_on(
+    job: SmallJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(*given: Any) -> None:
+        job.start()
+        require_intact(*given)
+
+    first = job.checkpoint(1)
+    monkeypatch.setattr(module, "require_intact", meanwhile)
+    with pytest.raises(Refused, match=f"run {job.run + 1} .* has begun meanwhile"):
+        edited(job, first)
+    assert job.checkpoint(2) == first + 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, CommitStateUnknown])
+def test_a_manifest_that_is_in_is_not_called_aborted(
+    job: SmallJob, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    complete = Checkpoints.complete
+
+    def unheard(self: Checkpoints, manifest: Manifest) -> bool:
+        complete(self, manifest)
+        raise error
+
+    first = job.checkpoint(1)
+    monkeypatch.setattr(Checkpoints, "complete", unheard)
+    with suppress(KeyboardInterrupt):
+        assert edited(job, first) == first + 1
+    assert lookup(job.root, "corrected").manifest.id == first + 1
+    assert (job.state.claims, job.state.aborted) == ((), ())
+
+
+def test_what_was_asked_of_an_edit_is_not_left_to_the_job(
+    job: SmallJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*given: Any) -> StageSnapshot:
+        stop = Command("stop it", CommandKind.STOP, None, 0)
+        Control.open(job.root).update(lambda s: ledger.ask(s, stop))
+        return same(*given)
+
+    first = job.checkpoint(1)
+    before = Command("before", CommandKind.SAVEPOINT, "mine", 0)
+    Control.open(job.root).update(lambda s: ledger.ask(s, before))
+    monkeypatch.setattr(module, "rewrite_stage", asked)
+    edited(job, first)
+    assert [(c.id, c.answered, c.ok) for c in job.state.commands] == [
+        ("before", False, False),
+        ("stop it", True, False),
+    ]
+
+
+def test_an_edit_that_the_path_leads_over_is_not_left_behind(job: SmallJob) -> None:
+    first = job.checkpoint(1)
+    written = edited(job, first)
+    restore(job.root.uri, "corrected")
+    job.start()
+    second, third = job.checkpoint(2), job.checkpoint(3)
+    assert restore(job.root.uri, second, dry_run=True).plan.abandons == (third,)
+    assert restore(job.root.uri, first, dry_run=True).plan.abandons == (written, second, third)

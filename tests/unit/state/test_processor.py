@@ -7,8 +7,10 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pytest
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState
 
+from spark_abs.errors import StateFunctionFailed
 from spark_abs.state.declared import Before
 from spark_abs.state.operator import Operator, Timeout
 from spark_abs.state.packing import OUTPUT, ROWS, stream, table_of
@@ -93,16 +95,19 @@ def count(key: tuple[Any, ...], rows: Iterator[Any], state: Any) -> tuple[Any, .
     return key[0], total
 
 
-def operator() -> Operator:
+def operator(uid: str = "count") -> Operator:
     out = pa.schema([("k", pa.int64()), ("n", pa.int64())])
-    return Operator("s", "count", 4, ("k",), ROW, COUNT, out, Timeout.EVENT_TIME)
+    return Operator("s", uid, 4, ("k",), ROW, COUNT, out, Timeout.EVENT_TIME)
 
 
-def batch(store: Store, watermark_ms: int, *at_ms: int, before_ms: int = 0) -> tuple[list[int], int]:
+def batch(
+    store: Store, watermark_ms: int, *at_ms: int, before_ms: int = 0, uid: str = "count"
+) -> tuple[list[int], int]:
     """Run a batch with rows of key 1 on a fresh processor; return counts, and how many rows were late."""
     store.watermark_ms, late = watermark_ms, Late()
     used: Any = late
-    processor = Processor(operator(), per_key(operator(), count, flat=False), "ts", used, Before(before_ms))
+    mine = operator(uid)
+    processor = Processor(mine, per_key(mine, count, flat=False), "ts", used, Before(before_ms))
     handle: Any = Handle(store)
     processor.init(handle)
     rows = pa.table(
@@ -136,3 +141,11 @@ def test_a_partition_without_a_record_takes_the_watermark_that_the_query_begins_
             expected[1],
         )
         assert batch(fresh, 30, 20, 21)[1] == 1
+
+
+def test_a_function_does_not_go_on_with_the_state_of_another_one() -> None:
+    """Two of one stage, in the other order: each would find what the other has left, in the same form."""
+    store = Store()
+    batch(store, 0, 5)
+    with pytest.raises(StateFunctionFailed, match="another function's"):
+        batch(store, 0, 5, uid="other")
