@@ -243,9 +243,8 @@ class _Editor:
         try:
             return self.checkpoints.complete(new)
         except CommitStateUnknown:
-            return not self.checkpoints.abort(
-                new.id, self.run
-            )  # it did take place if it is too late for that
+            # Too late to abort it: it did take place.
+            return not self.checkpoints.abort(new.id, self.run)
 
     def _close(self, barrier: Barrier, origin: Manifest, error: BaseException) -> None:
         """Give the id its outcome, unless the manifest is in; if that cannot be, the next run does."""

@@ -66,7 +66,7 @@ def fitted(frame: DataFrame, form: StateFunction, who: str) -> DataFrame:
 
 
 def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
-    """Return the form of a function whose state these rows are; all but key and state stays.
+    """Return the form of a function whose state these rows are: it has no past, and all else stays.
 
     Raises:
         UsageError: there is no struct `key` or `value`, their columns cannot be those of a state, or there
@@ -94,6 +94,7 @@ def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
             f"state field {twice[0]!r} is there twice" if twice else "give at least one key column"
         )
     texts = {name: tuple(f"{f.name}: {f.type}" for f in schema) for name, schema in found.items()}
+    form = replace(form, renamed={}, dropped=(), defaults={}, older=())
     return replace(form, key=texts["key"], state=texts["value"])
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import LongType, StructType
 
 from spark_abs.errors import Refused, UsageError
 from spark_abs.restore.edit import Edit
+from spark_abs.restore.edited_rows import form_of_frame
 from spark_abs.restore.rewrite import require_rewritable
+from spark_abs.state.evolution import evolve
 from tests.unit.observe.test_state_at import AGGREGATION, FORM, OURS, Jobs, transform
 
 NO_SESSION: Any = None
@@ -61,3 +65,17 @@ def test_state_format_2_is_refused(jobs: Jobs) -> None:
     require_rewritable(jobs.root, replace(first.stages[0], files=plain))
     with pytest.raises(Refused, match="state format 2"):
         require_rewritable(jobs.root, replace(first.stages[0], files=dated))
+
+
+def test_rows_of_another_form_have_no_past() -> None:
+    """A name that a field had before is free again: nothing is left that was written so."""
+    plain: Any = SimpleNamespace(columns=["key", "value"])
+    plain.schema = StructType().add("key", StructType().add("user", LongType()))
+    plain.schema = plain.schema.add("value", StructType().add("sum", LongType()))
+    past = replace(FORM, renamed={"n": ("total",)}, dropped=("last",), defaults={"n": "1"}, older=("00",))
+    form = form_of_frame(plain, past)
+    assert form == replace(FORM, key=("user: int64",), state=("sum: int64",))
+    declared = replace(form, state=("sum: int64", "total: int64", "last: int64"))
+    assert evolve(form, declared).obstacles == ()
+    with pytest.raises(UsageError, match="number of key groups is 32769, not 1 to 32768"):
+        form_of_frame(plain, replace(FORM, key_groups=2**15 + 1))
