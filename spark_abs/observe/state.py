@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from spark_abs.codec import from_json
-from spark_abs.errors import DamageError
+from spark_abs.errors import DamageError, UsageError
 from spark_abs.manifest import StateFunction
 from spark_abs.observe.changes import changes
 from spark_abs.observe.state_at import StateAt, find_state, same_at
@@ -71,7 +71,7 @@ def state(
 
     Raises:
         UsageError: there is no such stage, operator or store, it has no state, or must be chosen; says which
-            there are.
+            there are. Or its form at the other checkpoint is another one.
         CheckpointNotFound: there is no such checkpoint.
         DamageError: its bytes are missing or altered.
     """
@@ -87,7 +87,14 @@ def state_frame(
     """Read what was found, or what is different from `before`; see `state`."""
     if before is None:
         return _read(session, root, found)
-    return changes(_read(session, root, before), _read(session, root, found), found.identity)
+    then, now = _read(session, root, before), _read(session, root, found)
+    if then.dtypes != now.dtypes:
+        raise UsageError(
+            f"the state of stage {found.snapshot.stage!r} is {then.schema.simpleString()} at checkpoint "
+            f"{before.manifest.id} and {now.schema.simpleString()} at checkpoint {found.manifest.id}: read "
+            "each for itself, and compare what both have"
+        )
+    return changes(then, now, found.identity)
 
 
 def _read(session: SparkSession, root: Root, found: StateAt) -> DataFrame:

@@ -122,6 +122,10 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     )
     rows_of = history.select(F.struct("k", "odd").alias("key"), F.struct("total").alias("value"))
     spark_abs.edit(root, "latest", spark).rekey("sums", rows_of, key_groups=5).write("by-parity")
+    with pytest.raises(
+        UsageError, match=r"is struct<key:struct<k:bigint>,.* at checkpoint 1 and struct<key:"
+    ):
+        spark_abs.state(root, "sums", "by-parity", spark, diff=first)
     spark_abs.restore(root, "by-parity", spark=spark)
     with pytest.raises(Refused, match="it has 5 key groups and not 3"):
         run(["k"], 3)
