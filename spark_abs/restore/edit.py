@@ -88,7 +88,8 @@ class Edit:
     def correct(self, stage: str, rows: DataFrame, *, operator: int | str | None = None) -> Edit:
         """Let the keys of these rows have what they say; a row without value and timeout removes its key.
 
-        Other keys stay as they are, or as this edit has made them before.
+        Other keys stay as they are, or as this edit has made them before. Without a column `timeout_ms` or
+        `expires_ms` a key keeps what it has of it.
 
         Raises:
             UsageError, Refused: as `replace`.
@@ -97,7 +98,8 @@ class Edit:
         form, before = self._so_far(found)
         changed = fitted(rows, form, _named(found, form))
         require_one_row_a_key(changed, _named(found, form))
-        return self._take(found, form, corrected(before, changed))
+        kept = [column for column in before.columns if column not in rows.columns]
+        return self._take(found, form, corrected(before, changed, kept))
 
     def rekey(
         self,

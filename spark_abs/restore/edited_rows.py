@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from spark_abs.state.rows import EXPIRES_MS, TIMEOUT_MS, StateRows
 from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
 _STRUCTS, _TIMES = ("key", "value"), (TIMEOUT_MS, EXPIRES_MS)
@@ -129,14 +130,26 @@ def require_something(rows: DataFrame, who: str) -> None:
         )
 
 
-def corrected(before: DataFrame, changed: DataFrame) -> DataFrame:
-    """Return a state with the rows of some keys changed; one without value and timeout is left out."""
+def corrected(before: DataFrame, changed: DataFrame, kept: Sequence[str] = ()) -> DataFrame:
+    """Return a state with the rows of some keys changed; one without value and timeout is left out.
+
+    Args:
+        before: the state.
+        changed: rows in the same columns.
+        kept: columns in which a key that is there keeps what it has.
+    """
     from pyspark.sql import functions as F
 
     columns, mark = before.columns, "#changed"
+
+    def changed_to(column: str) -> Column:
+        new = F.col(f"new.{column}")
+        both = F.coalesce(F.col(f"old.{column}"), new)
+        return F.when(F.col("new.value").isNotNull(), both) if column in kept else new
+
     new = changed.withColumn(mark, F.lit(True)).alias("new")
     joined = before.alias("old").join(new, F.col("old.key").eqNullSafe(F.col("new.key")), "full_outer")
-    taken = [F.when(F.col(mark), F.col(f"new.{c}")).otherwise(F.col(f"old.{c}")).alias(c) for c in columns]
+    taken = [F.when(F.col(mark), changed_to(c)).otherwise(F.col(f"old.{c}")).alias(c) for c in columns]
     rows = joined.select(*taken)
     return rows.where(F.col("value").isNotNull() | F.col(TIMEOUT_MS).isNotNull())
 

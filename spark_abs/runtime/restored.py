@@ -59,8 +59,8 @@ def check_functions(manifest: Manifest, drafts: Frames) -> None:
             if at is None:
                 raise Refused(
                     f"{where} was written as {to_json(stored)}; it is no longer declared. Declare it as it "
-                    f"was; empty it, and keep the stage's positions, with {edit}.remove({stage!r}); or start "
-                    "over on a new root"
+                    f"was; or let another function take its place: empty it with {edit}.remove({stage!r}), "
+                    "which keeps the stage's positions, and restore what that wrote"
                 )
             evolved = evolve(stored, declared.functions[at])
             if evolved.obstacles:

@@ -95,8 +95,9 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
         edit.correct("sums", nobody)
     with pytest.raises(UsageError, match=r"key \(1,\) has neither a value nor a timeout"):
         spark_abs.edit(root, first, spark).replace("sums", spark.createDataFrame(rows, schema)).write("no")
-    for some in (rows[:2], rows[2:]):  # one after the other: the second adds to the first
-        edit.correct("sums", spark.createDataFrame(some, schema))
+    some = spark.createDataFrame(rows[:2], schema).drop("timeout_ms", "expires_ms")
+    edit.correct("sums", some)  # key 0 keeps its timeout
+    edit.correct("sums", spark.createDataFrame(rows[2:], schema))  # adds to the first
     written = edit.remove("windows").write("corrected")
     expected = {**before, (0,): (1000, LATER), (7,): (70, due)}
     del expected[1,]
