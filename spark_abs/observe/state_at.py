@@ -93,6 +93,11 @@ def find_state(
                 f"operator {chosen.id} of stage {stage!r} is a function: its state is one, it has no stores"
             )
         return StateAt(found.manifest, found.snapshot, found.functions, chosen, None)
+    if chosen.ours and found.manifest.edited is not None:
+        raise UsageError(
+            f"the state of the function of stage {stage!r}, operator {chosen.id}, was removed by the edit "
+            f"that made checkpoint {found.manifest.id}: there is none"
+        )
     part = _part(stage, chosen, store)
     return StateAt(found.manifest, found.snapshot, found.functions, chosen, part)
 

@@ -37,7 +37,8 @@ def edit(
 
         edit = spark_abs.edit(root, "before-release", spark)
         counts = edit.state("count")
-        edit.correct("count", counts.where("value.total < 0").withColumn("value", NOTHING))
+        wrong = counts.where("value.total < 0")
+        edit.correct("count", wrong.selectExpr("key", "named_struct('total', 0L) AS value"))
         edit.write("corrected")
         spark_abs.restore(root, "corrected")
 
@@ -60,7 +61,8 @@ class Edit:
     """Changes to a savepoint that are gathered, checked as they come, and written together.
 
     Rows of a function's state have the columns of `spark_abs.state`: structs `key` and `value`, and where
-    they apply `timeout_ms` and `expires_ms`. Frames are evaluated when `write` is called.
+    they apply `timeout_ms` and `expires_ms`. Frames are evaluated when `write` is called. What is said later
+    of an operator holds: `replace`, `rekey` and `remove` take the place of all before, `correct` adds to it.
     """
 
     def __init__(self, session: SparkSession, root: Root, manifest: Manifest) -> None:

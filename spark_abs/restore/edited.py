@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
-from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew, write_lease
+from spark_abs.store.lease import breathing, own_lease, renew
 from spark_abs.store.outcomes import abort_open
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -68,7 +67,7 @@ def write_edited(
     run, asked = state.runs[-1].id, frozenset(c.id for c in state.commands)
     how = "failed: the edit did not end"
     try:
-        with _breathing(root, run):
+        with breathing(root, run):
             checkpoints = Checkpoints.open(root, state.job)
             checkpoints.fence(run)
             abort_open(control, checkpoints, run)
@@ -288,23 +287,3 @@ def _shape(shape: StageShape, change: StageChange | None) -> StageShape:
         return shape
     forms = (change.functions.get(f.uid, f) for f in shape.functions)
     return replace(shape, functions=tuple(form for form in forms if form is not None))
-
-
-@contextmanager
-def _breathing(root: Root, run: RunId) -> Iterator[None]:
-    """Hold the lease while this is open, so that nobody starts the job by mistake."""
-    lease, done = own_lease(run, now_ms()), threading.Event()
-    write_lease(root, lease)
-
-    def breathe() -> None:
-        while not done.wait(BEAT_EVERY_MS / 1000):
-            with suppress(OSError):
-                renew(root, lease, now_ms())
-
-    thread = threading.Thread(target=breathe, name="spark-abs-edit-lease", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

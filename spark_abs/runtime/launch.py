@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +74,8 @@ class Launch:
     drafts: Frames
     control: Control
     policy: RestartPolicy
+    started: Callable[[], None]
+    """Called when the coordinator is about to take over what keeps the lease until then."""
     rebuilds: Sequence[Rebuild] = ()
     """Stages that have to repeat their batches first."""
     drain: str | None = None
@@ -172,9 +174,11 @@ def launch(given: Launch) -> Run:
             ctx.probe(f"start.{stage.name}.query.after")
     except Exception as error:
         run.fail(error)
+        given.started()
         run.begin(queries, coordination)
         run.await_termination()
         raise
+    given.started()
     run.begin(queries, coordination)
     return run
 

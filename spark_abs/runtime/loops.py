@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from spark_abs.channels.follow import follow
 from spark_abs.model import Position, StageId
@@ -29,24 +29,25 @@ class Loops:
             return (stage,)
         return tuple(runner for name, runner in self._stages.items() if name in loop.stages)
 
-    def has_ended(self, stage: StageRunner) -> bool:
+    def has_ended(self, stage: StageRunner, is_idle: Callable[[StageRunner], bool]) -> bool:
         """Say whether nothing comes to a stage any more whose other inputs have ended.
 
         Certain only while no stage of `around` begins a batch.
         """
         loop = self._loop(stage)
         if loop is None:
-            return stage.native.idle_at() is not None
+            return is_idle(stage)
         state = Control.open(self._ctx.root).state
-        return has_ended(loop, [self._member(runner, state) for runner in self.around(stage)], self._ctx.run)
+        members = [self._member(runner, state, is_idle(runner)) for runner in self.around(stage)]
+        return has_ended(loop, members, self._ctx.run)
 
     def _loop(self, stage: StageRunner) -> Loop | None:
         if not stage.heads_loop:
             return None
         return next(loop for loop in self._found if stage.name in loop.stages)
 
-    def _member(self, stage: StageRunner, state: ControlState) -> Member:
-        idle, positions = stage.native.idle_at() is not None, stage.consumed()
+    def _member(self, stage: StageRunner, state: ControlState, idle: bool) -> Member:
+        positions = stage.consumed()
         return Member(idle, positions, frozenset(p.channel for p in positions if self._holds_rows(p, state)))
 
     def _holds_rows(self, position: Position, state: ControlState) -> bool:

@@ -100,6 +100,14 @@ class NativeLog:
         committed = self.newest_committed()
         return committed if self.newest_planned() == committed else None
 
+    def repeats(self, batch: BatchId) -> bool:
+        """Say whether a batch was planned with the offsets and the watermark of the one before it."""
+        before, text = self.find_offsets(BatchId(batch - 1)), self.find_offsets(batch)
+        if before is None or text is None:
+            return False
+        one, other = parse_offsets(before), parse_offsets(text)
+        return (one.offsets, one.watermark_ms) == (other.offsets, other.watermark_ms)
+
     def _newest(self, log: str) -> BatchId:
         selector = fs.FileSelector(f"{self.place.path}/{log}", allow_not_found=True)
         names = (info.base_name for info in self.place.fs.get_file_info(selector))

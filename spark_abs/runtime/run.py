@@ -8,10 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
-
-from pyspark.errors import StreamingQueryException
 
 from spark_abs.errors import Refused, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
@@ -24,6 +21,7 @@ from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.drain import Drain
+from spark_abs.runtime.ending import EndOfInput, halt
 from spark_abs.runtime.lifetime import end
 from spark_abs.runtime.loops import Loops
 from spark_abs.runtime.recovery import Recovery, StageEnd
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
-_ENDING = CheckpointId(-1)
-"""What the stages of a loop are held for while it is found out whether it has come to its end."""
 
 
 class Run:
@@ -62,15 +58,12 @@ class Run:
         """The savepoint that a drain ends with, and the id of the request for it."""
         self._last_savepoint: CheckpointId | None = None
         self._asking = threading.Lock()
-        self._loops = Loops(ctx, loops, stages)
+        self._end = EndOfInput(ctx, stages, Loops(ctx, loops, stages))
         self._snapshots = snapshots
         self._on_end = on_end
         self._queries: dict[StageId, StreamingQuery] = {}
-        self._ended: set[StageId] = set()
-        self._processed: dict[StageId, threading.Thread] = {}
         self._stop = threading.Event()
         self._done = threading.Event()
-        self._quiet = threading.Event()
         self._failure: Exception | None = None
         self._coordination: Coordination | None = None
         self._watcher = threading.Thread(target=self._watch, name=f"spark-abs-watch-{ctx.job}", daemon=True)
@@ -231,7 +224,7 @@ class Run:
                 if self._drain_asked is not None:
                     how = self._run_drain(self._drain_asked[0])
                     break
-                if self._ctx.bounded and self._finish_stages():
+                if self._ctx.bounded and self._end.finish_stages(self._queries):
                     self._last_checkpoint()
                     how = "finished"
                     break
@@ -288,7 +281,7 @@ class Run:
         self._recovery.start_due()
 
     def _look_for_failures(self) -> None:
-        passed_over = self._ended | self._drain.halted
+        passed_over = self._end.ended | self._drain.halted
         for name, query in self._queries.items():
             if name in passed_over or query.isActive or self._recovery.waits(name):
                 continue
@@ -298,69 +291,6 @@ class Run:
                 self._recovery.take(StageEnd(name, failure.batch, failure.error))
             elif error is not None:
                 self._recovery.take(StageEnd(name, self._stages[name].native.newest_planned(), error))
-
-    def _finish_stages(self) -> bool:
-        """End stages whose input has ended (P10), producers first; say whether all have."""
-        for name, query in self._queries.items():
-            if name in self._ended:
-                continue
-            runner = self._stages[name]
-            if query.isActive:
-                if not (runner.reads_channels and self._drained(runner)):
-                    continue
-                self._halt(runner, query)
-            if runner.failure is None and (query.exception() is None or runner.turns.refused):
-                self._ctx.probe(f"end.{name}.before")
-                runner.end()
-                self._ctx.probe(f"end.{name}.after")
-                self._ended.add(name)
-        return len(self._ended) == len(self._queries)
-
-    def _drained(self, runner: StageRunner) -> bool:
-        """Say whether a stage has read its channels to the end, and what its native sources had by then.
-
-        The head of a loop has when its loop has come to an end: no stage of it works while that is found out.
-        """
-        batch, around = runner.native.idle_at(), self._loops.around(runner)
-        if batch is None or not runner.inputs_closed(batch) or not self._loops.has_ended(runner):
-            for other in around:
-                self._processed.pop(other.name, None)
-            return False
-        still = {other.name: self._has_processed_all(other) for other in around}
-        if not all(still.values()):
-            return False
-        for other in around:
-            del self._processed[other.name]
-        return not runner.heads_loop or self._still_ended(runner)
-
-    def _still_ended(self, head: StageRunner) -> bool:
-        """Look once more while no stage of a loop begins a batch; if it has ended, its head stays held."""
-        around = self._loops.around(head)
-        for runner in around:
-            runner.turns.hold(_ENDING)
-        ended = self._loops.has_ended(head)
-        for runner in around:
-            if runner is not head or not ended:
-                runner.turns.release(_ENDING)
-        return ended
-
-    def _has_processed_all(self, runner: StageRunner) -> bool:
-        """Let Spark say that a query has nothing to do: in a thread, since a batch may wait for credit."""
-        query = self._queries[runner.name]
-        processing = self._processed.get(runner.name)
-        if processing is None:
-            processing = threading.Thread(target=_process_all, args=(query,), daemon=True)
-            self._processed[runner.name] = processing
-            processing.start()
-        return not processing.is_alive()
-
-    def _halt(self, runner: StageRunner, query: StreamingQuery) -> None:
-        """Stop a query in order: its batch ends, one that was planned meanwhile is left to the next run."""
-        runner.turns.stop()
-        self._ctx.probe(f"end.{runner.name}.halt")
-        while query.isActive and runner.native.idle_at() is None:
-            self._quiet.wait(_WATCH_S)
-        query.stop()
 
     def _last_checkpoint(self) -> None:
         assert self._coordination is not None
@@ -379,14 +309,8 @@ class Run:
         failed = self._failure is not None
         self._coordination.put(StatusChanged(now_ms(), JobStatus.FAILED if failed else JobStatus.STOPPING))
         for name, query in self._queries.items():
-            self._halt(self._stages[name], query)
+            halt(self._ctx, self._stages[name], query)
         self._coordination.close()
         self._snapshots.close()
         end(self._ctx, f"failed: {self._failure}" if failed else how)
         self._on_end()
-
-
-def _process_all(query: StreamingQuery) -> None:
-    """Return when a query has nothing more to do; if it fails, the next look for failures says so."""
-    with suppress(StreamingQueryException):
-        query.processAllAvailable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from spark_abs.config import WatermarkCheck
@@ -29,6 +30,7 @@ from spark_abs.session import check_session, lend
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
+from spark_abs.store.lease import breathing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,10 +73,13 @@ def start_job(
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
     try:
-        lost = _lost_natives(ctx, graph, control, drafts, allow_non_restored_state)  # 5
-        ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
-        job.probe("start.natives.after")
-        return launch(Launch(job, ctx, graph, plans, drafts, control, policy, rebuilds, drain))  # 6, 7
+        with ExitStack() as starting:
+            starting.enter_context(breathing(ctx.root, ctx.run))
+            lost = _lost_natives(ctx, graph, control, drafts, allow_non_restored_state)  # 5
+            ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
+            job.probe("start.natives.after")
+            given = Launch(job, ctx, graph, plans, drafts, control, policy, starting.close, rebuilds, drain)
+            return launch(given)  # 6, 7
     except Exception as error:
         end(ctx, f"failed: {error}")
         raise

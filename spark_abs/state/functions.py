@@ -52,9 +52,9 @@ def map_groups_with_state(
     The meaning is that of Spark's `mapGroupsWithState`. Python is entered once for a key group and batch,
     and a batch reads and writes of the state what its keys have, not what is kept.
 
-    Choose the number of key groups for good: it cannot change while the state lives. Two to eight for each
-    shuffle partition that the stage may ever have, and so many that none holds more than a few hundred
-    megabytes; each group costs a batch that touches it about two milliseconds.
+    Choose the number of key groups for long: only an edit of a savepoint changes it (`Edit.rekey`). Two to
+    eight for each shuffle partition that the stage may ever have, and so many that none holds more than a few
+    hundred megabytes; each group costs a batch that touches it about two milliseconds.
 
     Args:
         frame: a streaming frame.

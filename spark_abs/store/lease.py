@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,3 +105,23 @@ class Breath:
             self._beat_ms = now
             require_current(self._control.state, run)
             renew(self._root, own_lease(run, now), now)
+
+
+@contextmanager
+def breathing(root: Root, run: RunId) -> Iterator[None]:
+    """Hold the lease while this is open: a thread renews it, until a newer run takes it."""
+    lease, done = own_lease(run, now_ms()), threading.Event()
+    renew(root, lease, now_ms())
+
+    def breathe() -> None:
+        while not done.wait(BEAT_EVERY_MS / 1000):
+            with suppress(OSError):
+                renew(root, lease, now_ms())
+
+    thread = threading.Thread(target=breathe, name=f"spark-abs-lease-{run}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

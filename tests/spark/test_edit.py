@@ -137,6 +137,10 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
 
     # Emptied: it reads on from where it was, and may be declared anew in any form.
     spark_abs.edit(root, "latest", spark).remove("sums").write("emptied")
+    with pytest.raises(
+        UsageError, match="the state of the function of stage 'sums', operator 0, was removed"
+    ):
+        state("sums", "emptied")
     spark_abs.restore(root, "emptied", spark=spark)
     feed.write({"id": 2, "k": 2, "v": 7, "ts": 23}, {"id": 9, "k": 9, "v": 8, "ts": 23})
     assert run(["odd"], 2) == {"(0,)": (7, False), "(1,)": (8, False)}

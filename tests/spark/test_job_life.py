@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
+import spark_abs
 from spark_abs.errors import (
     AbortReason,
     CheckpointsFailed,
@@ -117,6 +118,37 @@ def test_a_bounded_run_ends_by_itself_behind_a_last_checkpoint(line: Line, start
         line.assert_all_once()
         assert [files_read(m, "numbers") for m in manifests(line.root)] == [2, 4][:number]
     line.assert_cuts()
+
+
+def count_visits(
+    key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState
+) -> Iterator[tuple[int, int]]:
+    """Count the rows of a key; its timeout comes in a day."""
+    total = (state.get[0] if state.exists else 0) + sum(1 for _ in rows)
+    state.update((total,))
+    state.setTimeoutDuration(86_400_000)
+    yield key[0], total
+
+
+def test_a_bounded_run_ends_also_where_timers_of_processing_time_never_rest(line: Line, start: Start) -> None:
+    """Spark runs batches for them without end, in a stage behind a channel as in one that reads files."""
+
+    def counted(frame: DataFrame) -> DataFrame:
+        return spark_abs.flat_map_groups_with_state(
+            frame, "id", count_visits, "n long", "id long, n long", timeout="processing-time", key_groups=2
+        )
+
+    def job() -> Job:
+        job = Job("timed", root=line.root, spark=line.spark, interval="1h")
+        first = job.stage("first", [line.feed.stream()], counted, state_provider="rocksdb")
+        second = job.stage("second", [first], counted, state_provider="rocksdb")
+        job.sink("numbers", second, table=str(line.tables / "numbers"))
+        return job
+
+    for files in (2, 1):
+        line.write(files)
+        assert start(job(), available_now=True).await_termination(180)
+        assert line.rows("numbers") == list(range(len(line.feed.files) * FILE))
 
 
 def test_a_stopped_job_goes_on_where_it_was(line: Line, start: Start) -> None:
