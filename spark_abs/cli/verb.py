@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import click
 
 from spark_abs.cli.output import Output
-from spark_abs.config import Settings
+from spark_abs.observe.alive import lease_timeout_ms
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
@@ -33,7 +32,7 @@ class Context:
     @property
     def lease_timeout_ms(self) -> int:
         """Silence after which a run on another host counts as dead."""
-        return Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
+        return lease_timeout_ms()
 
 
 def _choose_output(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
+from spark_abs.config import Settings
 from spark_abs.model import RunId
 from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
@@ -18,6 +20,15 @@ class LiveRun:
     pid: int
     heard_ms: int
     """Since it last breathed."""
+
+
+def lease_timeout_ms() -> int:
+    """Return the silence after which a run on another host counts as dead, where no job says it itself.
+
+    Raises:
+        ConfigError: a variable of the environment is no setting or cannot be read.
+    """
+    return Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
 
 
 def live_run(root: Root, now_ms: int, timeout_ms: int) -> LiveRun | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest, StateFunction
-from spark_abs.model import CheckpointId, StageId, checked_name
+from spark_abs.model import CheckpointId, StageId
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.state import form_of, state_frame
 from spark_abs.observe.state_at import StateAt, choose_operator, find_stage, find_state
@@ -16,7 +16,7 @@ from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, requ
 from spark_abs.restore.lookup import lookup
 from spark_abs.restore.read import active_session
 from spark_abs.restore.rewrite import NewState, require_rewritable
-from spark_abs.restore.target import LATEST
+from spark_abs.restore.target import checked_savepoint
 from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.operators import TRANSFORM
 from spark_abs.state.rows import StateRows
@@ -179,9 +179,7 @@ class Edit:
             DamageError: the original is damaged.
             Fenced: somebody has started or restored the job meanwhile.
         """
-        checked_name(name, "savepoint")
-        if name == LATEST:
-            raise UsageError(f"{LATEST!r} means the newest checkpoint: choose another savepoint name")
+        checked_savepoint(name)
         if not self._changes:
             raise UsageError("nothing is changed: call replace, correct, rekey, remove or keep_in first")
         return write_edited(self._session, self._root, self._manifest, self._changes, name, progress)

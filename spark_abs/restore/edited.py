@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_abs.config import Settings
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
 from spark_abs.manifest import Manifest, StageShape, StateFunction
 from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, StageId
-from spark_abs.observe.alive import live_run
+from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Aborted
@@ -93,8 +92,7 @@ def _require_free(root: Root, control: Control, name: str) -> RunId | None:
 
 
 def _require_quiet(root: Root, job: str) -> None:
-    timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
-    alive = live_run(root, now_ms(), timeout_ms)
+    alive = live_run(root, now_ms(), lease_timeout_ms())
     if alive is not None:
         raise RunAlive(
             f"run {alive.run} of job {job!r} is alive: process {alive.pid} on {alive.host}; an edit writes "

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
-from spark_abs.config import Settings
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest
-from spark_abs.observe.alive import live_run
+from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.control import NATIVES, ControlState, attempt_for
 from spark_abs.restore.ahead import Ahead, write_ahead
@@ -127,12 +125,11 @@ class _Planner:
         manifest = load(root, summary)
         partitions = changes(manifest, self.shuffle_partitions)
         attempt = attempt_for(state, manifest.cut.attempt, manifest.id, self.natives, partitions)
-        timeout_ms = Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
         facts = replace(
             gather(root, manifest, self.known, self.found.completed, attempt, state.sinks),
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
             lost_inputs=lost_inputs(root, manifest, state),
-            alive=live_run(root, now_ms(), timeout_ms),
+            alive=live_run(root, now_ms(), lease_timeout_ms()),
         )
         plan = plan_restore(
             state,

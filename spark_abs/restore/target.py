@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_abs.errors import CheckpointNotFound
+from spark_abs.errors import CheckpointNotFound, UsageError
+from spark_abs.model import checked_name
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.checkpoints import Summary
 
 LATEST = "latest"
+
+
+def checked_savepoint(name: str) -> str:
+    """Return `name` if a savepoint may be called so.
+
+    Raises:
+        UsageError: it is no name, or it means the newest checkpoint.
+    """
+    if checked_name(name, "savepoint") == LATEST:
+        raise UsageError(f"{LATEST!r} means the newest checkpoint: choose another savepoint name")
+    return name
 
 
 def resolve(to: str | int, completed: Sequence[Summary], state: ControlState) -> Summary:

@@ -21,13 +21,14 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.manifest import Manifest, StageShape
-from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId, checked_name
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
 from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
+from spark_abs.restore.target import checked_savepoint
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.journal import Journal
 from spark_abs.runtime.live import LiveSettings
@@ -364,9 +365,7 @@ class Coordination:
 
     def check_name(self, name: str | None) -> None:
         """Refuse a savepoint name that is no name or is taken."""
-        checked_name(name or "", "savepoint")
-        if name == "latest":
-            raise UsageError("'latest' means the newest checkpoint: choose another savepoint name")
+        checked_savepoint(name or "")
         if any(s.name == name for s in Checkpoints.open(self._ctx.root, self._ctx.job).summaries()):
             raise UsageError(
                 f"there is a savepoint {name!r} already: savepoints are never replaced, choose another name"

@@ -30,13 +30,13 @@ class Loops:
         return tuple(runner for name, runner in self._stages.items() if name in loop.stages)
 
     def has_ended(self, stage: StageRunner, is_idle: Callable[[StageRunner], bool]) -> bool:
-        """Say whether nothing comes to a stage any more whose other inputs have ended.
+        """Say whether nothing comes to an idle stage any more whose other inputs have ended.
 
         Certain only while no stage of `around` begins a batch.
         """
         loop = self._loop(stage)
         if loop is None:
-            return is_idle(stage)
+            return True
         state = Control.open(self._ctx.root).state
         members = [self._member(runner, state, is_idle(runner)) for runner in self.around(stage)]
         return has_ended(loop, members, self._ctx.run)

@@ -112,12 +112,9 @@ def at_end_of_time(text: str) -> str:
     Raises:
         DamageError: the text has no metadata that says a watermark.
     """
-    head, metadata, *offsets = text.split("\n")
-    plain = _object(metadata, "offset log metadata")
-    if "batchWatermarkMs" not in plain:
+    if "batchWatermarkMs" not in _metadata(text):
         raise DamageError("offset log metadata: no batchWatermarkMs")
-    plain["batchWatermarkMs"] = END_OF_TIME_MS
-    return "\n".join([head, json.dumps(plain, separators=(",", ":")), *offsets])
+    return _with_metadata(text, batchWatermarkMs=END_OF_TIME_MS)
 
 
 def with_settings(text: str, settings: Mapping[str, str]) -> str:
@@ -126,10 +123,7 @@ def with_settings(text: str, settings: Mapping[str, str]) -> str:
     Raises:
         DamageError: the text has no metadata.
     """
-    head, metadata, *offsets = text.split("\n")
-    plain = _object(metadata, "offset log metadata")
-    plain["conf"] = {**(plain.get("conf") or {}), **settings}
-    return "\n".join([head, json.dumps(plain, separators=(",", ":")), *offsets])
+    return _with_metadata(text, conf={**(_metadata(text).get("conf") or {}), **settings})
 
 
 def parse_commit(text: str) -> CommitFile:
@@ -343,6 +337,16 @@ def _header(text: str, what: str, known: Sequence[int]) -> tuple[int, list[str]]
     if version not in known:
         raise Refused(f"{what} version {version} is not known, only {', '.join(map(str, known))}")
     return version, rest
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    return _object(text.split("\n")[1] if "\n" in text else "", "offset log metadata")
+
+
+def _with_metadata(text: str, **changed: object) -> str:
+    head, _, *offsets = text.split("\n")
+    metadata = json.dumps({**_metadata(text), **changed}, separators=(",", ":"))
+    return "\n".join([head, metadata, *offsets])
 
 
 def _object(text: str, what: str) -> dict[str, Any]:

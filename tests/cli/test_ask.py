@@ -120,12 +120,20 @@ def test_stop_with_a_savepoint_names_it(job: SmallJob, cli: Cli) -> None:
     assert job.state.commands[0].name == "last"
 
 
-@pytest.mark.parametrize("verb", [("savepoint", "../x"), ("stop", "--savepoint", "9a")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../x", "is not a name"),
+        ("9a", "is not a name"),
+        ("latest", "means the newest checkpoint"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("savepoint",), ("stop", "--savepoint")])
 def test_a_bad_name_is_refused_before_anybody_is_asked(
-    job: SmallJob, cli: Cli, verb: tuple[str, ...]
+    job: SmallJob, cli: Cli, verb: tuple[str, ...], name: str, why: str
 ) -> None:
     job.come_alive()
-    assert "is not a name" in cli(*verb, exits=2).stderr
+    assert why in cli(*verb, name, exits=2).stderr
     assert job.state.commands == ()
 
 

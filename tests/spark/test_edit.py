@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,3 +146,77 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     feed.write({"id": 2, "k": 2, "v": 7, "ts": 23}, {"id": 9, "k": 9, "v": 8, "ts": 23})
     assert run(["odd"], 2) == {"(0,)": (7, False), "(1,)": (8, False)}
     assert {k: v[0] for k, v in totals("latest").items()} == {(0,): 7, (1,): 8}
+
+
+KEY_OF_K = {
+    "name": "if(k = 0, null, concat('k', k))",
+    "share": "CASE k WHEN 0 THEN double('NaN') WHEN 1 THEN -0.0D WHEN 2 THEN null ELSE k / 2D END",
+    "price": "CASE WHEN k <> 3 THEN cast(k - 1.25 AS decimal(12, 2)) END",
+    "day": "date_add(DATE'1969-12-30', cast(k AS int))",
+    "at": "timestamp_millis(k * 1000 - 1)",
+    "even": "k % 2 = 0",
+    "raw": "cast(repeat('x', cast(k AS int)) AS binary)",
+}
+"""One key for each k, in columns of every kind: null, NaN, -0.0, empty and before 1970 among them."""
+KEPT = (
+    "total long, seen array<long>, by map<string, double>, last struct<v: long, price: decimal(12, 2)>, "
+    "none string"
+)
+
+
+def keep(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState) -> Iterator[tuple[Any, ...]]:
+    """Keep a sum, and values of every shape."""
+    total, seen, by, last, none = state.get if state.exists else (0, [], {}, None, None)
+    for row in rows:
+        total, seen, k = total + row.v, [*seen, row.v], row.k
+        by, last = {**by, str(row.v): math.nan if row.v % 2 else row.v / 4}, (row.v, key[2])
+    state.update((total, seen, by, last, none))
+    yield k, total, seen, len(by)
+
+
+def test_keys_and_values_of_every_type_are_edited(spark: SparkSession, tmp_path: Path, start: Start) -> None:
+    root, feed = str(tmp_path / "root"), Feed(spark, tmp_path / "in")
+
+    def kept(rows: DataFrame) -> DataFrame:
+        keyed = rows.selectExpr("*", *(f"{what} AS {name}" for name, what in KEY_OF_K.items()))
+        return spark_abs.flat_map_groups_with_state(
+            keyed, list(KEY_OF_K), keep, KEPT, "k long, total long, seen array<long>, n int", uid="kept"
+        )
+
+    def run() -> None:
+        job = Job("types", root=root, spark=spark, interval="1h")
+        job.sink("out", job.stage("kept", [job.source("rows", feed.stream())], kept), table=f"{root}/out")
+        assert start(job, available_now=True).await_termination(240)
+
+    def newest() -> dict[int, tuple[int, list[int], int]]:
+        rows = [r for r in read_table(Path(root) / "out").to_pylist() if r["seen"][-1] % 10 == 7]
+        return {r["k"]: (r["total"], r["seen"], r["n"]) for r in rows}
+
+    def state(at: str | int) -> list[str]:
+        return sorted(map(repr, spark_abs.state(root, "kept", at, spark).collect()))
+
+    for file in range(2):
+        feed.write(*({"id": k, "k": k, "v": 10 * k + file, "ts": 0} for k in range(5)))
+    run()
+    before = state("latest")
+    assert len(before) == 5
+
+    edit = spark_abs.edit(root, "latest", spark)
+    edit.replace("kept", edit.state("kept")).write("same")
+    assert state("same") == before
+
+    # The key of null and NaN is corrected, that with a null price removed; the rest stays.
+    edit = spark_abs.edit(root, "same", spark)
+    chosen = edit.state("kept").where("key.name IS NULL OR key.price IS NULL")
+    to_1000 = F.when(F.col("key.name").isNull(), F.col("value").withField("total", F.lit(1000).cast("long")))
+    edit.correct("kept", chosen.withColumn("value", to_1000).select("key", "value")).write("corrected")
+    after = state("corrected")
+    assert len(after) == 4
+    (changed,) = (row for row in after if row not in before)
+    assert changed.replace("total=1000", "total=1") in before
+
+    spark_abs.restore(root, "corrected", spark=spark)
+    feed.write(*({"id": k, "k": k, "v": 10 * k + 7, "ts": 0} for k in range(5)))
+    run()
+    want = {k: (30 * k + 8, [10 * k, 10 * k + 1, 10 * k + 7], 3) for k in range(5)}
+    assert newest() == {**want, 0: (1007, [0, 1, 7], 3), 3: (37, [37], 1)}

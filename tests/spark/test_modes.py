@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 
+from spark_abs import GroupState, edit, flat_map_groups_with_state, state
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId, CheckpointMode, StageId, channel_id
@@ -244,3 +246,63 @@ def test_behind_a_slow_stage_aligned_checkpoints_expire_and_unaligned_ones_compl
     expected = ids(two.clicks) + ids(two.orders)
     eventually(run, lambda: two.rows("all") == expected, "all rows")
     run.stop()
+
+
+def test_rows_in_flight_are_added_to_the_state_that_an_edit_has_put_in(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """A stateful stage with a backlog: its state at the cut is replaced, what was unread comes behind it."""
+    root, feed, hold = str(tmp_path / "root"), Feed(spark, tmp_path / "in"), Hold("batch.sums.files.after")
+
+    def send(files: range) -> None:
+        for file in files:
+            feed.write(*({"id": n, "k": n, "v": 10**file, "ts": file} for n in range(3)))
+
+    def add(_: object, rows: Iterator[Row], held: GroupState) -> Iterator[tuple[int]]:
+        total = (held.get[0] if held.exists else 0) + sum(row.v for row in rows)
+        held.update((total,))
+        yield (total,)
+
+    def job(probe: Callable[[str], None] = lambda _: None) -> Job:
+        settings: dict[str, Any] = {"interval": "1h", "mode": "unaligned", "max_entries_per_batch": 1}
+        job = Job("edited", root=root, spark=spark, probe=probe, **settings)
+        sums = job.stage(
+            "sums",
+            [job.source("rows", feed.stream())],
+            lambda rows: flat_map_groups_with_state(rows, "k", add, "total long", "total long", uid="sums"),
+        )
+        job.sink("out", sums, table=str(tmp_path / "out"))
+        return job
+
+    def totals(at: str | int) -> dict[int, int]:
+        return {row.key.k: row.value.total for row in state(root, "sums", at, spark).collect()}
+
+    log = Path(root, "channels", channel_id(StageId("rows")), "_delta_log")
+
+    send(range(1))
+    assert start(job(), available_now=True).await_termination(240)
+    before = max(log.glob("*.json")).name
+
+    def written(what: str) -> int:
+        return sum(what in commit.read_text() for commit in log.glob("*.json") if commit.name > before)
+
+    send(range(1, FILES))
+    run = start(job(hold))
+    eventually(run, lambda: written('"add":') == FILES - 1 and hold.reached.is_set(), "a backlog")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(run.checkpoint, 180)
+        eventually(run, lambda: written('\\"barrier\\"') > 0, "a barrier")
+        hold.opened.set()
+        taken = asked.result()
+    run.stop()
+    everything = sum(10**file for file in range(FILES))
+    unread = {k: everything - total for k, total in totals(taken).items()}
+    assert len(unread) == 3
+    assert min(unread.values()) > 0
+
+    edited = edit(root, taken, spark)
+    rows = edited.state("sums").withColumn("value", F.struct(F.lit(10**6).cast("long").alias("total")))
+    edited.replace("sums", rows).write("set")
+    restore(root, "set", spark=spark)
+    assert start(job(), available_now=True).await_termination(240)
+    assert totals("latest") == {k: 10**6 + left for k, left in unread.items()}
