@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from spark_abs.cli.verb import Context
 from spark_abs.errors import Refused
-from spark_abs.observe.alive import live_run
+from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.protocol.control import Command, CommandKind, ControlState, ask
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -65,11 +65,11 @@ def ended(ctx: Context, root: Root, control: Control, run: int) -> bool:
     newest = control.state.run
     if newest is None or newest.id != run or newest.ended is not None:
         return True
-    return live_run(root, ctx.now_ms(), ctx.lease_timeout_ms) is None
+    return live_run(root, ctx.now_ms(), lease_timeout_ms()) is None
 
 
 def _require_alive(ctx: Context, root: Root, state: ControlState) -> int:
-    live = live_run(root, ctx.now_ms(), ctx.lease_timeout_ms)
+    live = live_run(root, ctx.now_ms(), lease_timeout_ms())
     if live is None or state.run is None or state.run.ended is not None:
         last = f": run {state.run.id} {state.run.ended or 'died'}" if state.run else ": it was never started"
         raise Refused(f"no run of job {state.job!r} is alive{last}; start it first")

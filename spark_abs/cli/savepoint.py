@@ -7,7 +7,7 @@ import click
 from spark_abs.cli.ask import ask_job
 from spark_abs.cli.verb import Context, verb
 from spark_abs.protocol.control import CommandKind
-from spark_abs.restore.target import checked_savepoint
+from spark_abs.restore.target import check_savepoint_name
 from spark_abs.store.root import Root
 
 
@@ -16,7 +16,7 @@ from spark_abs.store.root import Root
 @click.argument("name")
 def savepoint(ctx: Context, root: Root, name: str) -> None:
     """Take a savepoint of the running job, and wait until it is complete."""
-    checked_savepoint(name)
+    check_savepoint_name(name)
     with ctx.out.waiting(f"waiting for savepoint {name!r}"):
         answer = ask_job(ctx, root, CommandKind.SAVEPOINT, name)
     ctx.out.result(answer, lambda out: out.line(f"savepoint {name!r} is checkpoint {answer.checkpoint}"))

@@ -8,6 +8,7 @@ import click
 
 from spark_abs.cli.output import duration
 from spark_abs.cli.verb import Context, verb
+from spark_abs.observe.alive import lease_timeout_ms
 from spark_abs.observe.status import JobStatus, job_status
 from spark_abs.store.root import Root
 
@@ -16,7 +17,7 @@ from spark_abs.store.root import Root
 @verb
 def status(ctx: Context, root: Root) -> None:
     """Show the attempt and run of a job, whether it is alive, and its open and last checkpoints."""
-    found = job_status(root, ctx.now_ms(), ctx.lease_timeout_ms)
+    found = job_status(root, ctx.now_ms(), lease_timeout_ms())
     ctx.out.result(found, lambda out: out.pairs(_pairs(found, ctx.now_ms())))
 
 

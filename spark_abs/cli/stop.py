@@ -8,7 +8,7 @@ from spark_abs.cli.ask import ask_job, wait_for_end
 from spark_abs.cli.verb import Context, verb
 from spark_abs.errors import UsageError
 from spark_abs.protocol.control import CommandKind
-from spark_abs.restore.target import checked_savepoint
+from spark_abs.restore.target import check_savepoint_name
 from spark_abs.store.root import Root
 
 
@@ -26,7 +26,7 @@ from spark_abs.store.root import Root
 def stop(ctx: Context, root: Root, name: str | None, drain: bool) -> None:
     """Stop the running job in order, and wait until it has ended."""
     if name is not None:
-        checked_savepoint(name)
+        check_savepoint_name(name)
     elif drain:
         raise UsageError("--drain ends with a savepoint: give --savepoint NAME")
     with ctx.out.waiting("waiting for the job to stop" + (f" with savepoint {name!r}" if name else "")):

@@ -11,7 +11,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 import click
 
 from spark_abs.cli.output import Output
-from spark_abs.observe.alive import lease_timeout_ms
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
@@ -28,11 +27,6 @@ class Context:
     now_ms: Callable[[], int] = now_ms
     pause: Callable[[float], None] = time.sleep
     """Called with seconds between two looks at a running job."""
-
-    @property
-    def lease_timeout_ms(self) -> int:
-        """Silence after which a run on another host counts as dead."""
-        return lease_timeout_ms()
 
 
 def _choose_output(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -16,7 +16,7 @@ from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, requ
 from spark_abs.restore.lookup import lookup
 from spark_abs.restore.read import active_session
 from spark_abs.restore.rewrite import NewState, require_rewritable
-from spark_abs.restore.target import checked_savepoint
+from spark_abs.restore.target import check_savepoint_name
 from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.operators import TRANSFORM
 from spark_abs.state.rows import StateRows
@@ -179,7 +179,7 @@ class Edit:
             DamageError: the original is damaged.
             Fenced: somebody has started or restored the job meanwhile.
         """
-        checked_savepoint(name)
+        check_savepoint_name(name)
         if not self._changes:
             raise UsageError("nothing is changed: call replace, correct, rekey, remove or keep_in first")
         return write_edited(self._session, self._root, self._manifest, self._changes, name, progress)

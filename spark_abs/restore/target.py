@@ -12,15 +12,14 @@ from spark_abs.store.checkpoints import Summary
 LATEST = "latest"
 
 
-def checked_savepoint(name: str) -> str:
-    """Return `name` if a savepoint may be called so.
+def check_savepoint_name(name: str) -> None:
+    """Refuse what a savepoint cannot be called.
 
     Raises:
         UsageError: it is no name, or it means the newest checkpoint.
     """
     if checked_name(name, "savepoint") == LATEST:
         raise UsageError(f"{LATEST!r} means the newest checkpoint: choose another savepoint name")
-    return name
 
 
 def resolve(to: str | int, completed: Sequence[Summary], state: ControlState) -> Summary:

@@ -28,7 +28,7 @@ from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
-from spark_abs.restore.target import checked_savepoint
+from spark_abs.restore.target import check_savepoint_name
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.journal import Journal
 from spark_abs.runtime.live import LiveSettings
@@ -365,7 +365,7 @@ class Coordination:
 
     def check_name(self, name: str | None) -> None:
         """Refuse a savepoint name that is no name or is taken."""
-        checked_savepoint(name or "")
+        check_savepoint_name(name or "")
         if any(s.name == name for s in Checkpoints.open(self._ctx.root, self._ctx.job).summaries()):
             raise UsageError(
                 f"there is a savepoint {name!r} already: savepoints are never replaced, choose another name"

@@ -112,9 +112,10 @@ def at_end_of_time(text: str) -> str:
     Raises:
         DamageError: the text has no metadata that says a watermark.
     """
-    if "batchWatermarkMs" not in _metadata(text):
+    metadata = _metadata(text)
+    if "batchWatermarkMs" not in metadata:
         raise DamageError("offset log metadata: no batchWatermarkMs")
-    return _with_metadata(text, batchWatermarkMs=END_OF_TIME_MS)
+    return _with_metadata(text, {**metadata, "batchWatermarkMs": END_OF_TIME_MS})
 
 
 def with_settings(text: str, settings: Mapping[str, str]) -> str:
@@ -123,7 +124,8 @@ def with_settings(text: str, settings: Mapping[str, str]) -> str:
     Raises:
         DamageError: the text has no metadata.
     """
-    return _with_metadata(text, conf={**(_metadata(text).get("conf") or {}), **settings})
+    metadata = _metadata(text)
+    return _with_metadata(text, {**metadata, "conf": {**(metadata.get("conf") or {}), **settings}})
 
 
 def parse_commit(text: str) -> CommitFile:
@@ -343,10 +345,9 @@ def _metadata(text: str) -> dict[str, Any]:
     return _object(text.split("\n")[1] if "\n" in text else "", "offset log metadata")
 
 
-def _with_metadata(text: str, **changed: object) -> str:
+def _with_metadata(text: str, metadata: Mapping[str, Any]) -> str:
     head, _, *offsets = text.split("\n")
-    metadata = json.dumps({**_metadata(text), **changed}, separators=(",", ":"))
-    return "\n".join([head, metadata, *offsets])
+    return "\n".join([head, json.dumps(metadata, separators=(",", ":")), *offsets])
 
 
 def _object(text: str, what: str) -> dict[str, Any]:

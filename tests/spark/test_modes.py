@@ -79,15 +79,18 @@ class Two:
         return Counter(read_table(self.tables / sink)["id"].to_pylist())
 
     def barriers(self, stage: str) -> int:
-        log = Path(self.root, "channels", channel_id(stage), "_delta_log")
-        return sum('\\"barrier\\"' in commit.read_text() for commit in log.glob("*.json"))
+        return sum('\\"barrier\\"' in commit.read_text() for commit in channel_log(self.root, stage))
 
     def entries(self, stage: str) -> int:
-        log = Path(self.root, "channels", channel_id(stage), "_delta_log")
-        return sum('"add":' in commit.read_text() for commit in log.glob("*.json"))
+        return sum('"add":' in commit.read_text() for commit in channel_log(self.root, stage))
 
     def manifest(self, checkpoint: CheckpointId) -> Manifest:
         return next(m for m in manifests(self.root) if m.id == checkpoint)
+
+
+def channel_log(root: str, stage: str) -> list[Path]:
+    """Return the commits of a stage's channel, oldest first."""
+    return sorted(Path(root, "channels", channel_id(StageId(stage)), "_delta_log").glob("*.json"))
 
 
 def gaps(manifest: Manifest, stage: str) -> dict[str, int]:
@@ -277,14 +280,12 @@ def test_rows_in_flight_are_added_to_the_state_that_an_edit_has_put_in(
     def totals(at: str | int) -> dict[int, int]:
         return {row.key.k: row.value.total for row in state(root, "sums", at, spark).collect()}
 
-    log = Path(root, "channels", channel_id(StageId("rows")), "_delta_log")
-
     send(range(1))
     assert start(job(), available_now=True).await_termination(240)
-    before = max(log.glob("*.json")).name
+    last = channel_log(root, "rows")[-1]
 
     def written(what: str) -> int:
-        return sum(what in commit.read_text() for commit in log.glob("*.json") if commit.name > before)
+        return sum(what in commit.read_text() for commit in channel_log(root, "rows") if commit > last)
 
     send(range(1, FILES))
     run = start(job(hold))
