@@ -214,9 +214,9 @@ def counts(path: Sequence[Branch], attempt: AttemptId, version: Version) -> bool
     return any(b.attempt == attempt and (b.until is None or version <= b.until) for b in path)
 
 
-def app_id(job: str, stage: str, output: str, attempt: AttemptId) -> str:
+def app_id(owner: str, stage: str, output: str, attempt: AttemptId) -> str:
     """Name the Delta application id under which an attempt commits the batches of one output."""
-    return f"{job}/{stage}/{output}@{attempt}"
+    return f"{owner}/{stage}/{output}@{attempt}"
 
 
 def barrier_app_id(job: str, stage: str, output: str, attempt: AttemptId) -> str:
@@ -224,9 +224,60 @@ def barrier_app_id(job: str, stage: str, output: str, attempt: AttemptId) -> str
     return app_id(job, stage, output, attempt) + "/barrier"
 
 
-def run_app_id(job: str) -> str:
-    """Name the application id that fences every table of a job against older runs."""
-    return f"{job}/run"
+def run_app_id(owner: str) -> str:
+    """Name the application id that fences a table against older runs of a job."""
+    return f"{owner}/run"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkWriter:
+    """Who commits to the table of a sink: one stage of one attempt of a job, on one root.
+
+    Two roots that run the same job are two writers. The name of the sink is not part of the ids: a table has
+    one sink of a root, so that a sink under another name goes on where it was. Attempts from before roots had
+    an identity go on under the ids that they began with: `root` is empty.
+    """
+
+    job: str
+    root: str
+    """The identity of the root; empty for an attempt that began under an earlier version."""
+    stage: StageId
+    sink: str
+    attempt: AttemptId
+    generation: int = 0
+    """How often the stage was begun anew within the attempt."""
+
+    @property
+    def owner(self) -> str:
+        """The job on its root: what all its attempts share."""
+        return owner_of(self.job, self.root)
+
+    @property
+    def name(self) -> str:
+        """What its commits say of their sink, for people."""
+        return f"{self.job}/{self.stage}/{self.sink}"
+
+    @property
+    def app(self) -> str:
+        """The application id of its batches."""
+        if not self.root:
+            return app_id(self.job, self.stage, self.sink, self.attempt)
+        return f"{self.owner}/{staged(self.stage, self.generation)}@{self.attempt}"
+
+    @property
+    def restore_app(self) -> str:
+        """The application id of the commit that brought the table back for the attempt."""
+        return f"{self.owner}@{self.attempt}/restore" if self.root else f"{self.app}/restore"
+
+
+def owner_of(job: str, root: str) -> str:
+    """Name a job on a root of that identity, as the ids of its commits begin."""
+    return f"{job}#{root}" if root else job
+
+
+def staged(stage: str, generation: int) -> str:
+    """Name a stage in application ids: begun anew within an attempt, it counts its batches anew."""
+    return f"{stage}.{generation}" if generation else stage
 
 
 def dumps_position(position: Position) -> dict[str, object]:

@@ -93,10 +93,7 @@ class SmallJob:
         self.sink = DeltaSink(
             self.root,
             self.table,
-            JOB,
-            StageId("b"),
-            "totals",
-            self.attempt,
+            state.writer(state.attempt, StageId("b"), "totals"),
             self.run,
             self.session,
         )

@@ -9,7 +9,7 @@ import click
 from spark_abs.cli.output import Output
 from spark_abs.cli.verb import Context, verb
 from spark_abs.errors import UsageError
-from spark_abs.restore.plan import RestorePlan, plan_plain
+from spark_abs.restore.plan import Force, RestorePlan, plan_plain
 from spark_abs.restore.rescale import Wanted
 from spark_abs.restore.steps import sentence
 from spark_abs.store.root import Root
@@ -21,7 +21,13 @@ from spark_abs.store.root import Root
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
-    "--force", is_flag=True, help="Fence a live run; undo what others did to sinks; do without lost input."
+    "--force",
+    type=click.Choice([*Force, "all"]),
+    is_flag=False,
+    flag_value="all",
+    multiple=True,
+    help="Go on in spite of a live `run` (it is fenced), `rows` of sinks that others have changed (undone), "
+    "`inputs` that are gone (their rows are lost); without a value: all. May be repeated.",
 )
 @click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one of the path.")
 @click.option("--native-root", metavar="DIR", help="The job's native_root from now on; it stays as it was.")
@@ -37,7 +43,7 @@ def restore(
     to: str,
     dry_run: bool,
     yes: bool,
-    force: bool,
+    force: tuple[str, ...],
     fallback: bool,
     native_root: str | None,
     shuffle_partitions: tuple[str, ...],
@@ -55,7 +61,7 @@ def restore(
     prepared = prepare(
         root,
         to,
-        force=force,
+        force=frozenset(Force) if "all" in force else frozenset(map(Force, force)),
         fallback=fallback,
         native_root=native_root,
         shuffle_partitions=_partitions(shuffle_partitions),

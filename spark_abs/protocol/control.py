@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 
-from spark_abs.errors import AbortReason, AttemptNotReady, CheckpointNotFound, Fenced, UsageError
+from spark_abs.errors import AbortReason, AttemptNotReady, Fenced, UsageError
 from spark_abs.model import (
     NO_ATTEMPT,
     NO_EPOCH,
@@ -21,7 +20,9 @@ from spark_abs.model import (
     CheckpointKind,
     CheckpointMode,
     RunId,
+    SinkWriter,
     StageId,
+    Version,
 )
 
 NATIVES = "native"
@@ -74,6 +75,10 @@ class Attempt:
     """Stages whose state the restore has spread over another number of partitions than its checkpoint had."""
     base: CheckpointId | None = None
     """The parent's checkpoint with the cut of `checkpoint`, if that was made from it by an edit."""
+    root: str = ""
+    """As which root it commits to tables outside of it; empty if an earlier version began it."""
+    generations: Mapping[str, int] = field(default_factory=dict)
+    """How often stages were begun anew within it, with none of what they had before."""
 
     def rebuilt_stage(self, stage: StageId) -> Rebuilt | None:
         """Return how a stage was rebuilt last, None if it never was."""
@@ -162,6 +167,8 @@ class AttachedSink:
     sink: str
     table: str
     table_id: str
+    version: Version | None = None
+    """Of a table that a sink function writes by itself: the version at which the job came to it."""
 
     @property
     def id(self) -> str:
@@ -174,6 +181,8 @@ class ControlState:
     """All that `control/` holds."""
 
     job: str
+    root: str = ""
+    """The identity of the root, which it has from its birth: the id of the table."""
     attempts: tuple[Attempt, ...] = ()
     runs: tuple[Run, ...] = ()
     last_claimed: CheckpointId = NO_EPOCH
@@ -202,6 +211,16 @@ class ControlState:
             path.append(node)
         return tuple(reversed(path))
 
+    @property
+    def unnamed(self) -> frozenset[AttemptId]:
+        """The attempts that began before roots had an identity: their commits do not name it."""
+        return frozenset(a.id for a in self.attempts if not a.root)
+
+    def writer(self, attempt: Attempt, stage: StageId, sink: str) -> SinkWriter:
+        """Return as whom an attempt commits to the table of a sink."""
+        generation = attempt.generations.get(stage, 0)
+        return SinkWriter(self.job, attempt.root, stage, sink, attempt.id, generation)
+
     def on_path(self, attempt: AttemptId, checkpoint: CheckpointId) -> bool:
         """Say whether a checkpoint lies on the current path; an edited one does if one began from it."""
         path = self.lineage()
@@ -223,9 +242,9 @@ def require_current(state: ControlState, run: RunId) -> None:
         )
 
 
-def begin_job(job: str, now_ms: int) -> ControlState:
-    """Return the state of a new root."""
-    return ControlState(job, attempts=(Attempt(AttemptId(1), None, None, "", True, now_ms),))
+def begin_job(job: str, now_ms: int, root: str = "") -> ControlState:
+    """Return the state of a new root of that identity."""
+    return ControlState(job, root, (Attempt(AttemptId(1), None, None, "", True, now_ms, root=root),))
 
 
 def place_natives(state: ControlState, natives: str) -> ControlState:
@@ -257,7 +276,7 @@ def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlS
             f"restore of job {state.job!r} to checkpoint {attempt.checkpoint} (attempt {attempt.id}) is not "
             f"finished: run `{attempt.command}` again"
         )
-    return replace(state, runs=_with_run(state, attempt.id, host, pid, now_ms))
+    return replace(state, runs=with_run(state, attempt.id, host, pid, now_ms))
 
 
 def rebuild(state: ControlState, run: RunId, rebuilt: Rebuilt) -> ControlState:
@@ -310,7 +329,8 @@ def settle(
 
 def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:
     """Record Delta sinks; one that is known already is not recorded twice."""
-    return replace(state, sinks=(*state.sinks, *(s for s in sinks if s not in state.sinks)))
+    known = {s.id for s in state.sinks}
+    return replace(state, sinks=(*state.sinks, *(s for s in sinks if s.id not in known)))
 
 
 def ask(state: ControlState, command: Command) -> ControlState:
@@ -334,67 +354,7 @@ def answer(
     )
 
 
-def begin_attempt(
-    state: ControlState,
-    parent: AttemptId,
-    checkpoint: CheckpointId,
-    plan: str,
-    host: str,
-    pid: int,
-    now_ms: int,
-    natives: str | None = None,
-    partitions: Mapping[str, int] = MappingProxyType({}),
-    base: CheckpointId | None = None,
-) -> ControlState:
-    """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
-
-    Asked again for the checkpoint that is already being restored, only the run is new. Asked for another
-    one, the unfinished attempt is given up: no run ever began on it, and none will. So it is if `natives`,
-    where its native checkpoints shall be, is another place, or if `partitions` are others; None leaves
-    native checkpoints where they were. `base` is the original of a checkpoint that an edit made.
-
-    Raises:
-        CheckpointNotFound: the parent attempt does not exist.
-    """
-    if all(a.id != parent for a in state.attempts):
-        raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
-    where = state.attempt.natives if natives is None else natives
-    number, attempts = attempt_for(state, parent, checkpoint, where, partitions), state.attempts
-    if number != state.attempt.id:
-        begun = Attempt(number, parent, checkpoint, plan, False, now_ms, where, partitions=dict(partitions))
-        attempts = (*attempts, replace(begun, base=base))
-    return replace(state, attempts=attempts, runs=_with_run(state, number, host, pid, now_ms))
-
-
-def attempt_for(
-    state: ControlState,
-    parent: AttemptId,
-    checkpoint: CheckpointId,
-    natives: str,
-    partitions: Mapping[str, int] = MappingProxyType({}),
-) -> AttemptId:
-    """Return a restore's attempt: the unfinished one if it does the same, else the next."""
-    newest = state.attempt
-    begun = (newest.parent, newest.checkpoint, newest.natives, dict(newest.partitions))
-    if not newest.ready and begun == (parent, checkpoint, natives, dict(partitions)):
-        return newest.id
-    return AttemptId(newest.id + 1)
-
-
-def replaced_by(state: ControlState, attempt: AttemptId) -> tuple[AttemptId, ...]:
-    """Return what a restore must burn: the attempt that last ran, and those that were given up since."""
-    before = [a for a in state.attempts if a.id < attempt]
-    ran = max(a.id for a in before if a.ready)
-    return tuple(a.id for a in before if a.id >= ran)
-
-
-def _with_run(state: ControlState, attempt: AttemptId, host: str, pid: int, now_ms: int) -> tuple[Run, ...]:
+def with_run(state: ControlState, attempt: AttemptId, host: str, pid: int, now_ms: int) -> tuple[Run, ...]:
+    """Return the runs and one more."""
     newest = RunId(state.run.id + 1 if state.run else 1)
     return (*state.runs[-KEPT:], Run(newest, attempt, host, pid, now_ms))
-
-
-def finish_attempt(state: ControlState, attempt: AttemptId) -> ControlState:
-    """Mark a restored attempt ready: the last step of a restore."""
-    return replace(
-        state, attempts=tuple(replace(a, ready=True) if a.id == attempt else a for a in state.attempts)
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
@@ -16,12 +16,13 @@ from deltalake import CommitProperties, PostCommitHookProperties
 from pyarrow.fs import FileType
 
 from spark_abs.channels.fence import fence_attempt, fence_run
-from spark_abs.errors import CheckpointNotFound, DamageError, Refused
+from spark_abs.errors import CheckpointNotFound, DamageError, Refused, UsageError
 from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.progress import SILENT, Progress
+from spark_abs.protocol import attempts
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.ahead import clear_ahead
-from spark_abs.restore.plan import RestorePlan, plan_json
+from spark_abs.restore.plan import Force, RestorePlan, plan_json
 from spark_abs.restore.prepare import Prepared, prepare
 from spark_abs.restore.rescale import Wanted, is_rescaled, rescale
 from spark_abs.restore.steps import (
@@ -40,6 +41,7 @@ from spark_abs.restore.steps import (
     Step,
     sentence,
 )
+from spark_abs.sinks.changes import Own
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.materialise import empty, is_whole, materialise
 from spark_abs.store.checkpoints import Checkpoints
@@ -70,7 +72,7 @@ def restore(
     root: str,
     to: str | int,
     *,
-    force: bool = False,
+    force: bool | Collection[str] = False,
     fallback: bool = False,
     dry_run: bool = False,
     native_root: str | None = None,
@@ -89,7 +91,9 @@ def restore(
         root: the job's root.
         to: an id, the name of a savepoint, or `latest`: the newest on the current path. An id may name a
             checkpoint that an earlier restore left behind.
-        force: fence a run that is alive, and take back what others did to sinks since.
+        force: what to go on in spite of: `run`, a run that is alive, which is fenced; `rows`, rows of sinks
+            that others have changed since, which is undone; `inputs`, input files that are gone, whose rows
+            are lost. True: all of them. Rows that jobs on other roots wrote always stay.
         fallback: if that checkpoint is damaged, take the newest intact one of the current path instead.
         dry_run: only plan.
         native_root: the `native_root` of the job from now on; None if it stays what it was.
@@ -113,7 +117,7 @@ def restore(
     prepared = prepare(
         at,
         to,
-        force=force,
+        force=forces(force),
         fallback=fallback,
         native_root=native_root,
         shuffle_partitions=shuffle_partitions,
@@ -172,7 +176,7 @@ class _Restorer:
         self._root = root
         self._plan = prepared.plan
         self._manifest = prepared.manifest
-        self._forced = prepared.forced
+        self._undo_others = Force.ROWS in prepared.force
         self._ahead = prepared.ahead
         self._spark = spark
         self._control = Control.open(root)
@@ -198,13 +202,13 @@ class _Restorer:
                 fence_attempt(table, job, StageId(stage), output, step.attempt)
                 fence_run(table, job, self.run, app_id(job, stage, output, self._plan.attempt))
             case FenceSink():
-                self._sink(step).fence(step.attempt)
+                self._sink(step).fence(step.apps)
             case AbortOpen():
                 abort_open(self._control, Checkpoints.open(self._root, job), self.run)
             case Materialise() | Rescale():
                 self._native(step, counted)
             case RestoreSink():
-                self._sink(step).restore_to(step.version, self._forced or step.by_function)
+                self._sink(step).restore_to(step.version, self._own(), self._undo_others or step.by_function)
             case StartAfresh() | KeepSink():
                 pass
             case Finish():
@@ -241,7 +245,7 @@ class _Restorer:
                     f"{state.attempt.id}): plan it again"
                 )
             host, pid = socket.gethostname(), os.getpid()
-            return ledger.begin_attempt(
+            return attempts.begin_attempt(
                 state,
                 plan.parent,
                 plan.checkpoint,
@@ -270,10 +274,14 @@ class _Restorer:
         )
 
     def _sink(self, step: FenceSink | RestoreSink) -> DeltaSink:
-        plan = self._plan
-        return DeltaSink(
-            self._root, step.table, plan.job, step.stage, step.sink, plan.attempt, self.run, self._session
-        )
+        state, (first, *_) = self._control.state, step.sinks
+        stage, _, sink = first.partition("/")
+        writer = state.writer(state.attempt, StageId(stage), sink)
+        return DeltaSink(self._root, step.table, writer, self.run, self._session)
+
+    def _own(self) -> Own:
+        state = self._control.state
+        return Own(state.job, state.root, state.unnamed)
 
     def _session(self) -> SparkSession:
         from spark_abs.session import HADOOP_AWS, lend, spark_session
@@ -326,7 +334,7 @@ class _Restorer:
             for command in state.commands:
                 said = f"the job was restored to checkpoint {self._plan.checkpoint} meanwhile"
                 state = ledger.answer(state, command.id, False, None, said)
-            return ledger.end_run(ledger.finish_attempt(state, self._plan.attempt), self.run, "restored")
+            return ledger.end_run(attempts.finish_attempt(state, self._plan.attempt), self.run, "restored")
 
         self._control.update(finish)
 
@@ -352,6 +360,20 @@ class _Restorer:
                 )
             ]
         )
+
+
+def forces(given: bool | Collection[str]) -> frozenset[Force]:
+    """Read what a restore is to go on in spite of.
+
+    Raises:
+        UsageError: there is no such thing.
+    """
+    if isinstance(given, bool):
+        return frozenset(Force) if given else frozenset()
+    unknown = sorted(set(given) - set(Force))
+    if isinstance(given, str) or unknown:
+        raise UsageError(f"force={given!r}: give a list of {', '.join(Force)}, or True for all")
+    return frozenset(map(Force, given))
 
 
 def _size(step: Step) -> int:

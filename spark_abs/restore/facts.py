@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from spark_abs.manifest import Manifest, OutputVersion
-from spark_abs.model import AttemptId, ChannelId, StageId, Version, app_id
-from spark_abs.protocol.control import AttachedSink
+from spark_abs.model import AttemptId, ChannelId, SinkWriter, StageId, Version
+from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.restore.plan import Facts, SinkFacts
+from spark_abs.sinks.changes import NO_CHANGES, Own, changes_since, commits_since
+from spark_abs.sinks.note import note_of
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.store.checkpoints import Summary
-from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
-from spark_abs.store.storage import location_of
+from spark_abs.store.storage import Place, location_of
 from spark_abs.store.table import Table
 
 CHANNELS = "channels"
@@ -29,7 +30,7 @@ def gather(
     known: Iterable[Manifest],
     completed: tuple[Summary, ...],
     attempt: AttemptId,
-    attached: Iterable[AttachedSink],
+    state: ControlState,
 ) -> Facts:
     """Read the facts for a restore to `manifest`, but for who is alive and what is damaged.
 
@@ -39,35 +40,74 @@ def gather(
         known: every manifest that can be read: sinks that only they name are fenced too.
         completed: all completed checkpoints.
         attempt: the attempt that the restore will make, or has begun to make.
-        attached: every sink that the job has come to, also those that no manifest names yet.
+        state: what `control/` says: it names every sink that the job has come to, also those that no
+            manifest names yet.
     """
-    recorded = dict(_tables(manifest))
-    sinks = {
-        (a.stage, a.sink, a.table): OutputVersion(a.sink, "delta", a.table, a.table_id, None)
-        for a in attached
-    }
-    for other in known:
-        sinks |= _tables(other)
-    sinks |= recorded
+    begun = next((a.root for a in state.attempts if a.id == attempt), state.root)
+    writer = SinkWriter(state.job, begun, StageId(""), "", attempt)
+    own = Own(state.job, state.root, state.unnamed)
+    records = [
+        *(_Record(stage, output, True) for stage, output in _tables(manifest)),
+        *(_Record(stage, output, False) for other in known for stage, output in _tables(other)),
+        *(_Record(a.stage, _attached(a), False) for a in state.sinks),
+    ]
     return Facts(
         completed,
         tuple(_channels(root)),
         _is_table(root, "state"),
-        tuple(
-            _sink(root, manifest.job, key[0], output, recorded.get(key), attempt)
-            for key, output in sorted(sinks.items(), key=lambda item: item[0])
-        ),
+        tuple(_sink(found, own, writer) for found in _by_table(root, records)),
     )
 
 
-def _tables(manifest: Manifest) -> dict[tuple[StageId, str, str], OutputVersion]:
-    """Return the Delta tables outside the root that a manifest names, by stage, sink and place."""
-    return {
-        (s.stage, o.output, location_of(o.table)): o
-        for s in manifest.stages
-        for o in s.outputs
-        if o.kind in ("delta", "table")
-    }
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What is known of a sink at a table."""
+
+    stage: StageId
+    output: OutputVersion
+    here: bool
+    """Whether the checkpoint that is restored says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A table of sinks, opened once; None if it is not there any more."""
+
+    place: Place
+    table: Table | None
+    records: tuple[_Record, ...]
+
+
+def _tables(manifest: Manifest) -> Iterator[tuple[StageId, OutputVersion]]:
+    """Iterate the Delta tables outside the root that a manifest names."""
+    for snapshot in manifest.stages:
+        for output in snapshot.outputs:
+            if output.kind in ("delta", "table"):
+                yield snapshot.stage, output
+
+
+def _attached(sink: AttachedSink) -> OutputVersion:
+    kind = "delta" if sink.version is None else "table"
+    return OutputVersion(sink.sink, kind, sink.table, sink.table_id, sink.version)
+
+
+def _by_table(root: Root, records: Iterable[_Record]) -> Iterator[_Found]:
+    """Gather what is known by the table that it is about, however its path is written."""
+    by_location: dict[str, list[_Record]] = {}
+    for record in records:
+        by_location.setdefault(location_of(record.output.table), []).append(record)
+    found: dict[str, _Found] = {}
+    for location in sorted(by_location):
+        place, mine = root.storage.place(location), tuple(by_location[location])
+        try:
+            table: Table | None = Table.open(place)
+        except FileNotFoundError:
+            table = None
+        key = location if table is None else table.id
+        before = found.get(key)
+        records = (*before.records, *mine) if before else mine
+        found[key] = replace(before, records=records) if before else _Found(place, table, records)
+    yield from found.values()
 
 
 def _channels(root: Root) -> Iterator[ChannelId]:
@@ -81,67 +121,46 @@ def _is_table(root: Root, relative: str) -> bool:
     return root.fs.get_file_info(root.path(f"{relative}/_delta_log")).type is fs.FileType.Directory
 
 
-def _sink(
-    root: Root,
-    job: str,
-    stage: StageId,
-    output: OutputVersion,
-    recorded: OutputVersion | None,
-    attempt: AttemptId,
-) -> SinkFacts:
-    place, name = root.storage.place(output.table), f"{job}/{stage}/{output.output}"
-    by_function = output.kind == "table"
-    try:
-        table = Table.open(place)
-    except FileNotFoundError:
-        later = recorded is None
-        return SinkFacts(stage, output.output, place.uri, None, by_function=by_function, later=later)
-    target = recorded.version if recorded is not None else _attached_at(table, name)
-    done = table.transaction(f"{app_id(job, stage, output.output, attempt)}/restore") is not None
-    there = target is not None and target <= table.version and table.id == output.table_id
+def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
+    here = [r for r in found.records if r.here]
+    recorded = [r.output for r in here or found.records]
+    sinks = tuple(dict.fromkeys((r.stage, r.output.output) for r in (*here, *found.records)))
+    by_function = any(o.kind == "table" for o in recorded)
+    table = found.table
+    if table is None:
+        return SinkFacts(sinks, found.place.uri, None, by_function=by_function, later=not here)
+    if here or by_function:
+        target = min((o.version for o in recorded if o.version is not None), default=None)
+    else:
+        target = _attached_at(table, own)
+    first, *_ = recorded
+    marks = {replace(writer, stage=stage, sink=sink).restore_app for stage, sink in sinks}
+    done = any(table.transaction(mark) is not None for mark in marks)
+    there = target is not None and target <= table.version and table.id == first.table_id
     return SinkFacts(
-        stage=stage,
-        sink=output.output,
-        table=place.uri,
+        sinks,
+        found.place.uri,
         current=table.version,
-        recorded_id=output.table_id,
+        recorded_id=first.table_id,
         table_id=table.id,
         target=target,
-        foreign=(
-            tuple(_foreign(table, name, target))
-            if there and target is not None and not done and not by_function
-            else ()
-        ),
+        changes=changes_since(table, target, own)
+        if there and target is not None and not done
+        else NO_CHANGES,
         gone=_gone(table, target) if there and target is not None and not done else "",
         by_function=by_function,
-        later=recorded is None,
+        later=not here,
         needs_spark=why_not_plain(table.delta) is not None,
     )
 
 
-def _attached_at(table: Table, sink: str) -> Version | None:
-    """Return the version at which the sink first came to the table; None if the log does not say any more."""
-    for version in range(table.version + 1):
-        commit = table.read_commit(version)
-        if commit is not None and (note := _note(commit, sink)) is not None:
-            return Version(version) if note.get("attached") is True else None
+def _attached_at(table: Table, own: Own) -> Version | None:
+    """Return the version at which the job first came to the table; None if the log does not say any more."""
+    for version, commit in commits_since(table, Version(-1)):
+        note = note_of(commit, table.uri) if commit is not None else None
+        if note is not None and own.wrote(note):
+            return version if note.attached else None
     return None
-
-
-def _foreign(table: Table, sink: str, after: Version) -> Iterator[Version]:
-    for version in range(after + 1, table.version + 1):
-        commit = table.read_commit(version)
-        if commit is None or (commit.data_change and _note(commit, sink) is None):
-            yield Version(version)
-
-
-def _note(commit: LogCommit, sink: str) -> dict[str, object] | None:
-    """Return what the job has written into a commit of its sink, None for everybody else's."""
-    try:
-        plain = json.loads(commit.metadata or "null")
-    except ValueError:
-        return None
-    return plain if isinstance(plain, dict) and plain.get("sink") == sink else None
 
 
 def _gone(table: Table, version: Version) -> str:

@@ -7,8 +7,9 @@ restore is decided here, before anything is changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 
 from spark_abs.codec import from_json, to_plain
@@ -27,7 +28,8 @@ from spark_abs.model import (
     checked_name,
 )
 from spark_abs.observe.alive import LiveRun
-from spark_abs.protocol.control import NATIVES, ControlState, begin_attempt, replaced_by
+from spark_abs.protocol.attempts import begin_attempt, replaced_by
+from spark_abs.protocol.control import NATIVES, ControlState
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -44,15 +46,29 @@ from spark_abs.restore.steps import (
     Step,
     sentence,
 )
+from spark_abs.sinks.changes import NO_CHANGES, Changes
 from spark_abs.store.checkpoints import Summary
+
+_FUNCTION = "a function sink has no versions: what it has done stays"
+
+
+class Force(StrEnum):
+    """What a restore goes on in spite of, each only if it is asked for."""
+
+    RUN = "run"
+    """A run that is alive: it is fenced."""
+    ROWS = "rows"
+    """Rows of sinks that others have changed since: their changes are undone, too."""
+    INPUTS = "inputs"
+    """Input files that are gone: their rows are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkFacts:
-    """What was found where a sink writes."""
+    """What was found where sinks write: one table, whichever sinks of this root have written it."""
 
-    stage: StageId
-    sink: str
+    sinks: tuple[tuple[StageId, str], ...]
+    """Stage and name of each; the checkpoint's own first."""
     table: str
     current: Version | None
     """None if there is no table any more."""
@@ -60,10 +76,10 @@ class SinkFacts:
     """The table id that the manifests name."""
     table_id: str = ""
     target: Version | None = None
-    """The version to go back to: that of the checkpoint, or for a sink that the job got later, the one
-    at which it came to the table. None if the log does not say any more."""
-    foreign: tuple[Version, ...] = ()
-    """Commits after `target` with which others changed rows, and which a restore takes back."""
+    """The version to go back to: the least that the checkpoint has for any of the sinks, or if it has none of
+    them, the one at which the job came to the table. None if the log does not say any more."""
+    changes: Changes = NO_CHANGES
+    """What has changed rows since `target`, by whom."""
     gone: str = ""
     """What keeps `target` from coming back; empty if nothing does."""
     by_function: bool = False
@@ -72,6 +88,11 @@ class SinkFacts:
     """The job got it after the checkpoint."""
     needs_spark: bool = False
     """The table uses features that only delta-spark can write."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its sinks for a person."""
+        return tuple(f"{stage}/{sink}" for stage, sink in self.sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +104,7 @@ class Facts:
     """Every channel that has a table."""
     has_state: bool
     sinks: tuple[SinkFacts, ...]
-    """Every Delta sink that a known manifest names."""
+    """Every table that a known manifest names as a sink, once."""
     damaged_rows: tuple[str, ...] = ()
     """Files of `checkpoints/` that are damaged."""
     lost_inputs: tuple[str, ...] = ()
@@ -146,7 +167,7 @@ def plan_restore(
     facts: Facts,
     *,
     fresh_id: Callable[[], str],
-    forced: bool = False,
+    force: Collection[Force] = (),
     notes: Sequence[str] = (),
     natives: str | None = None,
     partitions: Mapping[str, int] = MappingProxyType({}),
@@ -160,19 +181,18 @@ def plan_restore(
         manifest: the checkpoint to go back to.
         facts: what else was found at the root.
         fresh_id: makes a query id for a stage that has none yet.
-        forced: go on although a run is alive (it is fenced), others have changed a sink since (their
-            changes are taken back with ours), or input files are gone (their rows are lost).
+        force: what to go on in spite of.
         notes: sentences to hand on, for example that this is a fallback.
         natives: where native checkpoints shall be from now on; None if they stay where they were.
         partitions: from `rescale.changes`: the stages whose state gets another number of partitions.
 
     Raises:
         RunAlive: a run of the job is alive.
-        DamageError: the recorded version of a sink cannot come back; `forced` does not help.
+        DamageError: the recorded version of a sink cannot come back; no force helps.
         Refused: a sink was replaced, others have changed its rows, or input files are gone.
     """
-    _refuse_alive(state, facts.alive, forced)
-    lost = _lost_inputs(manifest.id, facts.lost_inputs, forced)
+    _refuse_alive(state, facts.alive, Force.RUN in force)
+    lost = _lost_inputs(manifest.id, facts.lost_inputs, Force.INPUTS in force)
     # Every attempt before the one that last ran was burnt when that one was restored.
     parent = manifest.cut.attempt
     begins = begin_attempt(state, parent, manifest.id, "", "", 0, 0, natives, partitions).attempt
@@ -199,7 +219,7 @@ def plan_restore(
     fences += [SetAside(path) for path in facts.damaged_rows]
     fences += [FenceChannel(channel, old) for channel in sorted(facts.channels) for old in replaced]
     fences += [
-        FenceSink(s.stage, s.sink, s.table, old, s.needs_spark)
+        FenceSink(s.table, s.names, old, _apps(state, old, s.sinks), s.needs_spark)
         for s in facts.sinks
         for old in replaced
         if s.current is not None
@@ -225,9 +245,11 @@ def plan_restore(
             *fences,
             AbortOpen(tuple(c.barrier.id for c in state.claims)),
             *(step for s in manifest.stages for step in _stage(s, f"{begins.natives}/{attempt}", partitions)),
-            *(_sink(s, forced) for s in facts.sinks),
+            *(_sink(s, Force.ROWS in force) for s in facts.sinks),
             *(
-                KeepSink(s.stage, o.output, "a function sink has no versions: what it has done stays")
+                KeepSink(
+                    (f"{s.stage}/{o.output}",), "a function sink has no versions: what it has done stays"
+                )
                 for s in manifest.stages
                 for o in s.outputs
                 if o.kind == "function"
@@ -253,7 +275,7 @@ def _refuse_alive(state: ControlState, alive: LiveRun | None, forced: bool) -> N
     if not forced:
         raise RunAlive(
             f"run {alive.run} of job {state.job!r} is alive: {who}, heard of {alive.heard_ms / 1000:.0f} s "
-            "ago; stop it with `spark-abs stop ROOT`, or fence it with --force"
+            "ago; stop it with `spark-abs stop ROOT`, or fence it with --force run"
         )
 
 
@@ -265,7 +287,7 @@ def _lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], forced: bool) 
     if not forced:
         raise Refused(
             f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
-            "checkpoint, or say --force if they may be missing"
+            "checkpoint, or say --force inputs if they may be missing"
         )
     return (f"{what}; their rows will be missing",)
 
@@ -304,40 +326,46 @@ def _stage(snapshot: StageSnapshot, below: str, partitions: Mapping[str, int]) -
         yield Rescale(stage, directory, BatchId(cut + 1), before, partitions[stage])
 
 
-def _sink(found: SinkFacts, forced: bool) -> Step:
-    where = f"sink {found.sink!r} ({found.table})"
+def _apps(state: ControlState, attempt: AttemptId, sinks: Sequence[tuple[StageId, str]]) -> tuple[str, ...]:
+    """Return the ids under which an attempt may commit to the table of these sinks."""
+    (old,) = [a for a in state.attempts if a.id == attempt]
+    return tuple(dict.fromkeys(state.writer(old, stage, sink).app for stage, sink in sinks))
+
+
+def _sink(found: SinkFacts, undo_others: bool) -> Step:
+    where = f"{', '.join(found.names)} ({found.table})"
     same = found.current is not None and found.table_id == found.recorded_id
     if found.by_function and (found.current is None or found.target is None or not same):
         why = f"{found.table} was not there at the checkpoint, or is another table now: its rows stay"
-        return KeepSink(found.stage, found.sink, why)
+        return KeepSink(found.names, why)
     if found.later and (not same or found.target is None):
         why = "the job got it after the checkpoint, and its log does not say when: its rows stay"
-        return KeepSink(found.stage, found.sink, why)
+        return KeepSink(found.names, why)
     if found.current is None:
-        raise Refused(f"{where} has no table any more: put it back, then restore again")
+        raise Refused(f"sink {where} has no table any more: put it back, then restore again")
     if found.table_id != found.recorded_id:
         raise Refused(
-            f"{where} is not the table that the job wrote (its id is {found.table_id}, recorded was "
+            f"sink {where} is not the table that the job wrote (its id is {found.table_id}, recorded was "
             f"{found.recorded_id}): versions of one mean nothing in the other; put the recorded one back"
         )
     if found.target is None:
-        raise DamageError(f"{where}: the checkpoint does not say its version")
+        raise DamageError(f"sink {where}: the checkpoint does not say its version")
     if found.current < found.target:
-        raise Refused(f"{where} is at version {found.current}, the checkpoint is at {found.target}")
+        raise Refused(f"sink {where} is at version {found.current}, the checkpoint is at {found.target}")
     if found.gone:
-        raise DamageError(f"{where}: {found.gone}")
-    if found.foreign and not forced:
+        raise DamageError(f"sink {where}: {found.gone}")
+    if found.changes.of_others and not undo_others and not found.by_function:
         raise Refused(
-            f"{where}: others have changed rows since the checkpoint, in version "
-            f"{', '.join(map(str, found.foreign[:5]))}; a restore takes that back too: say --force if it may"
+            f"sink {where}: others have changed rows since the checkpoint, in version "
+            f"{', '.join(map(str, found.changes.of_others[:5]))}; a restore takes that back too: say --force "
+            "rows if it may"
         )
     return RestoreSink(
-        stage=found.stage,
-        sink=found.sink,
         table=found.table,
+        sinks=found.names,
         version=found.target,
         current=found.current,
-        foreign=found.foreign,
+        changes=found.changes,
         by_function=found.by_function,
         needs_spark=found.needs_spark,
     )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest
 from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
-from spark_abs.protocol.control import NATIVES, ControlState, attempt_for
+from spark_abs.protocol.attempts import attempt_for
+from spark_abs.protocol.control import NATIVES, ControlState
 from spark_abs.restore.ahead import Ahead, write_ahead
 from spark_abs.restore.check import damaged_rows, require_intact, require_way_back
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import lost_inputs
 from spark_abs.restore.lookup import choose, load, readable
-from spark_abs.restore.plan import RestorePlan, plan_restore
+from spark_abs.restore.plan import Force, RestorePlan, plan_restore
 from spark_abs.restore.rescale import Wanted, changes
 from spark_abs.restore.target import newest_first
 from spark_abs.snapshots.materialise import fresh_query_id
@@ -32,7 +34,7 @@ class Prepared:
 
     plan: RestorePlan
     manifest: Manifest
-    forced: bool
+    force: frozenset[Force]
     ahead: Ahead | None = None
     """The native directories, if they were written while they were verified."""
 
@@ -41,7 +43,7 @@ def prepare(
     root: Root,
     to: str | int,
     *,
-    force: bool = False,
+    force: Collection[Force] = (),
     fallback: bool = False,
     native_root: str | None = None,
     shuffle_partitions: Wanted | None = None,
@@ -53,7 +55,7 @@ def prepare(
     Args:
         root: the job's root.
         to: an id, the name of a savepoint, or `latest`.
-        force: fence a run that is alive, and take back what others did to sinks.
+        force: what to go on in spite of.
         fallback: if that checkpoint is damaged, take the newest intact one of the current path; the plan's
             notes say so.
         native_root: the `native_root` of the job from now on, empty for none; None if it stays what it was.
@@ -83,7 +85,7 @@ def prepare(
     found = survey(root, state.job)
     manifests, rows = readable(root, found), damaged_rows(root)
     planner = _Planner(
-        root, state, found, manifests, rows, force, natives, shuffle_partitions, writing, progress
+        root, state, found, manifests, rows, frozenset(force), natives, shuffle_partitions, writing, progress
     )
     wanted: Summary | None = None
     try:
@@ -113,7 +115,7 @@ class _Planner:
     found: Survey
     known: tuple[Manifest, ...]
     rows: tuple[Finding, ...]
-    force: bool
+    force: frozenset[Force]
     natives: str
     shuffle_partitions: Wanted | None
     writing: bool
@@ -126,7 +128,7 @@ class _Planner:
         partitions = changes(manifest, self.shuffle_partitions)
         attempt = attempt_for(state, manifest.cut.attempt, manifest.id, self.natives, partitions)
         facts = replace(
-            gather(root, manifest, self.known, self.found.completed, attempt, state.sinks),
+            gather(root, manifest, self.known, self.found.completed, attempt, state),
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
             lost_inputs=lost_inputs(root, manifest, state),
             alive=live_run(root, now_ms(), lease_timeout_ms()),
@@ -136,7 +138,7 @@ class _Planner:
             manifest,
             facts,
             fresh_id=fresh_query_id,
-            forced=self.force,
+            force=self.force,
             notes=notes,
             natives=self.natives,
             partitions=partitions,

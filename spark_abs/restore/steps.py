@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId, Version
+from spark_abs.sinks.changes import Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,13 @@ class FenceChannel:
 
 @dataclass(frozen=True, slots=True)
 class FenceSink:
-    """Refuse older runs on a Delta sink, and burn what the replaced attempt commits under."""
+    """Burn the ids under which a replaced attempt commits to the table of a sink, or of several in turn."""
 
-    stage: StageId
-    sink: str
     table: str
+    sinks: tuple[str, ...]
+    """`<stage>/<sink>` of all that have written it under this root."""
     attempt: AttemptId
+    apps: tuple[str, ...]
     needs_spark: bool
 
 
@@ -91,14 +93,18 @@ class StartAfresh:
 
 @dataclass(frozen=True, slots=True)
 class RestoreSink:
-    """Bring a Delta sink to the version it had at the cut."""
+    """Bring a table back to the version it had at the cut, whichever sinks have written it.
 
-    stage: StageId
-    sink: str
+    There is one step a table.
+    """
+
     table: str
+    sinks: tuple[str, ...]
+    """`<stage>/<sink>` of all that have written it under this root."""
     version: Version
     current: Version
-    foreign: tuple[Version, ...]
+    changes: Changes
+    """What has changed its rows since, by whom."""
     by_function: bool
     needs_spark: bool
 
@@ -107,8 +113,8 @@ class RestoreSink:
 class KeepSink:
     """Leave a sink as it is."""
 
-    stage: StageId
-    sink: str
+    sinks: tuple[str, ...]
+    """`<stage>/<sink>`."""
     why: str
 
 
@@ -149,7 +155,7 @@ def sentence(step: Step) -> str:
         case FenceChannel():
             return f"refuse older runs and attempt {step.attempt} on channel {step.channel}"
         case FenceSink():
-            where = f"sink {step.sink} ({step.table})"
+            where = f"{_sinks(step.sinks)} ({step.table})"
             return f"refuse older runs and attempt {step.attempt} on {where}{_by(step.needs_spark)}"
         case AbortOpen():
             return f"abort what has no outcome: {_listed(step.open) or 'nothing now'}"
@@ -158,13 +164,12 @@ def sentence(step: Step) -> str:
         case StartAfresh():
             return f"stage {step.stage} starts afresh: it had run no batch"
         case RestoreSink():
-            lost = f"; undoes what others did in version {_listed(step.foreign)}" if step.foreign else ""
             return (
-                f"bring sink {step.sink} ({step.table}) from version {step.current} "
-                f"back to the rows of version {step.version}{lost}{_by(step.needs_spark)}"
+                f"bring {_sinks(step.sinks)} ({step.table}) from version {step.current} "
+                f"back to the rows of version {step.version}{_undone(step.changes)}{_by(step.needs_spark)}"
             )
         case KeepSink():
-            return f"leave sink {step.sink}: {step.why}"
+            return f"leave {_sinks(step.sinks)}: {step.why}"
         case Finish():
             return f"mark attempt {step.attempt} ready"
         case _:
@@ -177,6 +182,21 @@ def _native(step: Materialise | Rescale) -> str:
         return f"write {step.directory} as it was after batch {step.batch}: {what}"
     what = f"the state of stage {step.stage} from {step.before} to {step.partitions} partitions"
     return f"spread {what}, as batch {step.batch} of {step.directory}{_by(True)}"
+
+
+def _sinks(names: Sequence[str]) -> str:
+    return f"{'sink' if len(names) == 1 else 'sinks'} {', '.join(names)}"
+
+
+def _undone(changes: Changes) -> str:
+    """Say whose rows go, and whose stay."""
+    said = [f"{changes.own_rows:,} rows of this job go"] if changes.own else []
+    if changes.of_others:
+        where = f"version {_listed(changes.of_others)}"
+        said.append(f"what others did in {where} is undone ({changes.rows_of_others:,} rows added)")
+    if changes.of_roots:
+        said.append(f"rows of jobs on other roots in version {_listed(changes.of_roots)} stay")
+    return "".join(f"; {one}" for one in said)
 
 
 def _listed(numbers: Sequence[int]) -> str:

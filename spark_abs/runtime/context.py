@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 
 from spark_abs.config import Settings
 from spark_abs.errors import UsageError
-from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId, Version
+from spark_abs.model import (
+    AttemptId,
+    BatchId,
+    CheckpointId,
+    RunId,
+    SinkWriter,
+    StageId,
+    Version,
+    app_id,
+    owner_of,
+    staged,
+)
 from spark_abs.store.probe import Probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -35,6 +46,20 @@ class RunContext:
     probe: Probe
     directories: Mapping[StageId, str] = field(default_factory=dict)
     """Names of native checkpoints that were rebuilt elsewhere, by stage."""
+    identity: str = ""
+    """As which root its attempt commits to tables outside of it, see `Attempt.root`."""
+    generations: Mapping[str, int] = field(default_factory=dict)
+    """How often stages were begun anew within the attempt."""
+
+    def writer(self, stage: StageId, sink: str) -> SinkWriter:
+        """Return as whom this run commits to the table of a sink."""
+        generation = self.generations.get(stage, 0)
+        return SinkWriter(self.job, self.identity, stage, sink, self.attempt, generation)
+
+    def app_id(self, stage: StageId, output: str) -> str:
+        """Return the id under which a sink function makes its writes idempotent."""
+        name = staged(stage, self.generations.get(stage, 0))
+        return app_id(owner_of(self.job, self.identity), name, output, self.attempt)
 
     def native(self, stage: StageId) -> Place:
         """Return the place of a stage's Spark checkpoint."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 StageFunction = Callable[..., "DataFrame"]
 OutputFunction = Callable[["DataFrame"], "DataFrame"]
 BatchFunction = Callable[["DataFrame", int], None]
+Existing = Literal["append", "take_over"]
 
 PROVIDERS: Mapping[str, str] = {
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -132,6 +133,7 @@ class SinkSpec:
     source: Output
     table: str | None
     function: BatchFunction | None
+    existing: Existing = "append"
 
     def decl(self) -> SinkDecl:
         """Return the sink as the graph knows it."""
@@ -301,6 +303,7 @@ class Job:
         *,
         table: str | None = None,
         foreach_batch: BatchFunction | None = None,
+        existing: Existing = "append",
     ) -> None:
         """Write an output of a stage to a Delta table, or hand it to a function.
 
@@ -309,13 +312,18 @@ class Job:
             source: a stage, or one of its outputs.
             table: path of a Delta table, created if there is none: written exactly once.
             foreach_batch: `fn(batch_frame, batch_id)`, as in Spark called again for a batch that is repeated.
+            existing: what becomes of other roots that have written to the table: `append` writes beside
+                them, each keeps its rows; `take_over` fences them there for good, as when the root of this
+                job was lost and a new one takes its place.
         """
         if (table is None) == (foreach_batch is None):
             raise UsageError(f"sink {name!r} needs either table= or foreach_batch=")
         if not isinstance(source, Output) or source.job is not self:
             raise GraphError(f"sink {name!r} takes an output of a stage of this job")
+        if existing not in get_args(Existing):
+            raise UsageError(f"sink {name!r}: existing={existing!r} is not one of {get_args(Existing)}")
         location = None if table is None else location_of(table)
-        self.sinks.append(SinkSpec(checked_name(name, "sink"), source, location, foreach_batch))
+        self.sinks.append(SinkSpec(checked_name(name, "sink"), source, location, foreach_batch, existing))
 
     def graph(self) -> JobGraph:
         """Return the graph, checked.

@@ -249,10 +249,9 @@ def _credit(ctx: RunContext, graph: JobGraph, stage: StageId) -> Credit:
 def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     ctx, source = given.ctx, sink.source
     ensure_sink(ctx.root.storage.place(uri), given.drafts.schemas[source.channel])
-    table = DeltaSink(
-        ctx.root, uri, ctx.job, source.stage, sink.name, ctx.attempt, ctx.run, lambda: given.job.spark
-    )
-    table.begin()
+    writer = ctx.writer(source.stage, sink.name)
+    table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: given.job.spark)
+    table.begin(take_over=sink.existing == "take_over")
     return table
 
 

@@ -88,6 +88,8 @@ def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bou
         attempt=state.attempt.id,
         natives=state.attempt.natives,
         directories=state.attempt.directories,
+        identity=state.attempt.root,
+        generations=state.attempt.generations,
         run=run,
         floor=state.last_claimed,
         control_version=control.version,

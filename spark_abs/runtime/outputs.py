@@ -79,18 +79,18 @@ def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> t
 def newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
     """Return the newest batch of this attempt that an output of a stage holds."""
     places = [
-        (ctx.root.place(ctx.root.channel(channel_id(stage, output))), output)
-        for output in graph.consumed(stage)
+        (ctx.root.place(ctx.root.channel(channel_id(stage, o))), app_id(ctx.job, stage, o, ctx.attempt))
+        for o in graph.consumed(stage)
     ]
     places += [
-        (ctx.root.storage.place(sink.table), sink.name)
+        (ctx.root.storage.place(sink.table), ctx.writer(stage, sink.name).app)
         for sink in graph.sinks_of(stage)
         if sink.table is not None
     ]
     found = NO_BATCH
-    for place, output in places:
+    for place, app in places:
         with suppress(FileNotFoundError):
-            written = Table.open(place).transaction(app_id(ctx.job, stage, output, ctx.attempt))
+            written = Table.open(place).transaction(app)
             found = max(found, NO_BATCH if written is None else BatchId(written))
     return found
 
@@ -319,7 +319,7 @@ class Outputs:
         return frame if output == MAIN_OUTPUT else self._spec.outputs[output](frame)
 
     def _call(self, sink: SinkSpec, frame: DataFrame, batch: BatchId, epoch: CheckpointId) -> None:
-        app = app_id(self._ctx.job, self._spec.name, sink.name, self._ctx.attempt)
+        app = self._ctx.app_id(self._spec.name, sink.name)
         value = Current(self._ctx.job, self._spec.name, self._ctx.attempt, self._ctx.run, batch, epoch, app)
         assert sink.function is not None
         within(value, partial(sink.function, frame, int(batch)))

@@ -219,20 +219,8 @@ class Rebuilder:
                     yield note.batch, note.offsets
         for sink in self._graph.sinks_of(decl.name):
             if sink.table is not None:
-                yield from (
-                    DeltaSink(
-                        ctx.root,
-                        sink.table,
-                        ctx.job,
-                        decl.name,
-                        sink.name,
-                        ctx.attempt,
-                        ctx.run,
-                        self._session,
-                    )
-                    .plans(cut)
-                    .items()
-                )
+                writer = ctx.writer(decl.name, sink.name)
+                yield from DeltaSink(ctx.root, sink.table, writer, ctx.run, self._session).plans(cut).items()
 
 
 def _recorded(ctx: RunContext, record: Rebuilt, state: ControlState) -> ControlState:

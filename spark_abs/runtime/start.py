@@ -122,11 +122,17 @@ def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
 
 def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
     from spark_abs.restore.apply import apply
+    from spark_abs.restore.plan import Force
     from spark_abs.restore.prepare import prepare
 
     if Checkpoints.open(job.root, job.name).summaries():
         prepared = prepare(
-            job.root, "latest", force=takeover, fallback=True, native_root=native_root, writing=True
+            job.root,
+            "latest",
+            force=[Force.RUN] if takeover else [],
+            fallback=True,
+            native_root=native_root,
+            writing=True,
         )
         apply(job.root, prepared)
 

@@ -7,9 +7,9 @@ the id is read back.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,27 +22,24 @@ from spark_abs.channels.fence import require_current
 from spark_abs.channels.files import Written, directory_name, evaluation_of, write_parquet
 from spark_abs.channels.schema import check_schema, delta_schema
 from spark_abs.channels.writer import Standing
-from spark_abs.codec import from_plain, to_json
+from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Refused
 from spark_abs.model import (
     FENCED,
-    FORMAT,
     NO_BATCH,
-    AttemptId,
-    Barrier,
     BatchId,
-    CheckpointId,
     Entry,
     RunId,
-    StageId,
+    SinkWriter,
     Version,
-    app_id,
+    owner_of,
     run_app_id,
 )
 from spark_abs.sinks import through_spark
-from spark_abs.sinks.note import PlannedBatch, SinkNote
+from spark_abs.sinks.changes import Changes, Own, changes_since
+from spark_abs.sinks.note import PlannedBatch, SinkNote, note_of
 from spark_abs.sinks.plain import why_not_plain
-from spark_abs.store.log import LogCommit
+from spark_abs.sinks.undo import undoing
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
@@ -67,31 +64,20 @@ def ensure_sink(place: Place, schema: StructType) -> str:
 
 
 class DeltaSink:
-    """Commits the batches of one sink to a Delta table, under one attempt and run.
+    """Commits the batches of one sink to a Delta table, as one writer and run.
 
     Not thread-safe, but `version_at` may be called from one other thread.
     """
 
     def __init__(
-        self,
-        root: Root,
-        uri: str,
-        job: str,
-        stage: StageId,
-        sink: str,
-        attempt: AttemptId,
-        run: RunId,
-        session: Callable[[], SparkSession],
+        self, root: Root, uri: str, writer: SinkWriter, run: RunId, session: Callable[[], SparkSession]
     ) -> None:
         """Open the table, which `ensure_sink` or somebody else has made.
 
         Args:
             root: The job's root; rows for a table that is not plain are staged below it.
             uri: The table.
-            job: The job.
-            stage: The stage that produces the rows.
-            sink: Name of the sink.
-            attempt: The attempt.
+            writer: Who commits.
             run: The run.
             session: Called only when a table that is not plain is written to, fenced or restored.
 
@@ -99,12 +85,8 @@ class DeltaSink:
             FileNotFoundError: there is no such table.
         """
         self._root, self._session = root, session
-        self._job, self._attempt, self._run = job, attempt, run
-        self._names = (job, str(stage), sink)
-        self._sink = "/".join(self._names)
-        self._app = app_id(*self._names, attempt)
-        self._restore_app = f"{self._app}/restore"
-        self._staging = f"staging/{stage}.{sink}"
+        self._writer, self._run = writer, run
+        self._staging = f"staging/{writer.stage}.{writer.sink}"
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
 
@@ -118,37 +100,57 @@ class DeltaSink:
         """Where the table is."""
         return self._table.uri
 
-    def begin(self) -> None:
+    def begin(self, take_over: bool = False) -> None:
         """Fence the table against older runs and clear what they staged; once, before the stage starts.
 
         Repeatable. The first time of an attempt it marks the version at which the attempt came.
 
+        Args:
+            take_over: fence all other roots that have written to the table, too: they commit nothing more,
+                now or when they are started again.
+
         Raises:
-            Fenced: a newer run or attempt has taken over.
+            Fenced: a newer run or attempt, or another root, has taken over.
         """
         self._sweep()
-        fence = run_app_id(self._job)
+        fence = run_app_id(self._writer.owner)
         while True:
             self._table.refresh()
-            require_current(self._table, self._job, self._run, self._app)
-            if self._table.transaction(fence) == self._run:
+            self._require_current()
+            others = self._other_owners() if take_over else None
+            if self._table.transaction(fence) == self._run and others is None:
                 return
-            ids = (self._app, self._restore_app)
-            new = all(self._table.transaction(app) is None for app in ids)
+            new = all(
+                self._table.transaction(app) is None for app in (self._writer.app, self._writer.restore_app)
+            )
+            note = replace(self._note(attached=new), took_over=others is not None)
+            fences = {run_app_id(owner): FENCED for owner in others or ()} | {fence: int(self._run)}
             try:
-                self._mark(fence, int(self._run), self._note(attached=new))
+                self._mark(fences, note)
             except CommitConflict:
                 continue
 
-    def holds(self, batch: BatchId) -> bool:
-        """Refresh, and say whether the rows of a batch, or of a later one, were committed."""
-        self._table.refresh()
-        last = self._table.transaction(self._app)
-        return last is not None and last >= batch
+    def _require_current(self) -> None:
+        require_current(self._table, self._writer.owner, self._run, self._writer.app)
+
+    def _other_owners(self) -> tuple[str, ...] | None:
+        """Return who else has written since the table was taken over; None if it was and nobody has."""
+        found: set[str] = set()
+        for version in range(self._table.version, -1, -1):
+            commit = self._table.read_commit(version)
+            note = note_of(commit, self.uri) if commit is not None else None
+            if commit is None or (note is not None and self._is_own(note) and note.took_over):
+                return tuple(sorted(found)) or None
+            if note is not None and not self._is_own(note):
+                found.add(owner_of(note.job, note.root))
+        return tuple(sorted(found))
+
+    def _is_own(self, note: SinkNote) -> bool:
+        return (note.job, note.root) == (self._writer.job, self._writer.root)
 
     def write_files(self, frame: DataFrame, batch: BatchId) -> Written:
         """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`."""
-        name = directory_name(self._attempt, self._run, batch)
+        name = directory_name(self._writer.attempt, self._run, batch)
         if why_not_plain(self._table.delta) is None:
             return write_parquet(frame, self._table.place, f"data/{name}")
         return write_parquet(frame, self._root.top, f"{self._staging}/{name}")
@@ -157,9 +159,6 @@ class DeltaSink:
         self,
         written: Written,
         batch: BatchId,
-        *,
-        barrier: Barrier | None = None,
-        cancel: CheckpointId | None = None,
         plans: tuple[PlannedBatch, ...] = (),
     ) -> Standing | None:
         """Commit the rows of a batch; None, and no commit, if it has none and was not committed before.
@@ -170,11 +169,11 @@ class DeltaSink:
             Fenced: a newer run or attempt has taken over.
             CommitStateUnknown: the store did not say; repeat the call.
         """
-        note = replace(self._note(batch=batch, barrier=barrier, cancel=cancel), plans=plans)
+        note = replace(self._note(batch=batch), plans=plans)
         while True:
             self._table.refresh()
-            require_current(self._table, self._job, self._run, self._app)
-            last = self._table.transaction(self._app)
+            self._require_current()
+            last = self._table.transaction(self._writer.app)
             if last is not None and last >= batch:
                 return self._standing(batch)
             if not written.files:
@@ -184,7 +183,7 @@ class DeltaSink:
                 return self._append(written, note, staged)
             try:
                 version = self._table.commit_next(
-                    Commit(written.files, {self._app: int(batch)}, to_json(note))
+                    Commit(written.files, {self._writer.app: int(batch)}, to_json(note))
                 )
             except CommitConflict:
                 continue
@@ -192,7 +191,7 @@ class DeltaSink:
 
     def last_batch(self) -> BatchId:
         """Return the newest batch that was committed, as of the version read; `NO_BATCH` if none was."""
-        last = self._table.transaction(self._app)
+        last = self._table.transaction(self._writer.app)
         return NO_BATCH if last is None else BatchId(last)
 
     def plans(self, after: BatchId) -> dict[BatchId, str]:
@@ -200,7 +199,7 @@ class DeltaSink:
         self._table.refresh()
         found: dict[BatchId, str] = {}
         for _, note in self._backwards(self._table):
-            if note is not None and (_begins(note) or NO_BATCH < note.batch <= after):
+            if note is not None and (note.begins or NO_BATCH < note.batch <= after):
                 break
             found |= {p.batch: p.offsets for p in (note.plans if note else ()) if p.batch > after}
         return found
@@ -218,79 +217,81 @@ class DeltaSink:
         self._view.refresh()
         found = self._view.version
         for found, note in self._backwards(self._view):
-            if note is not None and (_begins(note) or NO_BATCH < note.batch <= batch):
+            if note is not None and (note.begins or NO_BATCH < note.batch <= batch):
                 return found
-        last = self._view.transaction(self._app)
+        last = self._view.transaction(self._writer.app)
         if last is not None and last > batch:
             raise DamageError(
-                f"the log of {self.uri} begins at {found}, behind batch {batch} of {self._sink}"
+                f"the log of {self.uri} begins at {found}, behind batch {batch} of {self._writer.name}"
             )
         return found
 
-    def fence(self, attempt: AttemptId) -> None:
-        """Burn the id under which another attempt commits to this table. Repeatable."""
-        app = app_id(*self._names, attempt)
+    def fence(self, apps: Iterable[str]) -> None:
+        """Burn the ids under which other attempts commit to this table. Repeatable."""
         while True:
             self._table.refresh()
-            if self._table.transaction(app) == FENCED:
+            burnt = {app: FENCED for app in apps if self._table.transaction(app) != FENCED}
+            if not burnt:
                 return
-            try:
-                self._mark(app, FENCED, self._note())
-            except CommitConflict:
-                continue
+            with suppress(CommitConflict):
+                self._mark(burnt, self._note())
 
-    def restore_to(self, version: Version, force: bool = False) -> Version:
+    def restore_to(self, version: Version, own: Own, undo_others: bool = False) -> Version:
         """Bring the table back to `version` for this attempt, and return the version that does it.
 
         The commit names the attempt, so a repeat finds it and changes nothing. OPTIMIZE and other
-        commits that change no data do not stand in the way.
+        commits that change no data do not stand in the way. Rows of other roots stay.
 
         Raises:
-            Refused: somebody else has changed data since, and not `force`; names the commits.
+            Refused: somebody else has changed data since, and not `undo_others`; names the commits. Or
+                another root has, and its rows cannot be told from ours.
             DamageError: the version, or a file of it, is not there any more.
             CommitStateUnknown: the store did not say; repeat the call.
         """
+        writer = self._writer
         while True:
             self._table.refresh()
-            self._table.require_unfenced(self._app)
-            if self._table.transaction(self._restore_app) is not None:
+            self._table.require_unfenced(writer.app)
+            if self._table.transaction(writer.restore_app) is not None:
                 return next(
                     found
                     for found, note in self._backwards(self._table)
-                    if note is not None and _begins(note)
+                    if note is not None and note.restored is not None
                 )
-            changed = self._changes_since(version, force)
-            note = self._note(restored=version)
-            try:
-                if why_not_plain(self._table.delta) is not None:
-                    if changed:
-                        through_spark.restore(self._session(), self._table.place, version, to_json(note))
-                    self._mark(self._restore_app, int(version), note)
-                elif changed:
-                    self._restore_plain(version, note)
-                else:
-                    self._mark(self._restore_app, int(version), note)
-            except CommitConflict:
-                continue
+            changes = changes_since(self._table, version, own)
+            if changes.of_others and not undo_others:
+                raise Refused(
+                    f"{self.uri} was changed by others since version {version}, which a restore would undo; "
+                    f"force it to do so: {self._operations(changes.of_others)}"
+                )
+            with suppress(CommitConflict):
+                self._bring_back(version, own, changes)
 
-    def _changes_since(self, version: Version, force: bool) -> bool:
-        """Say whether rows have changed since `version`; refuse if somebody else did it."""
-        changed, others = False, []
-        for since in range(version + 1, self._table.version + 1):
-            commit = self._table.read_commit(since)
-            if commit is None:
-                others.append(f"  version {since}: not in the log any more")
-                changed = True
-            elif commit.data_change:
-                changed = True
-                if self._note_of(commit) is None:
-                    others.append(f"  version {since}: {commit.operation}")
-        if others and not force:
+    def _operations(self, versions: Sequence[Version]) -> str:
+        commits = [(version, self._table.read_commit(version)) for version in versions]
+        return "; ".join(
+            f"version {version}: {commit.operation if commit else 'not in the log any more'}"
+            for version, commit in commits
+        )
+
+    def _bring_back(self, version: Version, own: Own, changes: Changes) -> None:
+        note, writer = self._note(restored=version), self._writer
+        mark = {writer.restore_app: int(version)}
+        plain = why_not_plain(self._table.delta) is None
+        if changes.of_roots and not plain:
             raise Refused(
-                f"{self.uri} was changed by others since version {version}, which a restore would undo; "
-                "use --force to do so:\n" + "\n".join(others)
+                f"{self.uri}: another root has written to it since version {version}, and only Delta's own "
+                "writer can write it: rows of one root cannot be undone alone. Give each job its own table"
             )
-        return changed
+        if changes.of_roots:
+            undone = undoing(self._table, version, own)
+            self._table.commit_next(replace(undone, transactions=mark, metadata=to_json(note)))
+        elif changes and plain:
+            self._restore_plain(version, note)
+        else:
+            if changes:
+                through_spark.restore(self._session(), self._table.place, version, to_json(note))
+            self._mark(mark, note)
 
     def _restore_plain(self, version: Version, note: SinkNote) -> None:
         before = self._table.version
@@ -300,7 +301,7 @@ class DeltaSink:
                 commit_properties=CommitProperties(
                     custom_metadata={"userMetadata": to_json(note)},
                     max_commit_retries=0,
-                    app_transactions=[Transaction(self._restore_app, int(version))],
+                    app_transactions=[Transaction(self._writer.restore_app, int(version))],
                 ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
@@ -314,9 +315,11 @@ class DeltaSink:
         """Append through Delta's writer; killed behind it, the repeat finds the batch in the log."""
         base = self._root.uri if staged else self.uri
         files = [f"{base}/{file.path}" for file in written.files]
-        through_spark.append(self._session(), self.uri, files, self._app, int(note.batch), to_json(note))
+        through_spark.append(
+            self._session(), self.uri, files, self._writer.app, int(note.batch), to_json(note)
+        )
         self._table.refresh()
-        require_current(self._table, self._job, self._run, self._app)
+        self._require_current()
         standing = self._standing(note.batch)
         if standing is None:
             raise CommitStateUnknown(f"batch {note.batch} was written to {self.uri} and is not in its log")
@@ -324,56 +327,60 @@ class DeltaSink:
             self._root.fs.delete_dir(self._root.path(os.path.dirname(written.files[0].path)))
         return replace(standing, fresh=True)
 
-    def _mark(self, app: str, number: int, note: SinkNote) -> None:
-        """Commit an id and a note without rows; raises CommitConflict."""
+    def _mark(self, transactions: Mapping[str, int], note: SinkNote) -> None:
+        """Commit ids and a note without rows; raises CommitConflict."""
         if why_not_plain(self._table.delta) is None:
-            self._table.commit_next(Commit(transactions={app: number}, metadata=to_json(note)))
-        else:
-            through_spark.mark(self._session(), self._table, app, number, to_json(note))
+            self._table.commit_next(Commit(transactions=transactions, metadata=to_json(note)))
+            return
+        *first, last = transactions.items()  # Delta's writer takes one in a commit: the last says it is done
+        for app, number in first:
+            through_spark.mark(
+                self._session(), self._table, app, number, to_json(replace(note, took_over=False))
+            )
+        through_spark.mark(self._session(), self._table, *last, to_json(note))
 
     def _standing(self, batch: BatchId) -> Standing | None:
         """Return what stands for a batch as of the version read; None if it had no rows."""
         for version, note in self._backwards(self._table):
             if note is not None and note.batch == batch:
                 return Standing(_entry(version, note), fresh=False)
-            if note is not None and (_begins(note) or NO_BATCH < note.batch < batch):
+            if note is not None and (note.begins or NO_BATCH < note.batch < batch):
                 return None
         return None
 
     def _backwards(self, table: Table) -> Iterator[tuple[Version, SinkNote | None]]:
-        """Iterate the log from the version read backwards, with the notes of this attempt."""
+        """Iterate the log from the version read backwards, with the notes of this writer."""
         for version in range(table.version, -1, -1):
             commit = table.read_commit(version)
             if commit is None:
                 return
-            note = self._note_of(commit)
-            yield Version(version), note if note is not None and note.attempt == self._attempt else None
+            note = note_of(commit, self.uri)
+            yield Version(version), note if note is not None and self._is_mine(note) else None
 
-    def _note_of(self, commit: LogCommit) -> SinkNote | None:
-        """Return the note of a commit of this sink, of whatever attempt; None for everybody else's."""
-        try:
-            plain = json.loads(commit.metadata or "null")
-        except ValueError:
-            return None
-        if not isinstance(plain, dict) or plain.get("sink") != self._sink:
-            return None
-        note = from_plain(SinkNote, plain)
-        if note.v > FORMAT:
-            raise DamageError(
-                f"version {commit.version} of {self.uri} has format {note.v}, newest known is {FORMAT}: "
-                "upgrade spark_abs"
-            )
-        return note
+    def _is_mine(self, note: SinkNote) -> bool:
+        """Say whether a commit is one of this stage in this attempt, or brought the table back for it."""
+        if not self._is_own(note) or note.attempt != self._writer.attempt:
+            return False
+        if not self._writer.root:
+            return note.sink == self._writer.name
+        return note.restored is not None or note.stage == self._writer.stage
 
     def _note(
         self,
         batch: BatchId = NO_BATCH,
-        barrier: Barrier | None = None,
-        cancel: CheckpointId | None = None,
         restored: Version | None = None,
         attached: bool = False,
     ) -> SinkNote:
-        return SinkNote(self._sink, self._attempt, self._run, batch, barrier, cancel, restored, attached)
+        writer = self._writer
+        return SinkNote(
+            writer.name,
+            writer.attempt,
+            self._run,
+            batch,
+            restored=restored,
+            attached=attached,
+            root=writer.root,
+        )
 
     def _sweep(self) -> None:
         """Delete what older runs have staged and not committed."""
@@ -382,11 +389,6 @@ class DeltaSink:
             staged = evaluation_of(info.base_name)
             if staged is not None and staged.run < self._run:
                 self._root.fs.delete_dir(info.path)
-
-
-def _begins(note: SinkNote) -> bool:
-    """Say whether a commit is the one from which an attempt goes on."""
-    return note.attached or note.restored is not None
 
 
 def _entry(version: Version, note: SinkNote) -> Entry:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
+from spark_abs.codec import from_plain
+from spark_abs.errors import DamageError
 from spark_abs.model import FORMAT, NO_BATCH, AttemptId, Barrier, BatchId, CheckpointId, RunId, Version
+from spark_abs.store.log import LogCommit
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +37,44 @@ class SinkNote:
     """Set in the commit with which the attempt came to a table that held nothing of it."""
     plans: tuple[PlannedBatch, ...] = ()
     """Of a stage without channels: what this batch read, and those without rows before it."""
+    root: str = ""
+    """The identity of the root that wrote it; empty in commits of attempts that an earlier version began."""
+    took_over: bool = False
+    """Set in a commit that fences all other roots that had written to the table by then."""
     v: int = FORMAT
+
+    @property
+    def job(self) -> str:
+        """The job that wrote it."""
+        return self.sink.partition("/")[0]
+
+    @property
+    def stage(self) -> str:
+        """The stage that wrote it."""
+        return self.sink.split("/")[1] if self.sink.count("/") == 2 else ""
+
+    @property
+    def begins(self) -> bool:
+        """Whether an attempt goes on from this commit: it came to the table, or brought it back."""
+        return self.attached or self.restored is not None
+
+
+def note_of(commit: LogCommit, table: str) -> SinkNote | None:
+    """Return what spark_abs has written into a commit of the table of a sink, None for any other commit.
+
+    Raises:
+        DamageError: a newer version wrote it.
+    """
+    try:
+        plain = json.loads(commit.metadata or "null")
+    except ValueError:
+        return None
+    if not isinstance(plain, dict) or not {"sink", "attempt", "run"} <= plain.keys():
+        return None
+    note = from_plain(SinkNote, plain)
+    if note.v > FORMAT:
+        raise DamageError(
+            f"version {commit.version} of {table} has format {note.v}, newest known is {FORMAT}: "
+            "upgrade spark_abs"
+        )
+    return note

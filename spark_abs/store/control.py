@@ -75,7 +75,7 @@ class Control:
             Refused: the root belongs to another job.
         """
         control = cls(root, Table.ensure(root.place(PATH), SCHEMA))
-        control.update(lambda state: state or begin_job(job, now_ms))
+        control.update(lambda state: state or begin_job(job, now_ms, control._table.id))
         if control.state.job != job:
             raise Refused(
                 f"{root.uri} belongs to job {control.state.job!r}, not to {job!r}: choose another root"
@@ -135,7 +135,7 @@ class Control:
         self._table.refresh()
         version = self._table.version
         if self._read is None or self._read[0] != version:
-            state = _decode(self._table.read().to_pylist())
+            state = _decode(self._table.read().to_pylist(), self._table.id)
             if state is None:
                 return None
             self._read = (version, state)
@@ -166,7 +166,7 @@ def _encode(state: ControlState) -> Iterator[dict[str, object]]:
             yield {"kind": kind, "id": str(key), "v": FORMAT, "body": to_json(item)}
 
 
-def _decode(rows: list[dict[str, Any]]) -> ControlState | None:
+def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
     if not rows:
         return None
     found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
@@ -185,6 +185,7 @@ def _decode(rows: list[dict[str, Any]]) -> ControlState | None:
         raise DamageError("control/ does not say which job it belongs to")
     return ControlState(
         job,
+        root,
         tuple(found["attempt"]),
         tuple(found["run"]),
         CheckpointId(last),

@@ -21,7 +21,8 @@ class LogCommit:
 
     version: Version
     adds: tuple[DataFile, ...]
-    removes: int
+    removed: tuple[str, ...]
+    """Paths of the files that left the table."""
     data_change: bool
     """Whether any file was added or removed that changes the table's rows."""
     transactions: dict[str, int]
@@ -70,7 +71,8 @@ def read_commit(filesystem: fs.FileSystem, table_path: str, version: int) -> Log
 def _parse(version: Version, text: bytes) -> LogCommit:
     adds: list[DataFile] = []
     transactions: dict[str, int] = {}
-    removes, data_change, operation = 0, False, ""
+    removed: list[str] = []
+    data_change, operation = False, ""
     metadata = token = None
     at_ms = 0
     for action in json.loads(b"[%b]" % b",".join(line for line in text.splitlines() if line)):
@@ -79,7 +81,7 @@ def _parse(version: Version, text: bytes) -> LogCommit:
             adds.append(DataFile(unquote(add["path"]), int(add["size"]), int(stats.get("numRecords", 0))))
             data_change |= bool(add["dataChange"])
         elif remove := action.get("remove"):
-            removes += 1
+            removed.append(unquote(remove["path"]))
             data_change |= bool(remove["dataChange"])
         elif txn := action.get("txn"):
             transactions[txn["appId"]] = int(txn["version"])
@@ -88,5 +90,13 @@ def _parse(version: Version, text: bytes) -> LogCommit:
             metadata, token = info.get("userMetadata"), info.get("absToken")
             at_ms = int(info.get("timestamp") or 0)
     return LogCommit(
-        version, tuple(adds), removes, data_change, transactions, operation, metadata, token, at_ms
+        version,
+        tuple(adds),
+        tuple(removed),
+        data_change,
+        transactions,
+        operation,
+        metadata,
+        token,
+        at_ms,
     )

@@ -303,7 +303,7 @@ def test_the_plan_is_shown_and_nothing_changed_without_a_yes(job: SmallJob, cli:
     job.step(2)
     for arguments, code in ((["--dry-run"], 0), ([], 2)):
         result = cli("restore", "--to", "1", *arguments, exits=code)
-        assert "bring sink totals" in result.stdout
+        assert "bring sink b/totals" in result.stdout
         assert "leave sink mail" in result.stdout
         plan = cli.json("restore", "--to", "1", *arguments, exits=code)
         assert plan["applied"] is False

@@ -13,12 +13,13 @@ from pyspark.sql import types as t
 
 from spark_abs.channels.files import Written
 from spark_abs.errors import DamageError, Fenced, Refused, UsageError
-from spark_abs.model import AttemptId, BatchId, RunId, StageId, Version
+from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Version
+from spark_abs.sinks.changes import Own
 from spark_abs.sinks.delta import DeltaSink, ensure_sink
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
-from tests.channel_support import JOB, NUMBERS, barrier
+from tests.channel_support import JOB, NUMBERS
 
 Open = Callable[..., DeltaSink]
 KINDS = ["plain", "with an identity column and a constraint"]
@@ -27,6 +28,13 @@ KINDS = ["plain", "with an identity column and a constraint"]
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     return Root(str(tmp_path / "root"))
+
+
+OWN = Own(JOB, "root-1", frozenset())
+
+
+def writer(attempt: int, root: str = "root-1", sink: str = "out", stage: str = "s") -> SinkWriter:
+    return SinkWriter(JOB, root, StageId(stage), sink, AttemptId(attempt))
 
 
 @pytest.fixture
@@ -39,7 +47,7 @@ def sink(spark: SparkSession, root: Root, uri: str) -> Open:
     """Open the sink under an attempt and run, as a start of the job does."""
 
     def make(attempt: int = 1, run: int = 1, begin: bool = True) -> DeltaSink:
-        found = DeltaSink(root, uri, JOB, StageId("s"), "out", AttemptId(attempt), RunId(run), lambda: spark)
+        found = DeltaSink(root, uri, writer(attempt), RunId(run), lambda: spark)
         if begin:
             found.begin()
         return found
@@ -87,8 +95,7 @@ def test_the_life_of_a_sink(spark: SparkSession, root: Root, uri: str, sink: Ope
     assert put(spark, first, 2, 3) is True
     cut = version(first, 1)
     assert (rows(uri, attached), rows(uri, cut)) == ([], [1, 2])
-    assert first.holds(BatchId(2))
-    assert not first.holds(BatchId(3))
+    assert first.last_batch() == 2
 
     second = sink(run=2)  # the first run is replaced in the middle of a batch
     with pytest.raises(Fenced):
@@ -98,12 +105,12 @@ def test_the_life_of_a_sink(spark: SparkSession, root: Root, uri: str, sink: Ope
     assert rows(uri, version(second, 99)) == [1, 2, 3, 4]
 
     restored = sink(attempt=2, run=2, begin=False)
-    restored.fence(AttemptId(1))
-    restored.fence(AttemptId(1))
+    restored.fence([writer(1).app])
+    restored.fence([writer(1).app])
     with pytest.raises(Fenced):
         put(spark, second, 4, 666)
-    done = restored.restore_to(Version(cut))
-    assert restored.restore_to(Version(cut)) == done  # killed behind the commit, begun again
+    done = restored.restore_to(Version(cut), OWN)
+    assert restored.restore_to(Version(cut), OWN) == done  # killed behind the commit, begun again
     assert rows(uri) == [1, 2]
 
     third = sink(attempt=2, run=3)
@@ -122,16 +129,16 @@ def test_the_data_of_others_is_not_rolled_back_unasked(spark: SparkSession, uri:
     cut = version(table, 0)
     put(spark, table, 1, 2)
     DeltaTable(uri).optimize.compact()
-    assert sink(attempt=2, run=2, begin=False).restore_to(Version(cut)) > cut
+    assert sink(attempt=2, run=2, begin=False).restore_to(Version(cut), OWN) > cut
     assert rows(uri) == [1]
     put(spark, sink(attempt=2, run=3), 1, 20)
     write_deltalake(uri, pa.table({"n": [999]}), mode="append")
     third = sink(attempt=3, run=4, begin=False)
     foreign = DeltaTable(uri).version()
     with pytest.raises(Refused, match=rf"version {foreign}: WRITE"):
-        third.restore_to(Version(cut))
+        third.restore_to(Version(cut), OWN)
     assert rows(uri) == [1, 20, 999]
-    third.restore_to(Version(cut), force=True)
+    third.restore_to(Version(cut), OWN, undo_others=True)
     assert rows(uri) == [1]
 
 
@@ -141,7 +148,7 @@ def test_a_restore_to_where_the_table_stands_is_recorded(spark: SparkSession, ur
     table = sink()
     put(spark, table, 0, 1)
     second = sink(attempt=2, run=2, begin=False)
-    begun = second.restore_to(table.version_at(BatchId(0)))
+    begun = second.restore_to(table.version_at(BatchId(0)), OWN)
     assert version(second, 0) == begun
     assert rows(uri) == [1]
 
@@ -156,18 +163,82 @@ def test_a_version_whose_files_are_gone_is_damage(spark: SparkSession, uri: str,
     DeltaTable(uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     before = DeltaTable(uri).version()
     with pytest.raises(DamageError, match=f"cannot be brought back to version {cut}"):
-        sink(attempt=2, run=2, begin=False).restore_to(Version(cut))
+        sink(attempt=2, run=2, begin=False).restore_to(Version(cut), OWN)
     assert DeltaTable(uri).version() == before
 
 
-def test_a_batch_that_stands_says_its_barrier(spark: SparkSession, uri: str, sink: Open) -> None:
+def test_a_batch_that_stands_is_returned(spark: SparkSession, uri: str, sink: Open) -> None:
     create(spark, uri, "plain")
     table = sink()
     written = table.write_files(spark.createDataFrame([(1,)], NUMBERS), BatchId(0))
-    table.commit_batch(written, BatchId(0), barrier=barrier(4))
+    table.commit_batch(written, BatchId(0))
     again = sink().commit_batch(Written(), BatchId(0))
     assert again is not None
-    assert (again.fresh, again.entry.barrier, again.entry.rows) == (False, barrier(4), 0)
+    assert (again.fresh, again.entry.batch) == (False, 0)
+
+
+def test_two_roots_write_one_table_and_each_undoes_its_own(
+    spark: SparkSession, root: Root, uri: str, sink: Open
+) -> None:
+    """The same job, stage and sink on two roots; the first goes back, then to what it had left behind."""
+    create(spark, uri, "plain")
+
+    def other(attempt: int, run: int) -> DeltaSink:
+        return DeltaSink(root, uri, writer(attempt, "root-2"), RunId(run), lambda: spark)
+
+    first, second = sink(), other(1, 1)
+    second.begin()
+    put(spark, first, 0, 1)
+    cut = version(first, 0)
+    put(spark, second, 0, 100)
+    put(spark, first, 1, 2)
+    later = version(first, 1)
+    put(spark, second, 1, 101)
+    assert rows(uri) == [1, 2, 100, 101]
+    restored = sink(attempt=2, run=2, begin=False)
+    assert restored.restore_to(Version(cut), OWN) == restored.restore_to(Version(cut), OWN)
+    assert rows(uri) == [1, 100, 101]
+    put(spark, sink(attempt=2, run=3), 1, 20)
+    sink(attempt=3, run=4, begin=False).restore_to(Version(later), OWN)
+    assert rows(uri) == [1, 2, 100, 101]
+    put(spark, second, 2, 102)
+    DeltaTable(uri).optimize.compact()
+    with pytest.raises(Refused, match="cannot be told apart"):
+        sink(attempt=4, run=5, begin=False).restore_to(Version(cut), OWN)
+    assert rows(uri) == [1, 2, 100, 101, 102]
+
+
+def test_a_root_that_takes_a_table_over_fences_the_others_for_good(
+    spark: SparkSession, root: Root, uri: str, sink: Open
+) -> None:
+    create(spark, uri, "plain")
+    lost = sink()
+    put(spark, lost, 0, 1)
+    new = DeltaSink(root, uri, writer(1, "root-2"), RunId(1), lambda: spark)
+    new.begin(take_over=True)
+    assert put(spark, new, 0, 2) is True
+    with pytest.raises(Fenced):
+        put(spark, lost, 1, 666)
+    with pytest.raises(Fenced):
+        sink(attempt=2, run=9)
+    again = DeltaSink(root, uri, writer(1, "root-2"), RunId(2), lambda: spark)
+    again.begin(take_over=True)
+    assert put(spark, again, 1, 3) is True
+    assert rows(uri) == [1, 2, 3]
+
+
+def test_a_sink_under_another_name_goes_on_where_it_was(
+    spark: SparkSession, root: Root, uri: str, sink: Open
+) -> None:
+    """Renamed between the commit of a batch and Spark's own: the batch comes again, its rows do not."""
+    create(spark, uri, "plain")
+    put(spark, sink(), 0, 1)
+    renamed = DeltaSink(root, uri, writer(1, sink="renamed"), RunId(2), lambda: spark)
+    renamed.begin()
+    assert put(spark, renamed, 0, 1) is False
+    assert put(spark, renamed, 1, 2) is True
+    assert rows(uri) == [1, 2]
+    assert rows(uri, version(renamed, 0)) == [1]
 
 
 def test_a_table_that_ceases_to_be_plain_under_way(spark: SparkSession, uri: str, sink: Open) -> None:

@@ -17,7 +17,8 @@ from spark_abs.channels.files import read_written
 from spark_abs.config import Settings
 from spark_abs.errors import Refused
 from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId
-from spark_abs.protocol.control import NATIVES, ControlState, begin_attempt, end_run, finish_attempt
+from spark_abs.protocol.attempts import begin_attempt, finish_attempt
+from spark_abs.protocol.control import NATIVES, ControlState, end_run
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
 from spark_abs.runtime.native import NativeLog
@@ -74,6 +75,7 @@ class Lossy:
             False,
             no_probe,
             names,
+            identity=self.job.state.attempt.root,
         )
 
     @property

@@ -13,6 +13,7 @@ from spark_abs.codec import from_json
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest, StateFunction
 from spark_abs.model import NO_BATCH, StageId, Version
+from spark_abs.protocol import attempts
 from spark_abs.protocol import control as ledger
 from spark_abs.runtime.graph import JobGraph, StageDecl
 from spark_abs.runtime.launch import before
@@ -70,8 +71,8 @@ def test_what_a_repartitioning_has_left_in_one_partition_is_known_in_later_attem
 
         def restored(state: ledger.ControlState, wanted: dict[str, int] = partitions) -> ledger.ControlState:
             parent = state.attempt.id
-            state = ledger.begin_attempt(state, parent, barrier.id, "", "", 0, 0, partitions=wanted)
-            return ledger.finish_attempt(state, state.attempt.id)
+            state = attempts.begin_attempt(state, parent, barrier.id, "", "", 0, 0, partitions=wanted)
+            return attempts.finish_attempt(state, state.attempt.id)
 
         control.update(restored)
         assert control.state.attempt.id == state.attempt.id + 1

@@ -41,6 +41,8 @@ from spark_abs.model import (
     CheckpointMode,
     Position,
     RunId,
+    SinkWriter,
+    StageId,
     Version,
     app_id,
     barrier_app_id,
@@ -134,6 +136,16 @@ def test_application_ids() -> None:
     assert app_id("job", "match", "main", AttemptId(2)) == "job/match/main@2"
     assert barrier_app_id("job", "match", "main", AttemptId(2)) == "job/match/main@2/barrier"
     assert run_app_id("job") == "job/run"
+    first = SinkWriter("job", "4f", StageId("match"), "matched", AttemptId(2))
+    again = SinkWriter("job", "4f", StageId("match"), "matched", AttemptId(2), 1)
+    assert (first.app, first.restore_app) == ("job#4f/match@2", "job#4f@2/restore")
+    assert (again.app, again.owner) == ("job#4f/match.1@2", "job#4f")
+
+
+def test_an_attempt_from_before_roots_had_an_identity_goes_on_under_its_ids() -> None:
+    old = SinkWriter("job", "", StageId("match"), "matched", AttemptId(2))
+    assert (old.app, old.restore_app) == ("job/match/matched@2", "job/match/matched@2/restore")
+    assert old.owner == "job"
 
 
 def test_an_attempt_that_does_not_say_where_its_native_checkpoints_are_has_them_below_the_root() -> None:

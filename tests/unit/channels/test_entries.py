@@ -43,7 +43,7 @@ notes = st.builds(
 
 
 def commit(metadata: str | None, token: str | None = "t", *files: DataFile) -> LogCommit:
-    return LogCommit(Version(7), files, 0, bool(files), {}, "WRITE", metadata, token)
+    return LogCommit(Version(7), files, (), bool(files), {}, "WRITE", metadata, token)
 
 
 @given(notes)

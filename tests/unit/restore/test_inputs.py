@@ -7,7 +7,8 @@ from pathlib import Path
 
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
-from spark_abs.protocol.control import ControlState, begin_attempt, begin_job, finish_attempt
+from spark_abs.protocol.attempts import begin_attempt, finish_attempt
+from spark_abs.protocol.control import ControlState, begin_job
 from spark_abs.restore.inputs import lost_inputs
 from spark_abs.store.root import Root
 

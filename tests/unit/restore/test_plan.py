@@ -25,17 +25,16 @@ from spark_abs.model import (
     counts,
 )
 from spark_abs.observe.alive import LiveRun
+from spark_abs.protocol.attempts import begin_attempt, finish_attempt
 from spark_abs.protocol.control import (
     ControlState,
-    begin_attempt,
     begin_job,
     begin_run,
     claim,
-    finish_attempt,
     place_natives,
 )
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.plan import Facts, RestorePlan, SinkFacts, plan_json, plan_restore
+from spark_abs.restore.plan import Facts, Force, RestorePlan, SinkFacts, plan_json, plan_restore
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -50,11 +49,12 @@ from spark_abs.restore.steps import (
     sentence,
 )
 from spark_abs.restore.target import resolve
+from spark_abs.sinks.changes import Changes
 from spark_abs.store.checkpoints import Summary
 
 STORED = '{"channels": {}, "queries": {}}'
 CLICKS = ChannelId("clicks.main")
-TOTALS = SinkFacts(StageId("sum"), "totals", "/lake/totals", Version(9), "t-1", "t-1", Version(4))
+TOTALS = SinkFacts(((StageId("sum"), "totals"),), "/lake/totals", Version(9), "t-1", "t-1", Version(4))
 
 
 def started() -> ControlState:
@@ -84,9 +84,9 @@ def facts(*completed: Summary, sink: SinkFacts = TOTALS) -> Facts:
     return Facts(completed, (CLICKS,), True, (sink,))
 
 
-def planned(state: ControlState, to: Manifest, found: Facts, forced: bool = False) -> RestorePlan:
+def planned(state: ControlState, to: Manifest, found: Facts, *force: Force) -> RestorePlan:
     numbers = count(1)
-    return plan_restore(state, to, found, fresh_id=lambda: f"q-{next(numbers)}", forced=forced)
+    return plan_restore(state, to, found, fresh_id=lambda: f"q-{next(numbers)}", force=force)
 
 
 def restored(state: ControlState, plan: RestorePlan) -> ControlState:
@@ -103,12 +103,12 @@ def test_a_plan_fences_everything_before_it_changes_anything() -> None:
         FenceRoot("checkpoints"),
         FenceRoot("state"),
         FenceChannel(CLICKS, AttemptId(1)),
-        FenceSink(StageId("sum"), "totals", "/lake/totals", AttemptId(1), False),
+        FenceSink("/lake/totals", ("sum/totals",), AttemptId(1), ("shop/sum/totals@1",), False),
         AbortOpen((CheckpointId(1),)),
         Materialise(StageId("clicks"), "native/2/clicks", BatchId(3), 0, 0),
         StartAfresh(StageId("sum")),
-        RestoreSink(StageId("sum"), "totals", "/lake/totals", Version(4), Version(9), (), False, False),
-        KeepSink(StageId("sum"), "mail", "a function sink has no versions: what it has done stays"),
+        RestoreSink("/lake/totals", ("sum/totals",), Version(4), Version(9), Changes(), False, False),
+        KeepSink(("sum/mail",), "a function sink has no versions: what it has done stays"),
         Finish(AttemptId(2)),
     )
 
@@ -170,25 +170,30 @@ def test_a_live_run_refuses_unless_forced() -> None:
     alive = replace(facts(), alive=LiveRun(RunId(1), "here", 77, 2000))
     with pytest.raises(RunAlive, match=r"process 77 on here"):
         planned(started(), manifest(5), alive)
-    assert "fenced" in planned(started(), manifest(5), alive, forced=True).notes[0]
+    assert "fenced" in planned(started(), manifest(5), alive, Force.RUN).notes[0]
 
 
 def test_two_restores_at_a_time_are_refused_even_when_forced() -> None:
     begun = begin_attempt(started(), AttemptId(1), CheckpointId(5), STORED, "here", 1, 0)
     alive = replace(facts(), alive=LiveRun(RunId(2), "here", 77, 2000))
     with pytest.raises(RunAlive, match=r"being restored by process 77"):
-        planned(begun, manifest(5), alive, forced=True)
+        planned(begun, manifest(5), alive, *Force)
     replaced = replace(facts(), alive=LiveRun(RunId(1), "here", 66, 2000))
-    assert planned(begun, manifest(5), replaced, forced=True).continues
+    assert planned(begun, manifest(5), replaced, *Force).continues
 
 
 def test_changes_of_others_refuse_unless_forced() -> None:
-    changed = facts(sink=replace(TOTALS, foreign=(Version(7),)))
+    changed = facts(
+        sink=replace(TOTALS, changes=Changes((Version(8),), 3, (Version(6),), (Version(7),), 1200))
+    )
     with pytest.raises(Refused, match="version 7"):
         planned(started(), manifest(5), changed)
-    plan = planned(started(), manifest(5), changed, forced=True)
+    plan = planned(started(), manifest(5), changed, Force.ROWS)
     (step,) = [s for s in plan.steps if isinstance(s, RestoreSink)]
-    assert "undoes what others did in version 7" in sentence(step)
+    assert sentence(step).endswith(
+        "3 rows of this job go; what others did in version 7 is undone (1,200 rows added); "
+        "rows of jobs on other roots in version 6 stay"
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +206,7 @@ def test_changes_of_others_refuse_unless_forced() -> None:
 )
 def test_a_sink_that_cannot_go_back_refuses_even_when_forced(found: SinkFacts, says: str) -> None:
     with pytest.raises(Refused, match=says):
-        planned(started(), manifest(5), facts(sink=found), forced=True)
+        planned(started(), manifest(5), facts(sink=found), *Force)
 
 
 def test_a_version_of_a_sink_that_is_gone_is_damage() -> None:
@@ -210,18 +215,20 @@ def test_a_version_of_a_sink_that_is_gone_is_damage() -> None:
 
 
 def test_a_sink_added_later_goes_back_to_where_it_was_added() -> None:
-    later = replace(TOTALS, sink="later", table="/lake/later", target=Version(2), later=True)
+    later = replace(
+        TOTALS, sinks=((StageId("sum"), "later"),), table="/lake/later", target=Version(2), later=True
+    )
     plan = planned(started(), manifest(5), replace(facts(), sinks=(TOTALS, later)))
-    assert any(isinstance(s, FenceSink) and s.sink == "later" for s in plan.steps)
-    (step,) = [s for s in plan.steps if isinstance(s, RestoreSink) and s.sink == "later"]
+    assert any(isinstance(s, FenceSink) and s.sinks == ("sum/later",) for s in plan.steps)
+    (step,) = [s for s in plan.steps if isinstance(s, RestoreSink) and s.sinks == ("sum/later",)]
     assert step.version == 2
 
 
 @pytest.mark.parametrize("unknown", [{"target": None}, {"table_id": "other"}, {"current": None}])
 def test_a_sink_added_later_of_which_nothing_is_known_stays(unknown: dict[str, Any]) -> None:
-    later = replace(TOTALS, sink="later", table="/lake/later", later=True, **unknown)
+    later = replace(TOTALS, sinks=((StageId("sum"), "later"),), table="/lake/later", later=True, **unknown)
     plan = planned(started(), manifest(5), replace(facts(), sinks=(TOTALS, later)))
-    assert any(isinstance(s, KeepSink) and s.sink == "later" for s in plan.steps)
+    assert any(isinstance(s, KeepSink) and s.sinks == ("sum/later",) for s in plan.steps)
 
 
 def test_an_unfinished_restore_is_continued_or_given_up_for_another_target() -> None:
@@ -278,6 +285,6 @@ def test_input_that_would_be_read_again_and_is_gone_is_named_and_only_force_does
     found = replace(facts(), lost_inputs=lost)
     with pytest.raises(Refused, match=r"since checkpoint 5 .*/in/0\.json.* and 2 more.*put the files back"):
         planned(started(), manifest(5), found)
-    plan = planned(started(), manifest(5), found, forced=True)
+    plan = planned(started(), manifest(5), found, Force.INPUTS)
     assert plan.notes[-1].endswith("their rows will be missing")
-    assert plan.steps == planned(started(), manifest(5), facts(), forced=True).steps
+    assert plan.steps == planned(started(), manifest(5), facts(), Force.INPUTS).steps

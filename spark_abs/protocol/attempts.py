@@ -1,0 +1,72 @@
+"""The attempts of a job: a restore begins one, and nothing runs on it before it is ready (P18)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from spark_abs.errors import CheckpointNotFound
+from spark_abs.model import AttemptId, CheckpointId
+from spark_abs.protocol.control import Attempt, ControlState, with_run
+
+
+def begin_attempt(
+    state: ControlState,
+    parent: AttemptId,
+    checkpoint: CheckpointId,
+    plan: str,
+    host: str,
+    pid: int,
+    now_ms: int,
+    natives: str | None = None,
+    partitions: Mapping[str, int] = MappingProxyType({}),
+    base: CheckpointId | None = None,
+) -> ControlState:
+    """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
+
+    Asked again for the checkpoint that is already being restored, only the run is new. Asked for another
+    one, the unfinished attempt is given up: no run ever began on it, and none will. So it is if `natives`,
+    where its native checkpoints shall be, is another place, or if `partitions` are others; None leaves
+    native checkpoints where they were. `base` is the original of a checkpoint that an edit made.
+
+    Raises:
+        CheckpointNotFound: the parent attempt does not exist.
+    """
+    if all(a.id != parent for a in state.attempts):
+        raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
+    where = state.attempt.natives if natives is None else natives
+    number, attempts = attempt_for(state, parent, checkpoint, where, partitions), state.attempts
+    if number != state.attempt.id:
+        begun = Attempt(number, parent, checkpoint, plan, False, now_ms, where, partitions=dict(partitions))
+        attempts = (*attempts, replace(begun, base=base, root=state.root))
+    return replace(state, attempts=attempts, runs=with_run(state, number, host, pid, now_ms))
+
+
+def attempt_for(
+    state: ControlState,
+    parent: AttemptId,
+    checkpoint: CheckpointId,
+    natives: str,
+    partitions: Mapping[str, int] = MappingProxyType({}),
+) -> AttemptId:
+    """Return a restore's attempt: the unfinished one if it does the same, else the next."""
+    newest = state.attempt
+    begun = (newest.parent, newest.checkpoint, newest.natives, dict(newest.partitions))
+    if not newest.ready and begun == (parent, checkpoint, natives, dict(partitions)):
+        return newest.id
+    return AttemptId(newest.id + 1)
+
+
+def replaced_by(state: ControlState, attempt: AttemptId) -> tuple[AttemptId, ...]:
+    """Return what a restore must burn: the attempt that last ran, and those that were given up since."""
+    before = [a for a in state.attempts if a.id < attempt]
+    ran = max(a.id for a in before if a.ready)
+    return tuple(a.id for a in before if a.id >= ran)
+
+
+def finish_attempt(state: ControlState, attempt: AttemptId) -> ControlState:
+    """Mark a restored attempt ready: the last step of a restore."""
+    return replace(
+        state, attempts=tuple(replace(a, ready=True) if a.id == attempt else a for a in state.attempts)
+    )

@@ -1,0 +1,61 @@
+"""Undo one root's part of a table, file by file, where another root has written to it since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyarrow import parquet as pq
+
+from spark_abs.channels.files import statistics
+from spark_abs.errors import Refused
+from spark_abs.model import Version
+from spark_abs.sinks.changes import Own, Who, commits_since
+from spark_abs.store.table import AddFile, Commit, Table
+
+
+def undoing(table: Table, version: Version, own: Own) -> Commit:
+    """Return the commit that undoes what all but other roots did since a version, file by file.
+
+    A file that was added is removed, one that was removed comes back; files of other roots stay as they are.
+
+    Raises:
+        Refused: files were merged or rewritten since, so that rows of different writers are in one file.
+    """
+    before = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
+    then, now = _active(before), _active(table.delta)
+    added, removed = dict[str, Who](), dict[str, Who]()
+    for _, commit in commits_since(table, version):
+        if commit is not None and commit.data_change:
+            who = own.author(commit, table.uri)
+            added |= {file.path: who for file in commit.adds}
+            removed |= dict.fromkeys(commit.removed, who)
+    new, gone = now.keys() - then.keys(), then.keys() - now.keys()
+    _refuse_rewritten(table, version, (new - added.keys()) | (gone - removed.keys()))
+    back = sorted(path for path in gone if removed[path] is not Who.ROOT)
+    return Commit(
+        adds=[AddFile(path, then[path], _statistics(table, path)) for path in back],
+        removes=sorted(path for path in new if added[path] is not Who.ROOT),
+    )
+
+
+def _refuse_rewritten(table: Table, version: Version, paths: Iterable[str]) -> None:
+    if paths := sorted(paths):
+        raise Refused(
+            f"{table.uri}: another root has written to it since version {version}, and rows of both were "
+            f"rewritten into one file ({paths[0]}, as OPTIMIZE does): they cannot be told apart. Stop the "
+            "other job and restore it to a checkpoint before that, or give each job a table of its own"
+        )
+
+
+def _active(table: DeltaTable) -> dict[str, int]:
+    """Return path and size of every file of a version."""
+    rows = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+    return {str(row["path"]): int(row["size_bytes"]) for row in rows}
+
+
+def _statistics(table: Table, path: str) -> str:
+    with table.place.fs.open_input_file(f"{table.place.path}/{path}") as source:
+        return json.dumps(statistics(pq.read_metadata(source)))
