@@ -23,6 +23,9 @@ SESSION_CONF: Mapping[str, str] = {
     ),
     # A batch then writes what it changed, not all of RocksDB: a checkpoint copies as little.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Hive's jars bring another one, which renames no file onto a file that is there: state that is written
+    # again would stay as it was.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
     # Delta's log, pyarrow and Spark agree on microseconds; Spark's own default is INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Delta splits the state of a table's log into 50 tasks otherwise, of any table, however small.

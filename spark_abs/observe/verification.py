@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pyarrow.fs import FileType
 
 from spark_abs.errors import DamageError
-from spark_abs.manifest import Manifest
-from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, Version
+from spark_abs.manifest import Manifest, StoredFile
+from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, StageId, Version
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol.control import NATIVES, ControlState
 from spark_abs.restore.check import check_checkpoint, damaged_rows
@@ -21,6 +21,7 @@ from spark_abs.snapshots.verify import (
     verify_packs,
     verify_state,
     verify_table,
+    written_once,
 )
 from spark_abs.store import checkpoints, history
 from spark_abs.store.control import PATH as CONTROL
@@ -111,9 +112,17 @@ def _natives(
         origin = source
         if rebuilt is not None:
             origin = by_id.get(rebuilt.checkpoint) if rebuilt.checkpoint is not None else None
-        stored = origin.stage(stage.stage) if origin is not None else None
+        stored = list(_files_of(stage.stage, [origin] if origin is not None else []))
+        if rebuilt is None:
+            stored += [f for f in _files_of(stage.stage, mine) if written_once(f.path)]
         try:
-            for finding in verify_native(native, stored.files if stored is not None else ()):
+            for finding in verify_native(native, stored):
                 yield replace(finding, path=finding.path.removeprefix(f"{root.uri}/"))
         except DamageError as error:
             yield Finding(path, str(error), stage=stage.stage)
+
+
+def _files_of(stage: StageId, manifests: Iterable[Manifest]) -> Iterator[StoredFile]:
+    for manifest in manifests:
+        snapshot = manifest.stage(stage)
+        yield from snapshot.files if snapshot is not None else ()

@@ -123,6 +123,24 @@ def clear_unplanned(native: Place) -> None:
         native.fs.delete_dir_contents(f"{native.path}/offsets", missing_dir_ok=True)
 
 
+def clear_leftovers(native: Place) -> None:
+    """Remove checksum files, and what writers of the two logs have not finished (ADR 8).
+
+    Who writes without checksum files must find none: one beside a file that is written again would no longer
+    fit it. A driver that froze while it wrote a log's file, and wakes up, finds nothing to rename.
+
+    Only for who owns the root, and before the query starts. Killed anywhere, it can be repeated. Costs a
+    listing of all files.
+    """
+    selector = fs.FileSelector(native.path, allow_not_found=True, recursive=True)
+    for info in native.fs.get_file_info(selector):
+        parent, _, name = info.path.removeprefix(f"{native.path}/").rpartition("/")
+        hidden = info.type is fs.FileType.File and name.startswith(".")
+        if hidden and (name.endswith(".crc") or (name.endswith(".tmp") and parent in ("offsets", "commits"))):
+            with contextlib.suppress(FileNotFoundError):
+                native.fs.delete_file(info.path)
+
+
 def plan_batch(native: Place, batch: BatchId, text: str) -> None:
     """Make a batch the next one that a query runs, whatever is planned behind the last finished one.
 

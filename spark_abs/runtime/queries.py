@@ -11,8 +11,9 @@ from spark_abs.errors import StageFailed
 from spark_abs.model import BatchId
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.job import PROVIDERS, StageSpec
+from spark_abs.runtime.jvm import local_disk_conf
 from spark_abs.runtime.lifetime import first_lines
-from spark_abs.runtime.native import clear_unplanned, forget_plans
+from spark_abs.runtime.native import clear_leftovers, clear_unplanned, forget_plans
 from spark_abs.runtime.stage import StageRunner
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def start_query(
     """Start the query of a stage from its native checkpoint, and wait until it has opened its sources."""
     native = ctx.native(spec.name)
     clear_unplanned(native)
-    conf = {}
+    conf = dict(local_disk_conf(spark)) if native.local else {}
+    if conf:
+        clear_leftovers(native)
     if spec.shuffle_partitions is not None:
         conf["spark.sql.shuffle.partitions"] = str(spec.shuffle_partitions)
     if spec.state_provider is not None:
@@ -44,9 +47,9 @@ def start_query(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=spec.trigger or "0 seconds")
-    with _session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
+    with session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
         query = writer.start()
-    _await_sources(query)
+        _await_sources(query)
     return query
 
 
@@ -61,8 +64,8 @@ def _await_sources(query: StreamingQuery) -> None:
 
 
 @contextmanager
-def _session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Set session settings while a query starts: it takes a copy of the session."""
+def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set session settings while a query starts: it takes a copy, but its sources ask the session itself."""
     before = {key: spark.conf.get(key, None) for key in values}
     for key, value in values.items():
         spark.conf.set(key, value)

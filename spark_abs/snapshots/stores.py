@@ -102,7 +102,8 @@ def _by_version(version: int, found: Iterable[StateFile]) -> tuple[_Way, ...]:
     needed = range(bases[0] + 1, version + 1)
     if missing := [v for v in needed if v not in changes]:
         raise LookupError(
-            f"no changes of version {missing[0]} after snapshot {bases[0]}, for version {version}"
+            f"no changes of version {missing[0]} after snapshot {bases[0]}, for version {version}: "
+            f"{missing[0]}.changelog or {missing[0]}.delta is missing"
         )
     first = min(takewhile(lambda v: v in changes, range(version, 0, -1)), default=version + 1)
     return tuple(

@@ -1,8 +1,9 @@
 """Compare what is stored with what it should be, byte by byte, and name what is damaged. No JVM.
 
 Every byte that a retained manifest names is read and hashed, and so is the manifest; data pages of our other
-tables, and native files, are read against their checksums. What has neither hash nor checksum is seen only
-if it cannot be read: Parquet footers and commit files. Bytes of packs that no manifest names are not read:
+tables are read against their checksums, and native files against manifests and checksums where they have
+any. What has neither hash nor checksum is seen only if it cannot be read: Parquet footers, commit files and
+what Spark has planned since the last checkpoint. Bytes of packs that no manifest names are not read:
 they are not needed, and sweeping removes them.
 A live job goes on meanwhile: what it purges, moves or retires under our eyes is not damage.
 """
@@ -15,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from zipfile import BadZipFile, ZipFile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +27,7 @@ from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import NO_BATCH, BatchId, ChannelId, CheckpointId, StageId, Version, checked_relative
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
 from spark_abs.snapshots.kept import active_packs
+from spark_abs.snapshots.layout import StateFileKind, state_file
 from spark_abs.snapshots.materialise import is_rewritten
 from spark_abs.snapshots.packs import PATH, Packed, PackReader, resolve
 from spark_abs.snapshots.parallel import for_each
@@ -190,17 +193,18 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
 def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Finding, ...]:
     """Check a stage's native checkpoint: that its last batch can be started from, and the bytes where known.
 
-    Bytes are known from the checksum files that Spark leaves beside its own on a local disk, and from the
-    manifest for those that a restore wrote.
+    Bytes are known from the checksum files that Spark may have left beside its own on a local disk, from
+    manifests, and of RocksDB's snapshots from the checksums inside.
 
     Args:
         native: the checkpoint directory.
-        stored: the files of the stage in the manifest that the directory was materialised from, if it was.
+        stored: files of the stage in manifests: in the one that the directory was materialised from, and
+            what is `written_once` in those that were captured from the directory.
     """
     filesystem, base = native.fs, native.path
     if filesystem.get_file_info(base).type is not fs.FileType.Directory:
         return (Finding(native.uri, "missing"),)
-    by_path = {f.path: f for f in stored if not is_rewritten(f.path)}
+    by_path = {f.path: f for f in stored if not is_rewritten(f.path) and not f.path.endswith(_SCHEMA)}
     found = []
     for path, sidecar in sorted(_files(filesystem, base).items()):
         try:
@@ -208,14 +212,33 @@ def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Fin
                 problem = _crc_problem(filesystem, f"{base}/{path}", f"{base}/{sidecar}")
             elif path in by_path:
                 problem = _sha_problem(filesystem, f"{base}/{path}", by_path[path])
+            elif path.endswith(".zip"):
+                problem = _zip_problem(filesystem, f"{base}/{path}")
             else:
                 continue
         except FileNotFoundError:
             continue
         if problem is not None:
             found.append(Finding(f"{native}/{path}", problem))
+    newest = _newest_commit(filesystem, base)
+    ends = (path for path in by_path if path.startswith("commits/"))
+    found += [Finding(f"{native}/{p}", "missing") for p in ends if int(p.partition("/")[2]) > newest]
     start = _start_problem(filesystem, base)
     return tuple(found) if start is None else (*found, Finding(native.uri, start))
+
+
+def written_once(path: str) -> bool:
+    """Say whether Spark never writes a file of a native checkpoint again once the batch of it has ended.
+
+    Snapshots of a store may be uploaded late, by who repeated their batch.
+    """
+    parent, _, name = path.rpartition("/")
+    if path.startswith("state/"):
+        state = state_file(name)
+        return parent.endswith(("/SSTs", "/logs")) or (
+            state is not None and state.kind is StateFileKind.CHANGES
+        )
+    return path.startswith(("offsets/", "commits/", "sources/"))
 
 
 def _files(filesystem: fs.FileSystem, base: str) -> dict[str, str | None]:
@@ -234,6 +257,8 @@ def _files(filesystem: fs.FileSystem, base: str) -> dict[str, str | None]:
 
 
 _SIDECAR = re.compile(r"\.([^.].*)\.crc")
+_SCHEMA = "/_metadata/schema"
+"""Written anew when the schema of state has changed."""
 
 
 def _crc_problem(filesystem: fs.FileSystem, path: str, sidecar: str) -> str | None:
@@ -263,6 +288,15 @@ def _sha_problem(filesystem: fs.FileSystem, path: str, stored: StoredFile) -> st
         for block in iter(lambda: bytes(stream.read(_BLOCK)), b""):
             digest.update(block)
     return None if digest.hexdigest() == stored.sha256 else "altered: it is not what the manifest names"
+
+
+def _zip_problem(filesystem: fs.FileSystem, path: str) -> str | None:
+    try:
+        with filesystem.open_input_file(path) as file, ZipFile(file) as archive:
+            spoilt = archive.testzip()
+    except (BadZipFile, EOFError, zlib.error) as error:
+        return f"altered: {error}"
+    return None if spoilt is None else f"altered: the checksum of {spoilt} in it is wrong"
 
 
 def _start_problem(filesystem: fs.FileSystem, base: str) -> str | None:

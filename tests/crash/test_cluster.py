@@ -92,6 +92,7 @@ def test_nothing_is_lost_or_there_twice_when_a_worker_and_then_the_driver_are_ki
     job.feed(FILES - job.files)
     driver = cluster.submit(job.base, "--available-now")
     assert driver.end() == 0, driver.tail()
+    assert not list((job.base / "root" / "native").glob("*/*/offsets/.*.crc"))
 
     end = pd.Timestamp(START) + pd.Timedelta(seconds=FILES * USUAL.slice_seconds)
     # What is behind the watermark of the last stage is out: its delay, and one batch that it runs behind.

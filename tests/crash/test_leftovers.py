@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from spark_abs.cli.main import main
+from spark_abs.snapshots.layout import state_file
 from tests.crash.expected import write_file
-from tests.crash.facts import check_complete
+from tests.crash.facts import check_complete, native_of
 from tests.crash.jobs import Small
 from tests.crash.process import DriverProcess
 from tests.crash.small_job import STAGES
@@ -28,3 +32,42 @@ def test_spark_killed_while_it_plans_the_first_batch_begins_again(
     job.files = 1
     job.finish(first)
     check_complete(tmp_path, job.files)
+
+
+def test_whatever_a_kill_leaves_of_a_batch_is_in_nobodys_way(first: DriverProcess, tmp_path: Path) -> None:
+    """Each file was on its way: not begun, half written, whole, renamed beside the checksum of another one.
+
+    Two runs come behind it: one repeats the batch, the other loads what that has written.
+    """
+    job = Small(tmp_path)
+    for number in range(3):
+        write_file(tmp_path, number)
+        job.files += 1
+        job.finish(first)
+        if number == 0:
+            leave_half_a_batch(tmp_path)
+    check_complete(tmp_path, job.files)
+    verified = CliRunner().invoke(main, ["verify", job.root.uri])
+    assert verified.exit_code == 0, verified.output
+
+
+def leave_half_a_batch(base: Path) -> None:
+    """Let a batch of every stage have been killed between any two steps of writing its files."""
+    for native in (native_of(base, stage) for stage in STAGES):
+        for log in ("offsets", "commits"):
+            newest = max((p for p in (native / log).iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+            spoil_checksum(newest)
+            data, following = newest.read_bytes(), int(newest.name) + 1
+            for size in (0, len(data) // 2, len(data)):
+                (newest.parent / f".{following}.{size}.tmp").write_bytes(data[:size])
+        for directory in {p.parent for p in native.glob("state/**/*") if state_file(p.name)}:
+            files = [f for p in directory.iterdir() if (f := state_file(p.name)) is not None]
+            last = max(files, key=lambda file: file.version)
+            following_state = directory / last.name.replace(str(last.version), str(last.version + 1), 1)
+            following_state.write_bytes(b"of a batch that was killed")
+            spoil_checksum(following_state)
+            (directory / f".{following_state.name}.TID7.tmp").write_bytes(b"of")
+
+
+def spoil_checksum(path: Path) -> None:
+    (path.parent / f".{path.name}.crc").write_bytes(b"crc\0" + struct.pack(">iI", 512, 0))

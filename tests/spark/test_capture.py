@@ -20,6 +20,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_abs.model import BatchId, CheckpointId, RunId
+from spark_abs.runtime.jvm import local_disk_conf
+from spark_abs.runtime.queries import session_conf
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.layout import StateFile, StateFileKind, state_file
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
@@ -187,7 +189,8 @@ def start(shape: Shape, source: Input, checkpoint: Path) -> Run:
 
     frame, mode = shape(source)
     writer = frame.writeStream.outputMode(mode).option("checkpointLocation", str(checkpoint))
-    return Run(writer.foreachBatch(keep).start(), rows)
+    with session_conf(frame.sparkSession, local_disk_conf(frame.sparkSession)):
+        return Run(writer.foreachBatch(keep).start(), rows)
 
 
 def wait_for(condition: Callable[[], object], query: StreamingQuery) -> None:

@@ -20,6 +20,8 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 import spark_abs
 from spark_abs.errors import GraphError, Refused, StageFailed, UsageError
 from spark_abs.runtime.job import Job
+from spark_abs.runtime.jvm import local_disk_conf
+from spark_abs.runtime.queries import session_conf
 from tests.job_support import Feed, eventually, manifests, read_table
 from tests.spark.conftest import Start
 
@@ -70,8 +72,9 @@ def drained(frame: DataFrame, checkpoint: Path) -> tuple[dict[int, Counter[tuple
             out[number] = rows
 
     writer = frame.writeStream.outputMode("append").option("checkpointLocation", str(checkpoint))
-    query = writer.trigger(availableNow=True).foreachBatch(keep).start()
-    query.awaitTermination()
+    with session_conf(frame.sparkSession, local_disk_conf(frame.sparkSession)):
+        query = writer.trigger(availableNow=True).foreachBatch(keep).start()
+        query.awaitTermination()
     progress = query.recentProgress
     return out, sum(op["numRowsDroppedByWatermark"] for p in progress for op in p["stateOperators"])
 

@@ -18,7 +18,7 @@ from spark_abs.protocol.control import (
     rebuild,
 )
 from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
-from spark_abs.runtime.native import plan_batch
+from spark_abs.runtime.native import clear_leftovers, plan_batch
 from spark_abs.runtime.turns import Turns
 from spark_abs.store.storage import Place
 
@@ -102,6 +102,26 @@ def test_the_batch_that_comes_next_takes_the_place_of_what_spark_has_planned(tmp
         assert left == {"3": "by Spark", ".3.crc": "of it", "4": "by hand"}
     with pytest.raises(DamageError, match="batch 6 cannot come next, 3 is the last finished"):
         plan_batch(native, BatchId(6), "by hand")
+
+
+def test_what_a_killed_or_frozen_driver_has_left_is_gone_before_a_query_starts(tmp_path: Path) -> None:
+    """But not the checksums that Spark keeps itself, nor what somebody may be uploading."""
+    stays = ("offsets/3", "commits/3", "state/0/0/4.changelog.crc", "state/0/0/.4.zip.f9.tmp")
+    goes = (
+        "offsets/.4.f9.tmp",
+        "commits/.3.f9.tmp",
+        "offsets/.3.crc",
+        "state/0/0/.4.changelog.crc",
+        ".metadata.crc",
+    )
+    native = Place(str(tmp_path))
+    for path in (*stays, *goes):
+        native.write(path, b"")
+    for _ in range(2):
+        clear_leftovers(native)
+        left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+        assert left == set(stays)
+    clear_leftovers(native.below("none"))
 
 
 def test_a_stopped_stage_has_no_agent_and_its_successor_stands_where_it_stood() -> None:

@@ -30,6 +30,7 @@ from spark_abs.snapshots.verify import (
     verify_packs,
     verify_state,
     verify_table,
+    written_once,
 )
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -207,6 +208,34 @@ def test_what_a_restore_wrote_is_held_against_the_manifest(
     altered(tmp_path / "new/state/0/0/1.changelog")
     (found,) = verify_native(Place(str(tmp_path / "new")), files)
     assert found.path.endswith("state/0/0/1.changelog")
+
+
+def test_what_was_captured_is_held_against_the_manifest_where_spark_writes_it_once(
+    kept: KeptState, native: Native
+) -> None:
+    """Without checksum files: altered bytes, a batch that had ended and has not, a torn snapshot."""
+    for path in native.directory.rglob(".*.crc"):
+        path.unlink()
+    place = Place(str(native.directory))
+    captured = snapshot_stage(kept, ONE, place, BatchId(1)).files
+    once = [file for file in captured if written_once(file.path)]
+    assert {"offsets/1", "commits/1", "state/0/0/2.changelog"} <= {file.path for file in once}
+    assert not any(file.path.endswith((".zip", "metadata", "schema")) for file in once)
+    native.snapshot(2, [])
+    assert verify_native(place, once) == ()
+
+    commits, changes = native.directory / "commits/1", native.directory / "state/0/0/2.changelog"
+    altered(changes)
+    (found,) = verify_native(place, once)
+    assert (found.path, "altered" in found.problem) == (str(changes), True)
+    altered(changes)
+    altered(native.directory / "state/0/0/2.zip", 45)
+    found, *_ = verify_native(place, once)
+    assert "2.zip" in found.path
+    altered(native.directory / "state/0/0/2.zip", 45)
+    commits.unlink()
+    (found,) = verify_native(place, once)
+    assert (found.path, found.problem) == (str(commits), "missing")
 
 
 def test_a_purge_under_verify_is_not_damage(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
