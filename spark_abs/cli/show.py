@@ -17,6 +17,7 @@ from spark_abs.store.root import Root
 STAGES = (
     ("stage", False),
     ("batch", True),
+    ("partitions", True),
     ("watermark", True),
     ("start delay", True),
     ("alignment", True),
@@ -85,6 +86,7 @@ def _stage(found: StageSnapshot) -> tuple[str, ...]:
     return (
         found.stage,
         "-" if found.cut_batch == NO_BATCH else str(found.cut_batch),
+        str(found.shuffle_partitions or "-"),
         text_of(found.watermark_ms),
         duration(timings.start_delay_ms),
         duration(timings.alignment_ms),

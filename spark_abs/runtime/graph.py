@@ -71,6 +71,8 @@ class PlanFacts:
     """Delta tables read as static frames, and their versions."""
     moving_tables: tuple[str, ...] = ()
     """Those of them that Spark would read anew in every batch."""
+    keeps_state: bool = False
+    """Whether an operator has state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,8 @@ class Job:
             outputs: further outputs, each a function of the stage's batch frame.
             output_mode: `append` or `update`.
             trigger: processing-time interval such as `5 seconds`; None: as fast as batches end.
-            shuffle_partitions: of this stage; None: the session's.
+            shuffle_partitions: of this stage; None: the session's `spark.sql.shuffle.partitions`, and where
+                nobody has set that, one for each core. The first batch fixes the number.
             state_provider: `rocksdb` or `hdfs`; None: the session's.
 
         Raises:

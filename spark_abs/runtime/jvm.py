@@ -5,6 +5,8 @@ The rest of the project uses public PySpark. What is private here was read in Sp
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 DRAFT = "sparkAbsChannel"
 """The option by which the draft of a gate says which channel it stands for."""
+_EXECUTORS_S, _EXECUTORS_POLL_S = 10.0, 0.1
 _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 _HOLDING = frozenset(
     (
@@ -27,6 +30,7 @@ _HOLDING = frozenset(
         "TransformWithStateInPySpark",
     )
 )
+_KEEPING = _HOLDING | {"Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"}
 _COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
 _OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
 _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -46,9 +50,11 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
     static: dict[str, int] = {}
     moving: list[str] = []
     watermarks: list[Watermark] = []
-    holds = False
+    holds = keeps = False
     for node in _nodes(plan):
         name = node.getClass().getSimpleName()
+        streaming = bool(node.isStreaming())
+        keeps |= streaming and (name in _KEEPING or (name == "Join" and _stream_stream(node)))
         if name in ("StreamingRelation", "StreamingRelationV2"):
             channel = _channel_of(node) if name == "StreamingRelationV2" else None
             if channel is None:
@@ -61,13 +67,20 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
             static[str(index.path().toString())] = int(index.getSnapshot().version())
             if not index.isTimeTravelQuery():
                 moving.append(str(index.path().toString()))
-        elif node.isStreaming() and (
+        elif streaming and (
             name in _HOLDING
             or (name == "Join" and node.joinType().toString() in _OUTER and _stream_stream(node))
         ):
             holds = True
     return PlanFacts(
-        tuple(sources), tuple(channels), tuple(watermarks), holds, frame.isStreaming, static, tuple(moving)
+        tuple(sources),
+        tuple(channels),
+        tuple(watermarks),
+        holds,
+        frame.isStreaming,
+        static,
+        tuple(moving),
+        keeps,
     )
 
 
@@ -172,6 +185,34 @@ def executor_count(spark: SparkSession) -> int:
     """Return how many executors there are now, the driver not counted; at least one."""
     context: Any = spark.sparkContext._jsc
     return max(1, len(context.sc().statusTracker().getExecutorInfos()) - 1)
+
+
+def task_slots(spark: SparkSession) -> int:
+    """Return how many tasks can run at once: on the cores of this machine, or of all executors.
+
+    On a cluster that is what its executors have by now, or what the configuration asks for if that is more;
+    waits a moment for the first executor if neither is known. At least one.
+    """
+    java_context: Any = spark.sparkContext._jsc
+    context, conf = java_context.sc(), spark.sparkContext.getConf()
+    promised = 0
+    if not context.isLocal():
+        dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        name = "spark.dynamicAllocation.maxExecutors" if dynamic else "spark.executor.instances"
+        promised = int(conf.get(name, "0") or 0) * int(conf.get("spark.executor.cores", "1") or 1)
+    deadline, pause = time.monotonic() + _EXECUTORS_S, threading.Event()
+    while not (cores := _executor_cores(context)) and not promised and time.monotonic() < deadline:
+        pause.wait(_EXECUTORS_POLL_S)
+    found = max(cores, promised) or int(context.defaultParallelism())
+    return max(1, found // int(conf.get("spark.task.cpus", "1") or 1))
+
+
+def _executor_cores(context: Any) -> int:
+    """Return the cores of all live executors; of the driver where it is the only one."""
+    listed = context.statusStore().executorList(True)
+    found = [listed.apply(i) for i in range(listed.size())]
+    local = bool(context.isLocal())
+    return sum(int(e.totalCores()) for e in found if local or str(e.id()) != "driver")
 
 
 def batches_retained(spark: SparkSession) -> int:

@@ -184,7 +184,10 @@ def launch(given: Launch) -> Run:
 
 
 def _start(given: Launch, stage: StageId, frames: Frames, runner: StageRunner) -> StreamingQuery:
-    return start_query(given.job.spark, given.ctx, given.job.stages[stage], frames.stages[stage], runner)
+    keeps_state = given.plans[stage].keeps_state
+    return start_query(
+        given.job.spark, given.ctx, given.job.stages[stage], frames.stages[stage], runner, keeps_state
+    )
 
 
 def _runner(

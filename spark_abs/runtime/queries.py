@@ -11,10 +11,12 @@ from spark_abs.errors import StageFailed
 from spark_abs.model import BatchId
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.job import PROVIDERS, StageSpec
-from spark_abs.runtime.jvm import local_disk_conf
+from spark_abs.runtime.jvm import local_disk_conf, task_slots
 from spark_abs.runtime.lifetime import first_lines
 from spark_abs.runtime.native import clear_leftovers, clear_unplanned, forget_plans
+from spark_abs.runtime.partitions import partitions_of, tell
 from spark_abs.runtime.stage import StageRunner
+from spark_abs.snapshots.layout import PARTITIONS_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +27,12 @@ _BATCH_POLL_S = 0.02
 
 
 def start_query(
-    spark: SparkSession, ctx: RunContext, spec: StageSpec, frame: DataFrame, runner: StageRunner
+    spark: SparkSession,
+    ctx: RunContext,
+    spec: StageSpec,
+    frame: DataFrame,
+    runner: StageRunner,
+    keeps_state: bool,
 ) -> StreamingQuery:
     """Start the query of a stage from its native checkpoint, and wait until it has opened its sources."""
     native = ctx.native(spec.name)
@@ -33,8 +40,11 @@ def start_query(
     conf = dict(local_disk_conf(spark)) if native.local else {}
     if conf:
         clear_leftovers(native)
-    if spec.shuffle_partitions is not None:
-        conf["spark.sql.shuffle.partitions"] = str(spec.shuffle_partitions)
+    slots, session = task_slots(spark), spark.conf.getAll.get(PARTITIONS_KEY)
+    partitions = partitions_of(runner.native, spec.shuffle_partitions, session, slots)
+    if partitions is not None:
+        tell(spec.name, partitions, spec.shuffle_partitions, keeps_state, slots)
+        conf[PARTITIONS_KEY] = str(partitions.number)
     if spec.state_provider is not None:
         conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
     writer = (
