@@ -67,8 +67,8 @@ def check_functions(manifest: Manifest, drafts: Frames) -> None:
                 said = difference(stored, declared.functions[at], evolved.obstacles)
                 raise Refused(
                     f"{where} cannot be gone on from as it is declared: {said}\nDeclare it so that it can: "
-                    "fields may be new, gone, renamed with renamed=, or of a wider type; restore a "
-                    f"checkpoint that it fits; write its state in the new form with {edit}.rekey, or empty "
-                    "it, and keep the stage's positions, with .remove, and restore what that wrote"
+                    "fields may be new, renamed with renamed=, given up with dropped=, or of a wider type; "
+                    f"restore a checkpoint that it fits; write its state in the new form with {edit}.rekey, "
+                    "or empty it, and keep the stage's positions, with .remove, and restore what that wrote"
                 )
             declared.functions[at] = evolved.form

@@ -54,11 +54,16 @@ def form_digest(form: StateFunction) -> str:
 def evolve(stored: StateFunction, declared: StateFunction) -> Evolved:
     """Say how a function goes on with state of a stored form; pure, and the same when done again.
 
-    A field may be new, with a default or null in the states that are there; gone; renamed, if `renamed` says
-    so; or have a wider type. What a default was when its field came, it stays.
+    A field may be new, with a default or null in the states that are there; renamed, if `renamed` says so;
+    gone, if `dropped` says so; or have a wider type. What a default was when its field came, it stays. What
+    `dropped` says beyond that is not recorded: it may stay when the field is gone.
     """
     sources = {name: _source(stored, declared, name) for name, _ in _fields(declared)}
-    obstacles = [*_fixed(stored, declared), *_mixed(stored, declared, sources)]
+    obstacles = [
+        *_fixed(stored, declared),
+        *_mixed(stored, declared, sources),
+        *_lost(stored, declared, sources),
+    ]
     renamed, defaults = {}, {}
     for name, source in sources.items():
         past = declared if source is None else stored
@@ -206,6 +211,20 @@ def _mixed(
             yield f"the state had a field {name!r} before: give the renamed one another name"
         if old[source] != kind and not widens(old[source], kind):
             yield f"field {name!r} goes from {old[source]} to {kind}, which may lose values"
+
+
+def _lost(stored: StateFunction, declared: StateFunction, sources: Mapping[str, str | None]) -> Iterator[str]:
+    """Say which fields would disappear unsaid, each with what it may be called now."""
+    new = {name: kind for name, kind in _fields(declared) if sources[name] is None}
+    for name, kind in _fields(stored):
+        if name in sources.values() or not {name, *stored.renamed.get(name, ())}.isdisjoint(declared.dropped):
+            continue
+        heirs = [other for other, wider in new.items() if kind == wider or widens(kind, wider)]
+        heir = heirs[0] if heirs else "<its new name>"
+        yield (
+            f"field {name!r} is gone, and with it its value in every key: say "
+            f"renamed={{{heir!r}: {name!r}}} if it has another name now, or dropped={name!r} to give it up"
+        )
 
 
 def _source(stored: StateFunction, declared: StateFunction, name: str) -> str | None:

@@ -46,6 +46,7 @@ def map_groups_with_state(
     output_mode: str = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
+    dropped: str | Sequence[str] = (),
 ) -> DataFrame:
     """Call `fn(key, rows, state)` for each key with rows, and for each that has timed out; one row comes out.
 
@@ -73,11 +74,13 @@ def map_groups_with_state(
             one, or to several. It may stay when all is renamed.
         defaults: what a new field has in states that are there already; null if it is not said. It holds
             for good from when the field comes.
+        dropped: fields whose values are given up: a field that is neither declared nor renamed nor named here
+            is missed, and the start refused. It may stay when the fields are gone.
 
-    The state schema may change while the state lives: a new field, one that is gone, one with a new name,
+    The state schema may change while the state lives: a new field, one with a new name, one that is dropped,
     one of a wider type (an integer, a float or a decimal that holds every value of the one before). States
     are read in the new form; nothing is rewritten. A name that was given up is not taken again. Any other
-    change is refused before the job starts.
+    change is refused before the job starts, also one within a struct.
 
     Raises:
         UsageError: a schema, a column or an option cannot be.
@@ -85,7 +88,7 @@ def map_groups_with_state(
     """
     return _stateful(
         frame, key, partial(per_key, function=function, flat=False), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode, renamed, defaults,
+        uid, timeout, ttl, key_groups, output_mode, renamed, defaults, dropped,
     )  # fmt: skip
 
 
@@ -103,11 +106,12 @@ def flat_map_groups_with_state(
     output_mode: str = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
+    dropped: str | Sequence[str] = (),
 ) -> DataFrame:
     """As `map_groups_with_state`, with a function that returns an iterator of any number of rows."""
     return _stateful(
         frame, key, partial(per_key, function=function, flat=True), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode, renamed, defaults,
+        uid, timeout, ttl, key_groups, output_mode, renamed, defaults, dropped,
     )  # fmt: skip
 
 
@@ -125,6 +129,7 @@ def map_batches_with_state(
     output_mode: str = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
+    dropped: str | Sequence[str] = (),
 ) -> DataFrame:
     """Call `fn(rows, states, batch)` once for a key group: everything is Arrow, nothing is done per key.
 
@@ -140,7 +145,7 @@ def map_batches_with_state(
     """
     return _stateful(
         frame, key, partial(per_batch, function=function), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode, renamed, defaults,
+        uid, timeout, ttl, key_groups, output_mode, renamed, defaults, dropped,
     )  # fmt: skip
 
 
@@ -157,6 +162,7 @@ def _stateful(
     output_mode: str,
     renamed: Renamed | None,
     defaults: Mapping[str, object] | None,
+    dropped: str | Sequence[str],
 ) -> DataFrame:
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -197,6 +203,7 @@ def _stateful(
         settings.cache_bytes,
         {field: (n,) if isinstance(n, str) else tuple(n) for field, n in (renamed or {}).items()},
         dict(defaults or {}),
+        (dropped,) if isinstance(dropped, str) else tuple(dropped),
     )
     late = spark.sparkContext.accumulator(0)
     before = declared.before if declared is not None else NOTHING

@@ -57,6 +57,8 @@ class Operator:
     """The names that fields of the state had before."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What fields have in states that were written before they were there."""
+    dropped: tuple[str, ...] = ()
+    """Fields whose values are given up."""
     note: StateFunction = field(init=False)
     segment: pa.Schema = field(init=False)
 
@@ -82,6 +84,9 @@ class Operator:
         for name in (*self.renamed, *self.defaults):
             if name not in self.state.names:
                 raise UsageError(f"{self.name}: the state has no field {name!r}: {self.state.names}")
+        for name in self.dropped:
+            if name in self.state.names:
+                raise UsageError(f"{self.name}: field {name!r} is dropped, and the state has it")
         object.__setattr__(self, "segment", segment_schema(self.key_schema, self.state))
         note = StateFunction(
             self.uid,
@@ -91,7 +96,7 @@ class Operator:
             self.timeout.value,
             self.ttl_ms,
             dict(self.renamed),
-            (),
+            self.dropped,
             {n: default_text(self.name, value, self.state.field(n)) for n, value in self.defaults.items()},
         )
         object.__setattr__(self, "note", note)

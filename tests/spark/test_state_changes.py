@@ -55,8 +55,8 @@ SECOND = Form(
     "sum long, hits int, note string",
     options={"renamed": {"sum": "total"}, "defaults": {"note": "old"}},
 )
-THIRD = Form(("note", "sum"), "note string, sum long")
-NARROW = Form(("note", "sum"), "note string, sum int")
+THIRD = Form(("note", "sum"), "note string, sum long", options={"dropped": "hits"})
+NARROW = Form(("note", "sum"), "note string, sum int", options={"dropped": "hits"})
 
 
 class Sums:
@@ -140,6 +140,8 @@ def test_poisoned_batches_leave_nothing_and_the_state_goes_on_in_other_forms(
         Refused, match=r"'sums': .* 'sum' goes from int64 to int32.*\n(.*\n)*.*sum: int64 +sum: int32"
     ):
         start(line.job(NARROW))
+    with pytest.raises(Refused, match=r"field 'hits' is gone(.*\n)+.* hits: int32 +-(.*\n)+.*dropped="):
+        start(line.job(replace(THIRD, options={})))
     line.write(*range(8))
     run = start(line.job(THIRD))
     eventually(run, lambda: line.has(8), "the last file is through in the third form")

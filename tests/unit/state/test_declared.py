@@ -73,7 +73,9 @@ def test_a_function_that_goes_on_in_another_form_is_recorded_with_its_past() -> 
     check_functions(manifest(SUMS), frames)
     (form,) = frames.declared[StageId("match")].functions
     assert form == replace(now, older=(form_digest(SUMS),))
-    frames = declared(replace(SUMS, state=("sum: int64",)))
+    with pytest.raises(Refused, match=r"'n' is gone(.*\n)+.* n: int64 +-(.*\n)+.*renamed=.*dropped="):
+        check_functions(manifest(form), declared(replace(SUMS, state=("sum: int64",))))
+    frames = declared(replace(SUMS, state=("sum: int64",), dropped=("n",)))
     check_functions(manifest(form), frames)
     (last,) = frames.declared[StageId("match")].functions
     assert (last.renamed, last.dropped, len(last.older)) == ({"sum": ("total",)}, ("n",), 2)

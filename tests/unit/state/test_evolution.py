@@ -60,7 +60,8 @@ def test_a_new_field_is_null_or_its_default_in_states_that_are_there() -> None:
         defaults={"d": 0.5, "l": [1, 2]},
     )  # fmt: skip
     assert seen(run) == "(12, 12, None, 0.5, [1, 2])"
-    assert seen(after(run, {"d": pa.float64()}, defaults={"d": 9}), 1) == "(0.5,)"
+    only_d = after(run, {"d": pa.float64()}, defaults={"d": 9}, dropped=("a", "b", "n", "l"))
+    assert seen(only_d) == "(0.5,)"
 
 
 def test_a_default_stays_what_it_was_when_its_field_came() -> None:
@@ -70,11 +71,11 @@ def test_a_default_stays_what_it_was_when_its_field_came() -> None:
 
 
 def test_a_field_may_go_change_its_place_its_name_and_be_wider() -> None:
-    assert seen(after(written(), {"b": pa.int64()})) == "(12,)"
+    assert seen(after(written(), {"b": pa.int64()}, dropped=("a",))) == "(12,)"
     assert seen(after(written(), {"b": pa.int64(), "a": pa.int64()})) == "(12, 12)"
     run = after(written(), {"c": pa.float64(), "b": pa.int64()}, renamed={"c": ("a",)})
     assert seen(run) == "(12.0, 12)"
-    again = after(run, {"e": pa.float64()}, renamed={"e": ("c",)})
+    again = after(run, {"e": pa.float64()}, renamed={"e": ("c",)}, dropped=("b",))
     assert seen(again) == "(12.0,)"
     assert again.operator.note.renamed == {"e": ("c", "a")}
     assert again.operator.note.dropped == ("b",)
@@ -86,7 +87,7 @@ def test_segments_of_every_form_are_read_in_the_newest_and_merged() -> None:
     forms: list[tuple[dict[str, pa.DataType], dict[str, Any]]] = [
         ({"a": pa.int64(), "c": pa.int64()}, {"renamed": {"c": ("b",)}}),
         ({"a": pa.int64(), "c": pa.int64(), "n": pa.int64()}, {"defaults": {"n": 7}}),
-        ({"x": pa.int64(), "n": pa.int64()}, {"renamed": {"x": ("a",)}}),
+        ({"x": pa.int64(), "n": pa.int64()}, {"renamed": {"x": ("a",)}, "dropped": ("c",)}),
     ]
     for number, (fields, options) in enumerate(forms, 2):
         run = after(run, fields, **options)
@@ -133,9 +134,44 @@ def test_what_would_lose_or_mix_values_is_refused_and_nothing_has_changed(
     assert seen(before) == "(12, 12)"
 
 
+PAIR = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "said"),
+    [
+        ({"a": pa.int32()}, {}, "field 'b' is gone, .*renamed={'<its new name>': 'b'}.* or dropped='b'"),
+        ({"a": pa.int32(), "c": pa.int64()}, {}, "field 'b' is gone, .*say renamed={'c': 'b'} if"),
+        ({"a": pa.int32(), "c": pa.string()}, {}, "field 'b' is gone, .*say renamed={'<its new name>'"),
+        ({"c": pa.int32()}, {"renamed": {"c": ("a",)}}, "field 'b' is gone"),
+        ({"c": pa.int32()}, {"dropped": ("b",)}, "field 'a' is gone, .*say renamed={'c': 'a'}"),
+    ],
+)
+def test_a_field_that_disappears_is_missed(
+    fields: dict[str, pa.DataType], options: dict[str, Any], said: str
+) -> None:
+    before = written()
+    with pytest.raises(StateFunctionFailed, match=said):
+        after(before, fields, **options)
+    assert seen(before) == "(12, 12)"
+
+
+def test_a_field_within_a_struct_does_not_disappear_either() -> None:
+    before = form({"s": PAIR})
+    for other in ({"x": pa.int64()}, {"x": pa.int64(), "z": pa.int64()}, {"x": pa.int32(), "y": pa.int64()}):
+        with pytest.raises(StateFunctionFailed, match="field 's' goes from struct<x: int64, y: int64> to"):
+            after(before, {"s": pa.struct(list(other.items()))}, dropped=("y",))
+
+
+def test_a_field_is_given_up_by_a_name_that_it_had_before() -> None:
+    """Then the argument that gave it up may stay, whatever forms were skipped."""
+    moved = after(written(), {"c": pa.int32(), "b": pa.int64()}, renamed={"c": ("a",)})
+    assert after(moved, {"b": pa.int64()}, dropped=("a",)).operator.note.dropped == ("c", "a")
+
+
 def test_a_name_that_was_given_up_is_not_taken_again() -> None:
     """An old segment may still hold the values that it stood for."""
-    dropped = after(written(), {"b": pa.int64()})
+    dropped = after(written(), {"b": pa.int64()}, dropped=("a",))
     with pytest.raises(StateFunctionFailed, match="had a field 'a' before: give the new one another name"):
         after(dropped, {"b": pa.int64(), "a": pa.string()})
     with pytest.raises(
@@ -150,8 +186,10 @@ def test_a_name_that_was_given_up_is_not_taken_again() -> None:
 
 
 def test_going_on_again_changes_nothing_and_old_arguments_may_stay() -> None:
-    second = after(written(), {"c": pa.int32()}, renamed={"c": ("a",)}, defaults={"c": 4})
-    again = after(second, {"c": pa.int32()}, renamed={"c": ("a",)}, defaults={"c": 4})
+    given: dict[str, Any] = {"renamed": {"c": ("a",)}, "defaults": {"c": 4}, "dropped": ("b", "never-there")}
+    second = after(written(), {"c": pa.int32()}, **given)
+    assert second.operator.note.dropped == ("b",)
+    again = after(second, {"c": pa.int32()}, **given)
     assert again.operator.note == second.operator.note
     assert after(second, {"c": pa.int32()}).operator.note == second.operator.note
     fresh = form({"c": pa.int32()}, renamed={"c": ("a",)})
@@ -170,6 +208,7 @@ def test_a_form_of_which_nothing_is_known_is_not_read() -> None:
     [
         ({"renamed": {"x": ("a",)}}, "the state has no field 'x'"),
         ({"defaults": {"x": 1}}, "the state has no field 'x'"),
+        ({"dropped": ("a",)}, "field 'a' is dropped, and the state has it"),
         ({"defaults": {"a": "text"}}, "the default of 'a' must be a number"),
         ({"defaults": {"a": {1}}}, "the default of 'a' must be a number"),
     ],
@@ -181,7 +220,9 @@ def test_arguments_that_cannot_be_are_wrong_calls(options: dict[str, Any], said:
 
 def test_both_forms_stand_side_by_side() -> None:
     stored = StateFunction("sums", 16, ("k: int64",), ("a: int32", "b: int64"), "none")
-    declared = replace(stored, key_groups=32, state=("c: int64", "n: string"), renamed={"c": ("a",)})
+    declared = replace(
+        stored, key_groups=32, state=("c: int64", "n: string"), renamed={"c": ("a",)}, dropped=("b",)
+    )
     evolved = evolve(stored, declared)
     assert difference(stored, declared, evolved.obstacles).splitlines() == [
         "it has 16 key groups and not 32: they say where keys are",
