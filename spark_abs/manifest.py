@@ -67,6 +67,9 @@ class OperatorState:
     stores: tuple[str, ...]
     schema: str
     """The newest state schema as Spark wrote it, text or base64 where it is binary."""
+    function: str = ""
+    """The uid of the function whose state it holds; empty if that is none of ours, if an edit has removed it,
+    or if an earlier version wrote this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,25 +157,26 @@ def function_rows(session: SparkSession, native: Place, found: StateAt) -> DataF
 
 def form_of(session: SparkSession, root: Root, found: StateAt) -> StateFunction:
     """Return the form of the function that an operator runs."""
-    if len(found.functions) == 1:
-        return found.functions[0]
+    if found.function is not None:
+        return found.function
     with native_copy(session, root, found) as native:
         return _form(found, read_store(session, native, found, {"stateVarName": HEADS}))
 
 
 def _form(found: StateAt, heads: DataFrame) -> StateFunction:
-    """Return the form of the function as the operator has noted it, since a stage may have several."""
+    """Return the form of the function; where it is not recorded which it is, as the operator has noted it."""
     from pyspark.sql import functions as F
 
     from spark_abs.state.processor import RECORD_GROUP, Record
 
-    if len(found.functions) == 1:
-        return found.functions[0]
+    if found.function is not None:
+        return found.function
     records = heads.where(F.col(f"key.{GROUP}") == RECORD_GROUP).select(f"value.{_BYTES}").limit(1).collect()
     if not records:
         raise DamageError(
             f"operator {found.operator.id} of stage {found.snapshot.stage!r} does not say at checkpoint "
             f"{found.manifest.id} which function it runs"
+            + (": the edit that made it has removed its state" if found.manifest.edited else "")
         )
     return from_json(Record, bytes(records[0][0])).function
 

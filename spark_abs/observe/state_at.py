@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from spark_abs.errors import UsageError
 from spark_abs.manifest import Manifest, StageSnapshot, StateFunction
@@ -23,6 +23,11 @@ class StageAt:
     operators: tuple[Operator, ...]
     """All its stateful operators."""
 
+    @property
+    def names_functions(self) -> bool:
+        """Whether each operator says which function it runs; in what an earlier version wrote, none does."""
+        return any(o.function for o in self.operators) or not self.functions
+
 
 @dataclass(frozen=True, slots=True)
 class StateAt:
@@ -30,8 +35,8 @@ class StateAt:
 
     manifest: Manifest
     snapshot: StageSnapshot
-    functions: tuple[StateFunction, ...]
-    """The stage's stateful functions."""
+    function: StateFunction | None
+    """The function whose state it is; None if none of ours, or if only the state itself says which."""
     operator: Operator
     part: Part | None
     """None for the rows of a function."""
@@ -87,19 +92,27 @@ def find_state(
     """
     found = find_stage(root, stage, checkpoint)
     chosen = choose_operator(found, operator)
-    if chosen.ours and found.functions:
+    if chosen.ours and found.functions and (chosen.function or not found.names_functions):
         if store is not None:
             raise UsageError(
                 f"operator {chosen.id} of stage {stage!r} is a function: its state is one, it has no stores"
             )
-        return StateAt(found.manifest, found.snapshot, found.functions, chosen, None)
+        return StateAt(found.manifest, found.snapshot, function_of(found, chosen), chosen, None)
     if chosen.ours and found.manifest.edited is not None:
         raise UsageError(
             f"the state of the function of stage {stage!r}, operator {chosen.id}, was removed by the edit "
             f"that made checkpoint {found.manifest.id}: there is none"
         )
     part = _part(stage, chosen, store)
-    return StateAt(found.manifest, found.snapshot, found.functions, chosen, part)
+    return StateAt(found.manifest, found.snapshot, None, chosen, part)
+
+
+def function_of(at: StageAt, operator: Operator) -> StateFunction | None:
+    """Return the function whose state an operator holds, None if it is none of ours or not recorded."""
+    if at.names_functions:
+        return next((f for f in at.functions if f.uid == operator.function), None)
+    only = len(at.functions) == 1 == sum(o.ours for o in at.operators)
+    return at.functions[0] if only and operator.ours else None
 
 
 def choose_operator(at: StageAt, asked: int | str | None) -> Operator:
@@ -113,8 +126,9 @@ def choose_operator(at: StageAt, asked: int | str | None) -> Operator:
         number = str(asked)
         found = tuple(o for o in at.operators if str(o.id) == number)
         if any(f.uid == number for f in at.functions):
-            found = tuple(o for o in at.operators if o.ours)
-    listed = ", ".join(f"{o.id} ({o.name})" for o in at.operators)
+            mine = tuple(o for o in at.operators if o.function == number)
+            found = mine or tuple(o for o in at.operators if o.ours)
+    listed = ", ".join(f"{o.id} ({o.function or o.name})" for o in at.operators)
     if len(found) > 1 and asked is not None:
         raise UsageError(
             f"stage {stage!r} has {len(found)} functions, {', '.join(f.uid for f in at.functions)}: name one "
@@ -145,8 +159,10 @@ def same_at(root: Root, state: StateAt, checkpoint: str | int) -> StateAt:
         CheckpointNotFound, DamageError: as `find_state`.
     """
     store = None if state.part is None else state.part.name
-    other = find_state(root, state.snapshot.stage, checkpoint, state.operator.id, store)
-    if other.operator != replace(state.operator, parts=other.operator.parts):
+    there = find_stage(root, state.snapshot.stage, checkpoint)
+    wanted = state.operator.function if any(o.function for o in there.operators) else ""
+    other = find_state(root, state.snapshot.stage, checkpoint, wanted or state.operator.id, store)
+    if (other.operator.name, other.operator.ours) != (state.operator.name, state.operator.ours):
         raise UsageError(
             f"operator {state.operator.id} of stage {state.snapshot.stage!r} is {state.operator.name} at "
             f"checkpoint {state.manifest.id} and {other.operator.name} at checkpoint {other.manifest.id}: "

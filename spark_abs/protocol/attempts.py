@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from spark_abs.errors import CheckpointNotFound
-from spark_abs.model import AttemptId, CheckpointId
-from spark_abs.protocol.control import Attempt, ControlState, with_run
+from spark_abs.model import AttemptId, CheckpointId, RunId
+from spark_abs.protocol.control import Attempt, ControlState, StartedFunctions, require_current, with_run
 
 
 def begin_attempt(
@@ -63,6 +63,25 @@ def replaced_by(state: ControlState, attempt: AttemptId) -> tuple[AttemptId, ...
     before = [a for a in state.attempts if a.id < attempt]
     ran = max(a.id for a in before if a.ready)
     return tuple(a.id for a in before if a.id >= ran)
+
+
+def start_functions(state: ControlState, run: RunId, started: Sequence[StartedFunctions]) -> ControlState:
+    """Record the functions with which a run starts its stages, before any of them runs a batch.
+
+    Of each stage those stay that its state is of; those of starts after which no batch ended are forgotten.
+    """
+    require_current(state, run)
+    attempt, found = state.attempt, []
+    for new in started:
+        held = attempt.functions_of(new.stage, new.after)
+        if held is not None:
+            found.append(held)
+        if held is None or replace(held, after=new.after) != new:
+            found.append(new)
+    stages = {new.stage for new in started}
+    others = (f for f in attempt.functions if f.stage not in stages)
+    attempt = replace(attempt, functions=(*others, *found))
+    return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 
 def finish_attempt(state: ControlState, attempt: AttemptId) -> ControlState:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from spark_abs.errors import AbortReason, AttemptNotReady, Fenced, UsageError
+from spark_abs.manifest import StateFunction
 from spark_abs.model import (
     NO_ATTEMPT,
     NO_EPOCH,
     AttemptId,
     Barrier,
+    BatchId,
     CheckpointId,
     CheckpointKind,
     CheckpointMode,
@@ -53,6 +55,18 @@ class Rebuilt:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedFunctions:
+    """The stateful functions with which a run started a stage: its state is theirs once a batch has ended."""
+
+    stage: StageId
+    after: BatchId
+    """The last batch that had ended by then."""
+    forms: tuple[StateFunction, ...]
+    places: tuple[str, ...]
+    """The uid at each place of the plan; empty for what is none of ours."""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """A life of the job between restores. Attempts form a tree (P18)."""
 
@@ -79,6 +93,13 @@ class Attempt:
     """As which root it commits to tables outside of it; empty if an earlier version began it."""
     generations: Mapping[str, int] = field(default_factory=dict)
     """How often stages were begun anew within it, with none of what they had before."""
+    functions: tuple[StartedFunctions, ...] = ()
+    """Of each stage that has some, those that its state is of and those that it was last started with."""
+
+    def functions_of(self, stage: StageId, newest: BatchId) -> StartedFunctions | None:
+        """Return those that a stage's state is of after a batch, None if it is of none that a run started."""
+        found = [f for f in self.functions if f.stage == stage and f.after < newest]
+        return found[-1] if found else None
 
     def rebuilt_stage(self, stage: StageId) -> Rebuilt | None:
         """Return how a stage was rebuilt last, None if it never was."""

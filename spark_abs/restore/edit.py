@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_abs.errors import Refused, UsageError
+from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.manifest import Manifest, StateFunction
 from spark_abs.model import CheckpointId, StageId
 from spark_abs.observe.progress import SILENT, Progress
@@ -139,8 +140,8 @@ class Edit:
         change = self._change(at.snapshot.stage)
         for each in chosen:
             change.operators[each.id] = None
-            if each.ours and at.functions:
-                change.functions[self._form(stage, each.id).uid] = None
+            if each.id in change.places:
+                change.functions[change.places[each.id]] = None
         return self
 
     def keep_in(self, stage: str, provider: str) -> Edit:
@@ -210,11 +211,22 @@ class Edit:
         change.functions[form.uid] = form
         return self
 
-    def _form(self, stage: str, operator: int) -> StateFunction:
-        return form_of(self._session, self._root, find_state(self._root, stage, self._manifest.id, operator))
-
     def _change(self, stage: StageId) -> StageChange:
-        return self._changes.setdefault(stage, StageChange({}, {}))
+        if stage not in self._changes:
+            self._changes[stage] = StageChange({}, {}, self._places(stage))
+        return self._changes[stage]
+
+    def _places(self, stage: StageId) -> dict[int, str]:
+        """Return the uids of a stage's functions by their operators; what is not recorded the state says."""
+        at, found = find_stage(self._root, stage, self._manifest.id), {}
+        for operator in (o for o in at.operators if o.ours):
+            if at.names_functions:
+                found[operator.id] = operator.function
+            else:
+                state = find_state(self._root, stage, self._manifest.id, operator.id)
+                with suppress(DamageError):  # an edit by an earlier version has removed its state
+                    found[operator.id] = form_of(self._session, self._root, state).uid
+        return {number: uid for number, uid in found.items() if uid}
 
 
 _PROVIDERS = {"rocksdb": Provider.ROCKSDB, "hdfs": Provider.HDFS}

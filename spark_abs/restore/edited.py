@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
-from spark_abs.manifest import Manifest, StageShape, StateFunction
+from spark_abs.manifest import Manifest, OperatorState, StageShape, StateFunction
 from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
@@ -44,6 +44,8 @@ class StageChange:
     operators: dict[int, OperatorChange]
     functions: dict[str, StateFunction | None]
     """New forms of its functions, by their uids; None: of that one nothing is left."""
+    places: dict[int, str]
+    """The uids of its functions, by the numbers of their operators, as they were."""
     provider: Provider | None = None
     """What keeps its state from then on; None if that stays."""
 
@@ -202,7 +204,7 @@ class _Editor:
                     change.operators,
                     change.provider,
                 )
-            stages.append(new)
+            stages.append(replace(new, operators=tuple(_named(o, change) for o in new.operators)))
         now = now_ms()
         return replace(
             manifest,
@@ -278,6 +280,13 @@ class _Editor:
         )
         with unless_refused():
             History(self.root).append([row])
+
+
+def _named(operator: OperatorState, change: StageChange) -> OperatorState:
+    """Say which function's state an operator has when it is written; none's, if nothing is left of it."""
+    number = operator.operator_id
+    removed = number in change.operators and change.operators[number] is None
+    return replace(operator, function="" if removed else change.places.get(number, ""))
 
 
 def _shape(shape: StageShape, change: StageChange | None) -> StageShape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -35,7 +36,11 @@ class Frames:
 
 
 def build_frames(
-    job: Job, graph: JobGraph, open_gate: OpenGate, before: Callable[[StageId], Before] = lambda _: NOTHING
+    job: Job,
+    graph: JobGraph,
+    open_gate: OpenGate,
+    before: Callable[[StageId], Before] = lambda _: NOTHING,
+    checked: Mapping[StageId, Declared] = MappingProxyType({}),
 ) -> Frames:
     """Call every stage's function on the frames of its inputs, producers first. Starts nothing.
 
@@ -44,6 +49,7 @@ def build_frames(
         graph: the checked graph.
         open_gate: makes the frame of a channel.
         before: says what is known of a stage's last finished batch, see `Declared.before`.
+        checked: the functions of each stage as a start has found that they can go on.
 
     Raises:
         GraphError: a function failed, or returned no frame; names the stage.
@@ -56,7 +62,10 @@ def build_frames(
         spec = job.stages[decl.name]
         inputs = [_input(spec, given, schemas, open_gate) for given in spec.inputs]
         provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
-        with gathering(Declared(spec.name, settings, provider, before(spec.name))) as declared[spec.name]:
+        known = checked.get(spec.name)
+        evolved = {f.uid: f for f in known.functions} if known is not None else {}
+        mine = Declared(spec.name, settings, provider, before(spec.name), evolved)
+        with gathering(mine) as declared[spec.name]:
             frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
         stages[spec.name] = frame
         schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)
@@ -120,6 +129,8 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
     """
     plans = {name: plan_facts(frame) for name, frame in frames.stages.items()}
     check_plans(graph, plans)
+    for name, facts in plans.items():
+        frames.declared[name].place(facts.functions)
     return plans, watermark_findings(graph, plans)
 
 

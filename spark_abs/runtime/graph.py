@@ -73,6 +73,9 @@ class PlanFacts:
     """Those of them that Spark would read anew in every batch."""
     keeps_state: bool = False
     """Whether an operator has state."""
+    functions: tuple[str, ...] = ()
+    """What each `transformWithState` runs, in the order in which Spark numbers them: the uid of a stateful
+    function, empty for one that is none of ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spark_abs.errors import UsageError
 from spark_abs.model import ChannelId
 from spark_abs.runtime.graph import PlanFacts, Watermark
+from spark_abs.state.packing import function_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,15 +22,8 @@ DRAFT = "sparkAbsChannel"
 """The option by which the draft of a gate says which channel it stands for."""
 _EXECUTORS_S, _EXECUTORS_POLL_S = 10.0, 0.1
 _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
-_HOLDING = frozenset(
-    (
-        "Aggregate",
-        "FlatMapGroupsWithState",
-        "FlatMapGroupsInPandasWithState",
-        "TransformWithState",
-        "TransformWithStateInPySpark",
-    )
-)
+_TRANSFORMS = frozenset(("TransformWithState", "TransformWithStateInPySpark"))
+_HOLDING = _TRANSFORMS | {"Aggregate", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
 _KEEPING = _HOLDING | {"Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"}
 _COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
 _OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
@@ -50,11 +44,17 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
     static: dict[str, int] = {}
     moving: list[str] = []
     watermarks: list[Watermark] = []
-    holds = keeps = False
+    functions: list[str] = []
+    holds, keeps, inside = False, False, ""
     for node in _nodes(plan):
         name = node.getClass().getSimpleName()
         streaming = bool(node.isStreaming())
         keeps |= streaming and (name in _KEEPING or (name == "Join" and _stream_stream(node)))
+        if name == "MapInArrow":
+            inside = str(node.expressions().head().name())  # a PythonUDF
+        elif name in _TRANSFORMS:
+            functions.append(function_in(inside) or "")
+            inside = ""
         if name in ("StreamingRelation", "StreamingRelationV2"):
             channel = _channel_of(node) if name == "StreamingRelationV2" else None
             if channel is None:
@@ -81,6 +81,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
         static,
         tuple(moving),
         keeps,
+        tuple(functions),
     )
 
 

@@ -110,6 +110,7 @@ def launch(given: Launch) -> Run:
         s.name: StageFacts(
             {t: Version(v) for t, v in given.plans[s.name].static_tables.items()},
             partial(_dropped_late, late, queries, declared, s.name),
+            given.plans[s.name].functions,
         )
         for s in graph.stages
     }
@@ -122,6 +123,7 @@ def launch(given: Launch) -> Run:
         graph,
         lambda stage, channel, schema: _gate(given, stage, channel, schema),
         partial(before, given),
+        given.drafts.declared,
     )
     declared.update(frames.declared)  # from now on: these count what they drop
 

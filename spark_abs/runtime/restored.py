@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from spark_abs.codec import to_json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest, StageSnapshot
-from spark_abs.model import NO_BATCH
+from spark_abs.model import NO_BATCH, BatchId, StageId
+from spark_abs.protocol.control import ControlState, StartedFunctions
 from spark_abs.runtime.frames import Frames
-from spark_abs.runtime.graph import JobGraph
+from spark_abs.runtime.graph import JobGraph, PlanFacts
+from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots.layout import parse_offsets
-from spark_abs.state.evolution import difference, evolve
+from spark_abs.state.places import Functions, function_obstacles, held_at, match_functions
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.root import Root
 
 
 def require_stages(manifest: Manifest, graph: JobGraph) -> None:
@@ -42,33 +48,87 @@ def _held(snapshot: StageSnapshot) -> str:
     return " and ".join(held)
 
 
-def check_functions(manifest: Manifest, drafts: Frames) -> None:
-    """Refuse to start stateful functions on a state that they cannot go on from.
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is known of a job's stages before a start."""
+
+    root: Root
+    control: ControlState
+    manifest: Manifest | None
+    """The newest checkpoint of the attempt, or the one that it began with."""
+
+    def newest_batch(self, stage: StageId) -> BatchId:
+        """Return the last batch of a stage that has ended. Reads its native checkpoint; costs a listing."""
+        attempt = self.control.attempt
+        place = self.root.native(attempt.natives, attempt.id, attempt.directory(stage))
+        return NativeLog(place).newest_committed()
+
+    def cut_batch(self, stage: StageId) -> BatchId:
+        """Return the batch with which a stage goes on whose native checkpoint is lost."""
+        snapshot = self.manifest.stage(stage) if self.manifest is not None else None
+        return NO_BATCH if snapshot is None else snapshot.cut_batch
+
+    def functions(self, stage: StageId, newest: BatchId) -> Functions | None:
+        """Return the functions that a stage's state is of after its last batch, None if it has run none."""
+        started = self.control.attempt.functions_of(stage, newest)
+        if started is not None:
+            return Functions(started.forms, started.places)
+        return held_at(self.manifest, stage) if self.manifest is not None else None
+
+
+def past_of(root: Root, control: ControlState) -> Past:
+    """Read what a start goes on from."""
+    checkpoints = Checkpoints.open(root, control.job)
+    found = checkpoints.summaries()
+    mine = [s for s in found if s.attempt == control.attempt.id]
+    known = mine[-1].id if mine else control.attempt.checkpoint
+    there = known is not None and any(s.id == known for s in found)
+    return Past(root, control, checkpoints.load(known) if there and known is not None else None)
+
+
+def check_functions(
+    past: Past, drafts: Frames, plans: Mapping[StageId, PlanFacts], lost: Collection[StageId] = ()
+) -> tuple[StartedFunctions, ...]:
+    """Refuse to start stateful functions on a state that they cannot go on from. Stores nothing.
 
     What is declared then says the form with its past: so manifests record it.
 
+    Args:
+        past: what the start goes on from.
+        drafts: what is declared.
+        plans: the analysed plans.
+        lost: stages that are rebuilt from the checkpoint.
+
+    Returns:
+        What is to be recorded before a stage runs.
+
     Raises:
-        Refused: names stage and function, with both forms.
+        Refused: names stages and functions, with both forms, and the ways out.
     """
-    shapes = {shape.stage: shape for shape in manifest.graph}
+    started: list[StartedFunctions] = []
+    obstacles: list[str] = []
     for stage, declared in drafts.declared.items():
-        for stored in shapes[stage].functions if stage in shapes else ():
-            where = f"stage {stage!r}: the state of function {stored.uid!r} in checkpoint {manifest.id}"
-            edit = f"spark_abs.edit(root, {manifest.id})"
-            at = next((i for i, f in enumerate(declared.functions) if f.uid == stored.uid), None)
-            if at is None:
-                raise Refused(
-                    f"{where} was written as {to_json(stored)}; it is no longer declared. Declare it as it "
-                    f"was; or let another function take its place: empty it with {edit}.remove({stage!r}), "
-                    "which keeps the stage's positions, and restore what that wrote"
-                )
-            evolved = evolve(stored, declared.functions[at])
-            if evolved.obstacles:
-                said = difference(stored, declared.functions[at], evolved.obstacles)
-                raise Refused(
-                    f"{where} cannot be gone on from as it is declared: {said}\nDeclare it so that it can: "
-                    "fields may be new, renamed with renamed=, given up with dropped=, or of a wider type; "
-                    f"restore a checkpoint that it fits; write its state in the new form with {edit}.rekey, "
-                    "or empty it, and keep the stage's positions, with .remove, and restore what that wrote"
-                )
-            declared.functions[at] = evolved.form
+        places = plans[stage].functions
+        snapshot = past.manifest.stage(stage) if past.manifest is not None else None
+        known = any(f.stage == stage for f in past.control.attempt.functions)
+        if not (any(places) or known or (snapshot is not None and snapshot.operators)):
+            continue
+        newest = past.cut_batch(stage) if stage in lost else past.newest_batch(stage)
+        held, now = past.functions(stage, newest), Functions(tuple(declared.functions), places)
+        obstacles += function_obstacles(stage, held, now, past.manifest.id if past.manifest else None)
+        declared.functions[:] = match_functions(held, now).forms
+        started.append(StartedFunctions(stage, newest, tuple(declared.functions), places))
+    if obstacles:
+        raise Refused("\n".join(obstacles))
+    return tuple(started)
+
+
+def check_restored(past: Past, drafts: Frames, plans: Mapping[StageId, PlanFacts]) -> None:
+    """Refuse as `check_functions` does, before the job goes back to the past's checkpoint.
+
+    Raises:
+        Refused: see there.
+    """
+    state = past.control
+    anew = replace(state, attempts=(*state.attempts[:-1], replace(state.attempt, functions=())))
+    check_functions(replace(past, control=anew), drafts, plans, drafts.declared)

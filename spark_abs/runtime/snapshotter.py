@@ -32,6 +32,7 @@ from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.take import snapshot_stage
+from spark_abs.state.places import placed
 from spark_abs.store.clock import now_ms
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class StageFacts:
 
     static_tables: Mapping[str, Version]
     dropped_late: Callable[[], int]
+    functions: tuple[str, ...] = ()
+    """As `PlanFacts.functions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ class Snapshotter:
             watermark_ms=copy.watermark_ms,
             positions=taken.positions,
             outputs=taken.outputs,
-            operators=copy.operators,
+            operators=placed(copy.operators, facts.functions),
             shuffle_partitions=copy.shuffle_partitions,
             provider=copy.provider,
             files=copy.files,

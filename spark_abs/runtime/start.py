@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_abs.config import WatermarkCheck
 from spark_abs.errors import DamageError, GraphError, Refused, UsageError
 from spark_abs.model import NO_BATCH, StageId
+from spark_abs.protocol.attempts import start_functions
 from spark_abs.protocol.control import NATIVES, place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.runtime.context import RunContext
@@ -23,7 +25,7 @@ from spark_abs.runtime.lifetime import begin, end, refuse_second
 from spark_abs.runtime.native import check_native
 from spark_abs.runtime.outputs import newest_output
 from spark_abs.runtime.rebuild import Rebuild, Rebuilder
-from spark_abs.runtime.restored import check_functions, require_stages
+from spark_abs.runtime.restored import Past, check_functions, check_restored, past_of, require_stages
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
 from spark_abs.session import check_session, lend
@@ -45,9 +47,10 @@ def start_job(
 ) -> Run:
     """Start a job; see `Job.start`.
 
-    1. Check graph, plans and settings: nothing exists yet.  2. Claim the root, refuse a second run.
-    3. Take a run number and fence the runs before it.  4. Abort what they left open.  5. Check the native
-    checkpoints.  6. Make channels and sinks ready.  7. Start queries and coordinator.
+    1. Check graph, plans and settings: nothing exists yet.  2. Claim the root, refuse a second run, and
+    functions that cannot go on from their state.  3. Take a run number and fence the runs before it.
+    4. Abort what they left open.  5. Check the native checkpoints, and functions again.  6. Make channels and
+    sinks ready.  7. Start queries and coordinator.
     What of 5 is lost for single stages is rebuilt from their own outputs, in 5 and at the beginning of 7.
     Killed anywhere, the next start does all of it again under a newer run number.
     """
@@ -68,14 +71,17 @@ def start_job(
     if natives != NATIVES:
         require_shared(job.spark, job.root.anywhere(natives))
     if restart == "checkpoint":
-        _back_to_checkpoint(job, settings.native_root, takeover)
+        check = partial(check_restored, drafts=drafts, plans=plans)
+        _back_to_checkpoint(job, settings.native_root, takeover, check)
+    elif control.state.attempt.ready:
+        check_functions(past_of(job.root, control.state), drafts, plans)
     control.update(lambda state: place_natives(state, natives))
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
     try:
         with ExitStack() as starting:
             starting.enter_context(breathing(ctx.root, ctx.run))
-            lost = _lost_natives(ctx, graph, control, drafts, allow_non_restored_state)  # 5
+            lost = _lost_natives(ctx, graph, control, drafts, plans, allow_non_restored_state)  # 5
             ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
             job.probe("start.natives.after")
             given = Launch(job, ctx, graph, plans, drafts, control, policy, starting.close, rebuilds, drain)
@@ -120,7 +126,7 @@ def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
         log.warning("%s", doubt)
 
 
-def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
+def _back_to_checkpoint(job: Job, native_root: str, takeover: bool, check: Callable[[Past], object]) -> None:
     from spark_abs.restore.apply import apply
     from spark_abs.restore.plan import Force
     from spark_abs.restore.prepare import prepare
@@ -134,28 +140,32 @@ def _back_to_checkpoint(job: Job, native_root: str, takeover: bool) -> None:
             native_root=native_root,
             writing=True,
         )
+        try:
+            check(Past(job.root, Control.open(job.root).state, prepared.manifest))
+        except Refused:
+            if prepared.ahead is not None:
+                prepared.ahead.discard()
+            raise
         apply(job.root, prepared)
 
 
 def _lost_natives(
-    ctx: RunContext, graph: JobGraph, control: Control, drafts: Frames, leave_state: bool
+    ctx: RunContext,
+    graph: JobGraph,
+    control: Control,
+    drafts: Frames,
+    plans: Mapping[StageId, PlanFacts],
+    leave_state: bool,
 ) -> dict[StageId, str]:
     """Return the stages that have a past and no native checkpoint of it, and what is wrong with each.
 
     Refuses what `require_stages`, `check_functions` and `require_readers` refuse.
     """
-    checkpoints = Checkpoints.open(ctx.root, ctx.job)
-    mine = [s for s in checkpoints.summaries() if s.attempt == ctx.attempt]
-    known = mine[-1].id if mine else control.state.attempt.checkpoint
-    manifest = (
-        checkpoints.load(known)
-        if known is not None and any(s.id == known for s in checkpoints.summaries())
-        else None
-    )
+    past = past_of(ctx.root, control.state)
+    manifest = past.manifest
     if manifest is not None:
         if not leave_state:
             require_stages(manifest, graph)
-        check_functions(manifest, drafts)
         require_readers(ctx, graph, control.state, manifest)
     found = {}
     for stage in graph.stages:
@@ -164,6 +174,8 @@ def _lost_natives(
         finding = check_native(ctx.native(stage.name), least)
         if finding is not None:
             found[stage.name] = finding
+    started = check_functions(past, drafts, plans, found)
+    control.update(lambda state: start_functions(state, ctx.run, started))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_abs.errors import DamageError
@@ -45,6 +45,8 @@ class Operator:
     parts: tuple[Part, ...]
     ours: bool = False
     """Whether it runs a function of ours: its state is then read as rows of keys, not as parts."""
+    function: str = ""
+    """The uid of that function; empty if its state was removed, or if it is not recorded."""
 
 
 def operators_of(root: Root, snapshot: StageSnapshot) -> tuple[Operator, ...]:
@@ -60,7 +62,9 @@ def operators_of(root: Root, snapshot: StageSnapshot) -> tuple[Operator, ...]:
             number, batch = int(match[1]), int(match[2] or 0)
             newest[number] = max(newest.get(number, (-1, file)), (batch, file), key=lambda found: found[0])
     texts = stored_texts(root, [file for _, file in newest.values()])
-    return tuple(_operator(texts[file.path]) for _, (_, file) in sorted(newest.items()))
+    found = (_operator(texts[file.path]) for _, (_, file) in sorted(newest.items()))
+    functions = {o.operator_id: o.function for o in snapshot.operators}
+    return tuple(replace(o, function=functions.get(o.id, "")) for o in found)
 
 
 def stored_texts(root: Root, files: Sequence[StoredFile]) -> dict[str, str]:

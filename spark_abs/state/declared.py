@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,6 +40,8 @@ class Declared:
     """Class of the stage's state store provider, None for the session's."""
     before: Before = NOTHING
     """For partitions without a record, as after a repartitioning."""
+    evolved: Mapping[str, StateFunction] = field(default_factory=dict)
+    """The forms of its functions with what their state has of the past, by uid, where that is known."""
     functions: list[StateFunction] = field(default_factory=list)
     late: list[Accumulator[int]] = field(default_factory=list)
     """Counts of the rows that each has dropped as late."""
@@ -58,6 +60,11 @@ class Declared:
             )
         self.functions.append(function)
         self.late.append(late)
+
+    def place(self, places: Sequence[str]) -> None:
+        """Put the functions in the order of the stage's plan; what that does not use is left out."""
+        self.functions.sort(key=lambda f: places.index(f.uid) if f.uid in places else len(places))
+        self.functions[:] = [f for f in self.functions if f.uid in places]
 
     def dropped(self) -> int:
         """Return how many rows all of them have dropped as late."""

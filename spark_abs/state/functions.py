@@ -205,6 +205,8 @@ def _stateful(
         dict(defaults or {}),
         (dropped,) if isinstance(dropped, str) else tuple(dropped),
     )
+    if declared is not None and uid in declared.evolved:
+        operator = operator.as_form(declared.evolved[uid])
     late = spark.sparkContext.accumulator(0)
     before = declared.before if declared is not None else NOTHING
     if declared is not None:
@@ -217,7 +219,7 @@ def _stateful(
         output_mode,
         mode[kind],
     )
-    return grouped.mapInArrow(Unpack(operator.output), output)
+    return grouped.mapInArrow(Unpack(operator.output, uid), output)
 
 
 def _struct(spark: SparkSession, schema: Schema) -> StructType:

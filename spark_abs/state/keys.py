@@ -196,3 +196,29 @@ def _fold_bytes(found: Hashes, column: pa.Array) -> None:
         found[row : row + 1] = _mix(found[row : row + 1], np.array([digest], np.uint64))
     at = np.flatnonzero(filled)
     found[at] = _mix(found[at], lengths[at].astype(np.uint64))
+
+
+def by_key(columns: list[pa.Array], hashed: Hashes) -> tuple[Places, Places]:
+    """Return the rows in the order of their keys, and where each key begins; the last is the end."""
+    order = np.argsort(hashed, kind="stable")
+    if not len(order):
+        return order, np.zeros(1, np.int64)
+    ordered = hashed[order]
+    equal = ordered[1:] == ordered[:-1]
+    pairs = np.flatnonzero(equal)
+    if len(pairs):
+        left = [c.take(pa.array(order[pairs])) for c in columns]
+        right = [c.take(pa.array(order[pairs + 1])) for c in columns]
+        if not same(left, right).all():
+            return _by_value(columns, order, ordered)
+    starts = np.concatenate([[0], np.flatnonzero(~equal) + 1, [len(order)]])
+    return order, starts.astype(np.int64)
+
+
+def _by_value(columns: list[pa.Array], order: Places, ordered: Hashes) -> tuple[Places, Places]:
+    """Tell keys of one hash apart: rare, so row by row."""
+    values = list(zip(*(map(repr, c.take(pa.array(order)).to_pylist()) for c in columns), strict=True))
+    again = sorted(range(len(order)), key=lambda i: (int(ordered[i]), values[i]))
+    marks = [(int(ordered[i]), values[i]) for i in again]
+    starts = [i for i in range(len(marks)) if i == 0 or marks[i] != marks[i - 1]]
+    return order[np.array(again)], np.array([*starts, len(marks)], np.int64)

@@ -24,7 +24,7 @@ from spark_abs.state.group import (
     read_head,
     segment_schema,
 )
-from spark_abs.state.keys import Hashes, Places, canonical, check_key_groups, check_key_type, hashes, same
+from spark_abs.state.keys import Places, by_key, canonical, check_key_groups, check_key_type, hashes
 from spark_abs.state.segments import KEY, NEVER, STATE, Flags
 
 NO_TIME = -1
@@ -111,10 +111,14 @@ class Operator:
         if evolved.obstacles:
             said = difference(stored, self.note, evolved.obstacles)
             raise StateFunctionFailed(f"{self.name}: its state cannot be read as it is declared: {said}")
-        if evolved.form == self.note:
+        return self.as_form(evolved.form)
+
+    def as_form(self, form: StateFunction) -> Operator:
+        """Return the operator with a form that says what its state has of the past."""
+        if form == self.note:
             return self
         heir = replace(self)
-        object.__setattr__(heir, "note", evolved.form)
+        object.__setattr__(heir, "note", form)
         return heir
 
     def fit(self, table: pa.Table) -> pa.Table:
@@ -351,32 +355,6 @@ def _due(
         kept = np.array([pair not in with_rows for pair in pairs])
         due_where, due_places = due_where[kept], due_places[kept]
     return due_where, due_places
-
-
-def by_key(columns: list[pa.Array], hashed: Hashes) -> tuple[Places, Places]:
-    """Return the rows in the order of their keys, and where each key begins; the last is the end."""
-    order = np.argsort(hashed, kind="stable")
-    if not len(order):
-        return order, np.zeros(1, np.int64)
-    ordered = hashed[order]
-    equal = ordered[1:] == ordered[:-1]
-    pairs = np.flatnonzero(equal)
-    if len(pairs):
-        left = [c.take(pa.array(order[pairs])) for c in columns]
-        right = [c.take(pa.array(order[pairs + 1])) for c in columns]
-        if not same(left, right).all():
-            return _by_value(columns, order, ordered)
-    starts = np.concatenate([[0], np.flatnonzero(~equal) + 1, [len(order)]])
-    return order, starts.astype(np.int64)
-
-
-def _by_value(columns: list[pa.Array], order: Places, ordered: Hashes) -> tuple[Places, Places]:
-    """Tell keys of one hash apart: rare, so row by row."""
-    values = list(zip(*(map(repr, c.take(pa.array(order)).to_pylist()) for c in columns), strict=True))
-    again = sorted(range(len(order)), key=lambda i: (int(ordered[i]), values[i]))
-    marks = [(int(ordered[i]), values[i]) for i in again]
-    starts = [i for i in range(len(marks)) if i == 0 or marks[i] != marks[i - 1]]
-    return order[np.array(again)], np.array([*starts, len(marks)], np.int64)
 
 
 def _stored(operator: Operator, given: GroupInput, answer: GroupOutput) -> pa.Table:

@@ -19,7 +19,13 @@ GROUP, ROWS, OUTPUT = "key_group", "rows", "output"
 PACKED = pa.schema([(GROUP, pa.int32()), (ROWS, pa.binary())])
 OUT = pa.schema([(OUTPUT, pa.binary())])
 
+_FUNCTION = "stateful function "
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 500_000, 64 * 2**20
+
+
+def function_in(name: str) -> str | None:
+    """Return the uid of the function that stands below a node of a plan, None if none of ours does."""
+    return name.removeprefix(_FUNCTION) if name.startswith(_FUNCTION) else None
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,12 @@ class Unpack:
     """Turns what the operator puts out into rows; runs behind it, in `mapInArrow`."""
 
     output: pa.Schema
+    uid: str
+
+    @property
+    def __name__(self) -> str:
+        """What Spark calls it in its plan: there it says which function stands below it."""
+        return f"{_FUNCTION}{self.uid}"
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Unpack stream by stream."""

@@ -17,8 +17,7 @@ from spark_abs.manifest import StateFunction
 from spark_abs.state.arrow_types import schema_of
 from spark_abs.state.evolution import fitted, form_digest
 from spark_abs.state.group import Change, Head, KeyGroup, read_head, segment_schema
-from spark_abs.state.keys import canonical, group_of, hashes
-from spark_abs.state.operator import by_key
+from spark_abs.state.keys import by_key, canonical, group_of, hashes
 from spark_abs.state.segments import EXPIRES, KEY, REMOVED, STATE, TIMEOUT
 
 TIMEOUT_MS, EXPIRES_MS = "timeout_ms", "expires_ms"

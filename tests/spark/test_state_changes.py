@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
-from spark_abs.errors import Refused, StageFailed
+from spark_abs.errors import Refused, StageFailed, UsageError
 from spark_abs.manifest import StateFunction
 from spark_abs.runtime.job import Job
 from tests.job_support import Feed, eventually, manifests, read_table
@@ -156,3 +157,58 @@ def test_poisoned_batches_leave_nothing_and_the_state_goes_on_in_other_forms(
         "third": ({"sum": ("total",)}, ("hits",), 2),
     }
     assert isinstance(forms["third"], StateFunction)
+
+
+def test_functions_of_one_stage_keep_their_own_state_whatever_becomes_of_the_others(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    root, table = str(tmp_path / "root"), tmp_path / "sums"
+    feed = Feed(spark, tmp_path / "in", "k long, v long")
+
+    def run(*uids: str, value: int, **fields: str) -> dict[str, int]:
+        """Run over one more file with these functions, in this order; return what each has put out last."""
+        feed.write({"k": 1, "v": value})
+        job = Job("two", root=root, spark=spark, interval="1h")
+
+        def both(frame: DataFrame) -> DataFrame:
+            def one(uid: str) -> DataFrame:
+                field = fields.get(uid, "total")
+                form = Form((field, "hits"), f"{field} int, hits int")
+                out = spark_abs.map_groups_with_state(
+                    frame, "k", form, form.schema, "k long, total long, note string", uid=uid, key_groups=2
+                )
+                return out.selectExpr(f"'{uid}' AS uid", "total")
+
+            first, *others = map(one, uids)
+            return reduce(DataFrame.union, others, first)
+
+        stage = job.stage("two", [job.source("numbers", feed.stream())], both)
+        job.sink("sums", stage, table=str(table))
+        assert start(job, available_now=True).await_termination(240)
+        rows = read_table(table).to_pylist()
+        return {uid: max(row["total"] for row in rows if row["uid"] == uid) for uid in uids}
+
+    def total(uid: str, at: str | int = "latest") -> int:
+        (row,) = spark_abs.state(root, "two", at, spark, operator=uid).collect()
+        return int(row.value[0])
+
+    assert run("a", "b", value=1) == {"a": 1, "b": 1}
+    with pytest.raises(Refused, match=r"changed places, 'a', 'b': .* has 'a', 'b', this one 'b', 'a'"):
+        run("b", "a", value=2)
+    with pytest.raises(Refused, match=r"function 'b' .*'total' is gone.*renamed={'sum': 'total'}"):
+        run("a", "b", value=3, b="sum")
+    with pytest.raises(Refused, match="'c' is new in a stage that has run"):
+        run("a", "b", "c", value=4)
+
+    edit = spark_abs.edit(root, "latest", spark)
+    sixty = edit.state("two", operator="b").selectExpr("key", "named_struct('total', 60, 'hits', 1) AS value")
+    edit.correct("two", sixty, operator="b")
+    edit.remove("two", operator="a").write("without-a")
+    assert total("b", "without-a") == 60
+    with pytest.raises(UsageError, match="operator 0, was removed by the edit"):
+        spark_abs.state(root, "two", "without-a", spark, operator=0)
+    spark_abs.restore(root, "without-a", spark=spark)
+    with pytest.raises(Refused, match=r"changed places, 'b': .* has \(none\), 'b', this one 'b', 'c'"):
+        run("b", "c", value=5)
+    assert run("c", "b", value=6) == {"c": 20, "b": 80}
+    assert (total("c"), total("b")) == (20, 80)

@@ -49,7 +49,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallJob:
 
 def edited(job: SmallJob, of: int, name: str = "corrected") -> int:
     manifest = lookup(job.root, of).manifest
-    changes = {StageId("a"): StageChange({0: None}, {})}
+    changes = {StageId("a"): StageChange({0: None}, {}, {})}
     return int(write_edited(SESSION, job.root, manifest, changes, name, SILENT))
 
 

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_abs.errors import UsageError
-from spark_abs.state.keys import canonical, group_of, hashes, same
-from spark_abs.state.operator import by_key
+from spark_abs.state.keys import by_key, canonical, group_of, hashes, same
 
 NAN = float("nan")
 

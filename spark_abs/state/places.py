@@ -1,0 +1,174 @@
+"""Which function of a stage goes on with which state: decided before a start changes anything. Pure.
+
+Spark numbers the stateful operators of a query by their place in its plan and finds state by the number: two
+functions that have changed places would each be given the other's state, and Spark would not notice. So the
+places of functions are recorded by their uids, and compared with the plan that is to be started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from spark_abs.manifest import Manifest, OperatorState, StateFunction
+from spark_abs.model import NO_BATCH, CheckpointId, StageId
+from spark_abs.snapshots.operators import TRANSFORM
+from spark_abs.state.evolution import difference, evolve
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The stateful functions of a stage: those that its state is of, or those that it declares."""
+
+    forms: tuple[StateFunction, ...]
+    """Each in its form."""
+    places: tuple[str, ...] | None
+    """The uid at each place, in the order of the plan; empty where there is none of ours, or where an edit
+    has removed the state. None: an earlier version has not recorded it."""
+
+
+class Fate(StrEnum):
+    """What becomes of a declared function."""
+
+    KEPT = "kept"
+    """It goes on with its state."""
+    NEW = "new"
+    """The stage begins: it has no state."""
+    EMPTY = "empty"
+    """An edit has removed the state at its place: it begins without, as was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What becomes of the functions that a stage declares."""
+
+    forms: tuple[StateFunction, ...]
+    """The declared forms with what their state has of the past, in the order declared."""
+    fates: Mapping[str, Fate] = field(default_factory=dict)
+    """By uid, of those that can start."""
+    obstacles: tuple[str, ...] = ()
+    """Why the stage cannot start, a sentence each; empty if it can."""
+
+
+def match_functions(held: Functions | None, declared: Functions) -> Matched:
+    """Decide what becomes of the functions of a stage.
+
+    Functions are told apart by their uids. One that goes on must stand where its state is, in a form that the
+    state fits (`evolve`). Spark begins no operator in a stage that has run, and starts none without an
+    operator of which it holds state: so nothing is added to a stage but where an edit has removed state, and
+    nothing taken from it, whatever else may be left behind.
+
+    Args:
+        held: those whose state the stage has; None if it has run no batch.
+        declared: those that are to be started; `places` is not None.
+    """
+    if held is None:
+        return Matched(declared.forms, {f.uid: Fate.NEW for f in declared.forms})
+    stored = {form.uid: form for form in held.forms}
+    forms, fates, obstacles = [], {}, list(_misplaced(held, declared))
+    for form in declared.forms:
+        if form.uid not in stored:
+            fates[form.uid] = Fate.EMPTY
+            forms.append(form)
+            continue
+        evolved = evolve(stored[form.uid], form)
+        forms.append(evolved.form)
+        fates[form.uid] = Fate.KEPT
+        if evolved.obstacles:
+            said = difference(stored[form.uid], form, evolved.obstacles)
+            obstacles.append(f"function {form.uid!r} cannot go on from its state: {said}")
+    return Matched(tuple(forms), {} if obstacles else fates, tuple(obstacles))
+
+
+def _misplaced(held: Functions, declared: Functions) -> Iterator[str]:
+    """Say which functions are not where their state is."""
+    now = declared.places or ()
+    stored, uids = [f.uid for f in held.forms], [f.uid for f in declared.forms]
+    missing, added = [u for u in stored if u not in uids], [u for u in uids if u not in stored]
+    for uid in missing:
+        if held.places is None:
+            heir = added[0] if len(stored) == len(uids) == len(added) == 1 else None
+        else:
+            heir = next((u for u in added if _at(now, u) == _at(held.places, uid)), None)
+        if heir is not None:
+            added.remove(heir)
+            yield (
+                f"function {uid!r} has state and is no longer declared, and {heir!r} stands in its place: if "
+                f"that is the same one, give it uid={uid!r}"
+            )
+        else:
+            yield f"function {uid!r} has state and is no longer declared"
+    if held.places is None:
+        return
+    for uid in added:
+        if any(place >= len(held.places) or held.places[place] for place in _at(now, uid)):
+            yield f"function {uid!r} is new in a stage that has run: give it a stage of its own"
+    moved = [uid for uid in stored if uid in uids and _at(held.places, uid) != _at(now, uid)]
+    if moved:
+        yield (
+            f"functions have changed places, {_listed(moved)}: the plan that the state is of has "
+            f"{_listed(held.places)}, this one {_listed(now)}, and each would be given another's state"
+        )
+
+
+def _at(places: Sequence[str] | None, uid: str) -> tuple[int, ...]:
+    return tuple(place for place, found in enumerate(places or ()) if found == uid)
+
+
+def _listed(uids: Sequence[str]) -> str:
+    return ", ".join(repr(uid) if uid else "(none)" for uid in uids)
+
+
+def function_obstacles(
+    stage: StageId, held: Functions | None, declared: Functions, checkpoint: CheckpointId | None
+) -> tuple[str, ...]:
+    """Say why a stage cannot be started with the functions that it declares; empty if it can.
+
+    Args:
+        stage: its name.
+        held: as `match_functions` takes it.
+        declared: as `match_functions` takes it.
+        checkpoint: one from which an edit can begin; None if there is none.
+    """
+    found = match_functions(held, declared).obstacles
+    if not found:
+        return ()
+    ways = [
+        "declare its functions with the uids and in the places that they had, and in a form that fits: "
+        "fields may be new, renamed with renamed=, given up with dropped=, or of a wider type",
+        "give the stage another name, so that it begins anew, and start with allow_non_restored_state=True",
+    ]
+    if checkpoint is not None:
+        edit = f"spark_abs.edit(root, {checkpoint})"
+        ways[1:1] = [
+            f"write the state of a function in another form with {edit}.rekey, or empty it and keep the "
+            "stage's positions with .remove, and restore what that wrote"
+        ]
+    return (*(f"stage {stage!r}: {one}" for one in found), f"stage {stage!r}: " + "; or ".join(ways))
+
+
+def held_at(manifest: Manifest, stage: StageId) -> Functions | None:
+    """Return the functions whose state a stage has at a checkpoint, None if it had run no batch."""
+    snapshot = manifest.stage(stage)
+    if snapshot is None or snapshot.cut_batch == NO_BATCH:
+        return None
+    forms = next((s.functions for s in manifest.graph if s.stage == stage), ())
+    places = tuple(o.function for o in snapshot.operators if o.name in TRANSFORM)
+    if forms and not any(places):
+        return Functions(forms, (forms[0].uid,) if len(forms) == len(places) == 1 else None)
+    return Functions(forms, places)
+
+
+def placed(operators: Sequence[OperatorState], places: Sequence[str]) -> tuple[OperatorState, ...]:
+    """Say of a stage's operators, in the order of their numbers, which function each runs.
+
+    Args:
+        operators: as Spark's own metadata names them.
+        places: what the plan says, as `Functions.places`.
+    """
+    transforms = [o.operator_id for o in operators if o.name in TRANSFORM]
+    if len(transforms) != len(places):
+        return tuple(operators)
+    uids = dict(zip(transforms, places, strict=True))
+    return tuple(replace(o, function=uids.get(o.operator_id, "")) for o in operators)
