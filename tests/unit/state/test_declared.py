@@ -75,7 +75,7 @@ class Started:
 
 
 def plan(functions: tuple[str, ...]) -> PlanFacts:
-    return PlanFacts((), (), (), False, True, {}, (), functions)
+    return PlanFacts((), (), (), False, True, {}, functions=functions)
 
 
 def test_a_stage_starts_on_functions_that_are_what_they_were(tmp_path: Path) -> None:
