@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spark_abs.observe.state import state
     from spark_abs.restore.apply import restore
     from spark_abs.restore.edit import Edit, edit
+    from spark_abs.restore.forget import forget
     from spark_abs.restore.read import read
     from spark_abs.runtime.context import Current, current
     from spark_abs.runtime.job import Job, Output, Stage
@@ -44,6 +45,7 @@ _HOMES = {
     "edit": "spark_abs.restore.edit",
     "flat_map_groups_with_state": "spark_abs.state.functions",
     "foreach_batch": "spark_abs.runtime.wrapped",
+    "forget": "spark_abs.restore.forget",
     "map_batches_with_state": "spark_abs.state.functions",
     "map_groups_with_state": "spark_abs.state.functions",
     "read": "spark_abs.restore.read",
@@ -69,6 +71,7 @@ __all__ = [
     "edit",
     "flat_map_groups_with_state",
     "foreach_batch",
+    "forget",
     "map_batches_with_state",
     "map_groups_with_state",
     "read",

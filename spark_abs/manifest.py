@@ -137,6 +137,8 @@ class StageSnapshot:
     """Rows dropped behind the watermark since this run began."""
     static_tables: Mapping[str, Version] = field(default_factory=dict)
     timings: Timings = Timings()
+    carried: CheckpointId | None = None
+    """The checkpoint whose part this is, for a query that was not running: as it was then, unchanged."""
 
     @property
     def size_full(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from spark_abs.cli.checkpoints import list_checkpoints
+from spark_abs.cli.forget import forget
 from spark_abs.cli.history import history
 from spark_abs.cli.restore import restore
 from spark_abs.cli.savepoint import savepoint
@@ -45,5 +46,17 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
-for command in (list_checkpoints, show, state, status, history, savepoint, set_live, stop, restore, verify):
+for command in (
+    list_checkpoints,
+    show,
+    state,
+    status,
+    history,
+    savepoint,
+    set_live,
+    stop,
+    forget,
+    restore,
+    verify,
+):
     main.add_command(command)

@@ -19,4 +19,5 @@ def savepoint(ctx: Context, root: Root, name: str) -> None:
     check_savepoint_name(name)
     with ctx.out.waiting(f"waiting for savepoint {name!r}"):
         answer = ask_job(ctx, root, CommandKind.SAVEPOINT, name)
-    ctx.out.result(answer, lambda out: out.line(f"savepoint {name!r} is checkpoint {answer.checkpoint}"))
+    said = f"savepoint {name!r} is checkpoint {answer.checkpoint}{answer.message.removeprefix('completed')}"
+    ctx.out.result(answer, lambda out: out.line(said))

@@ -84,7 +84,7 @@ def _pairs(shown: Shown) -> Iterator[tuple[str, str]]:
 def _stage(found: StageSnapshot) -> tuple[str, ...]:
     timings = found.timings
     return (
-        found.stage,
+        found.stage if found.carried is None else f"{found.stage} (as of checkpoint {found.carried})",
         "-" if found.cut_batch == NO_BATCH else str(found.cut_batch),
         str(found.shuffle_partitions or "-"),
         text_of(found.watermark_ms),

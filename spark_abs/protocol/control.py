@@ -160,6 +160,8 @@ class CommandKind(StrEnum):
     """Stop in order; with a name, take an exact savepoint first, drained if asked."""
     SET = "set"
     """Change settings until the run ends."""
+    FORGET = "forget"
+    """Do without a query that is gone for good, which `name` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,23 @@ class AttachedSink:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A query that shared the root and is gone for good, see `protocol.members`."""
+
+    stage: StageId
+    attempt: AttemptId
+    """In which it was forgotten."""
+    checkpoint: CheckpointId
+    """The newest id that was claimed by then."""
+    at_ms: int
+
+    @property
+    def id(self) -> str:
+        """What tells it from others."""
+        return self.stage
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
     """All that `control/` holds."""
 
@@ -211,6 +230,7 @@ class ControlState:
     aborted: tuple[Aborted, ...] = ()
     commands: tuple[Command, ...] = ()
     sinks: tuple[AttachedSink, ...] = ()
+    forgotten: tuple[Forgotten, ...] = ()
 
     @property
     def attempt(self) -> Attempt:

@@ -30,6 +30,7 @@ from spark_abs.protocol.messages import (
     Event,
     FailJob,
     Joined,
+    Left,
     Notify,
     Overtake,
     Release,
@@ -117,6 +118,10 @@ class Coordinator:
                 return self._on_request(event.request)
             case Joined():
                 self._stages |= {event.stage}
+                return ()
+            case Left():
+                self._stages -= {event.stage}
+                self._complete_all()
                 return ()
             case Claimed():
                 return self._on_claimed(event)
@@ -214,13 +219,18 @@ class Coordinator:
             return AckResult.DISCARDED
         if stage in pending.acks:
             return AckResult.DUPLICATE
-        acks = {**pending.acks, stage: event.snapshot}
-        complete = None
-        if acks.keys() == self._stages:
-            complete = Complete(event.id, tuple(acks[name] for name in sorted(acks)))
-            self._subsume(pending.barrier)
-        self._pending[event.id] = replace(pending, acks=acks, verdict=complete)
+        self._pending[event.id] = replace(pending, acks={**pending.acks, stage: event.snapshot})
+        self._complete_all()
         return AckResult.SUCCESS
+
+    def _complete_all(self) -> None:
+        """Give the verdict complete to what has the acknowledgements of all stages."""
+        for pending in self.pending:
+            acks = pending.acks
+            if pending.verdict is None and acks and acks.keys() >= self._stages:
+                complete = Complete(pending.id, tuple(acks[name] for name in sorted(acks)))
+                self._pending[pending.id] = replace(pending, verdict=complete)
+                self._subsume(pending.barrier)
 
     def _subsume(self, complete: Barrier) -> None:
         """Give up the older checkpoints that one makes needless (P8), as Flink does.
@@ -252,6 +262,8 @@ class Coordinator:
         effects: list[Effect] = [Notify(event.id, event.completed)]
         if pending.request_id and pending.request_id not in self._answers:
             message = "completed" if event.completed else f"aborted: {event.reason or 'no reason recorded'}"
+            if event.completed and isinstance(pending.verdict, Complete):
+                message += _carried(pending.verdict.snapshots)
             if isinstance(pending.verdict, Abort) and pending.verdict.reason is event.reason:
                 message += f", {pending.verdict.detail}"
             effects.append(self._answer(pending.request_id, event.id, event.completed, message))
@@ -334,6 +346,12 @@ class Coordinator:
         answer = Answer(request_id, checkpoint, ok, message)
         _remember(self._answers, request_id, answer)
         return answer
+
+
+def _carried(snapshots: Iterable[StageSnapshot]) -> str:
+    """Say which parts are those of an older checkpoint."""
+    old = [f"{s.stage!r} is as of checkpoint {s.carried}" for s in snapshots if s.carried is not None]
+    return f"; {', '.join(old)}: it did not run" if old else ""
 
 
 _K = TypeVar("_K")

@@ -43,6 +43,14 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """A stage has gone: no checkpoint needs it from now on, also none that is open."""
+
+    now_ms: int
+    stage: StageId
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """The id of `barrier` is durably claimed: the answer to `Claim`, or told again to a new coordinator."""
 
@@ -81,7 +89,7 @@ class Decided:
     reason: AbortReason | None = None
 
 
-Event = StatusChanged | Tick | Requested | Joined | Claimed | Acked | Declined | Decided
+Event = StatusChanged | Tick | Requested | Joined | Left | Claimed | Acked | Declined | Decided
 
 
 class AckResult(StrEnum):

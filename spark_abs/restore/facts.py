@@ -41,15 +41,22 @@ def gather(
         completed: all completed checkpoints.
         attempt: the attempt that the restore will make, or has begun to make.
         state: what `control/` says: it names every sink that the job has come to, also those that no
-            manifest names yet.
+            manifest names yet. The tables of queries that were forgotten are left alone, unless `manifest`
+            has a part of them.
     """
     begun = next((a.root for a in state.attempts if a.id == attempt), state.root)
     writer = SinkWriter(state.job, begun, StageId(""), "", attempt)
     own = Own(state.job, state.root, state.unnamed)
+    gone = {f.stage for f in state.forgotten}
     records = [
         *(_Record(stage, output, True) for stage, output in _tables(manifest)),
-        *(_Record(stage, output, False) for other in known for stage, output in _tables(other)),
-        *(_Record(a.stage, _attached(a), False) for a in state.sinks),
+        *(
+            _Record(stage, output, False)
+            for other in known
+            for stage, output in _tables(other)
+            if stage not in gone
+        ),
+        *(_Record(a.stage, _attached(a), False) for a in state.sinks if a.stage not in gone),
     ]
     return Facts(
         completed,

@@ -5,19 +5,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import assert_never
-
-from deltalake.exceptions import DeltaError
 
 from spark_abs.errors import (
     AbortReason,
     CheckpointNotFound,
     CheckpointsFailed,
     CommitStateUnknown,
-    StoreFailed,
     UsageError,
 )
 from spark_abs.manifest import Manifest, StageShape
@@ -30,10 +26,12 @@ from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.restore.target import check_savepoint_name
 from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.dormant import Member
 from spark_abs.runtime.journal import Journal
 from spark_abs.runtime.live import LiveSettings
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
+from spark_abs.runtime.storing import purpose, storing
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -56,20 +54,22 @@ class Coordination:
     def __init__(
         self,
         ctx: RunContext,
-        stages: Mapping[StageId, StageRunner],
+        stages: Mapping[StageId, Member],
         shapes: Callable[[], tuple[StageShape, ...]],
         snapshots: Snapshotter,
         on_stop: Callable[[], None],
         on_drain: Callable[[str, str], None],
+        on_forget: Callable[[StageId], str],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._ctx = ctx
         self._stages = dict(stages)
-        self._joining: queue.SimpleQueue[tuple[StageRunner, threading.Event]] = queue.SimpleQueue()
+        self._joining: queue.SimpleQueue[tuple[Member, threading.Event]] = queue.SimpleQueue()
         self._shapes = shapes
         self._snapshots = snapshots
         self._on_stop = on_stop
         self._on_drain = on_drain
+        self._on_forget = on_forget
         self._on_failure = on_failure
         self._control = Control.open(ctx.root)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
@@ -114,7 +114,7 @@ class Coordination:
         self.put(protocol.Tick(now_ms()))
         return answer
 
-    def join(self, stage: StageRunner) -> threading.Event:
+    def join(self, stage: Member) -> threading.Event:
         """Add a stage, or put a new runner in the place of an older one of the same name.
 
         Returns what is set when it has been done. A runner that replaces one runs no batch before: nothing
@@ -124,6 +124,10 @@ class Coordination:
         self._joining.put((stage, welcomed))
         self.put(protocol.Joined(now_ms(), stage.name))
         return welcomed
+
+    def leave(self, stage: StageId) -> None:
+        """Take a stage out: no checkpoint waits for it any more."""
+        self.put(protocol.Left(now_ms(), stage))
 
     @property
     def is_alive(self) -> bool:
@@ -155,12 +159,14 @@ class Coordination:
             stage, welcomed = self._joining.get()
             self._welcome(stage)
             welcomed.set()
+        if isinstance(event, protocol.Left):
+            self._stages.pop(event.stage, None)
         while not self._changes.empty():
             given, answer = self._changes.get()
             answer.put(protocol.Answer("set", None, True, self._set(given)))
         self._handle(event)
         for stage in self._stages.values():
-            with _storing(f"pass a barrier on from stage {stage.name}"):
+            with storing(f"pass a barrier on from stage {stage.name}"):
                 stage.offer_idle()
             for declined in stage.over_limit(self._ctx.settings.alignment_limit):
                 self.put(declined)
@@ -170,13 +176,13 @@ class Coordination:
             self._read_commands()
         if now - self._beat_ms >= BEAT_EVERY_MS:
             self._beat_ms = now
-            with _storing("renew the lease in control/"):
+            with storing("renew the lease in control/"):
                 renew(self._ctx.root, own_lease(self._ctx.run, now), now)
         return True
 
-    def _welcome(self, stage: StageRunner) -> None:
+    def _welcome(self, stage: Member) -> None:
         before = self._stages.get(stage.name)
-        if before is not None:
+        if before is not None and isinstance(stage, StageRunner):
             stage.succeed(before)
         self._stages[stage.name] = stage
         for barrier in self._barriers.values():
@@ -184,7 +190,7 @@ class Coordination:
 
     def _handle(self, event: protocol.Event) -> None:
         for effect in self._coordinator.handle(event):
-            with _storing(_purpose(effect)):
+            with storing(purpose(effect)):
                 self._carry_out(effect)
 
     def _carry_out(self, effect: protocol.Effect) -> None:
@@ -337,9 +343,12 @@ class Coordination:
         if command.kind is CommandKind.STOP and command.name is None:
             self._answer(protocol.Answer(command.id, None, True, "stopping"))
             return
-        if command.kind is CommandKind.SET:
+        if command.kind in (CommandKind.SET, CommandKind.FORGET):
             try:
-                self._answer(protocol.Answer(command.id, None, True, self._set(command.settings)))
+                named = StageId(command.name or "")
+                setting = command.kind is CommandKind.SET
+                said = self._set(command.settings) if setting else self._on_forget(named)
+                self._answer(protocol.Answer(command.id, None, True, said))
             except UsageError as error:
                 self._answer(protocol.Answer(command.id, None, False, str(error)))
             return
@@ -370,28 +379,3 @@ class Coordination:
             raise UsageError(
                 f"there is a savepoint {name!r} already: savepoints are never replaced, choose another name"
             )
-
-
-@contextmanager
-def _storing(what: str) -> Iterator[None]:
-    """Say what a run could not do when the store fails; the innermost purpose is the one that is said."""
-    try:
-        yield
-    except (CommitStateUnknown, DeltaError, OSError) as error:
-        raise StoreFailed(
-            f"could not {what}: {error}; start the job again once the store takes writes"
-        ) from error
-
-
-def _purpose(effect: protocol.Effect) -> str:
-    match effect:
-        case protocol.Claim():
-            return "claim a checkpoint in control/"
-        case protocol.Overtake(id=checkpoint):
-            return f"make checkpoint {checkpoint} unaligned in control/"
-        case protocol.Complete(id=checkpoint):
-            return f"complete checkpoint {checkpoint} in checkpoints/"
-        case protocol.Abort(id=checkpoint):
-            return f"abort checkpoint {checkpoint} in checkpoints/"
-        case _:
-            return "answer a command in control/"

@@ -76,6 +76,8 @@ class PlanFacts:
     functions: tuple[str, ...] = ()
     """What each `transformWithState` runs, in the order in which Spark numbers them: the uid of a stateful
     function, empty for one that is none of ours."""
+    streamed_tables: tuple[str, ...] = ()
+    """Delta tables read as streams."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.runtime.alignment import CheckpointStanding
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.stage import StageRunner
+from spark_abs.runtime.dormant import Member
 from spark_abs.store.clock import now_ms
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 
@@ -40,7 +40,7 @@ class Journal:
         """Record that a checkpoint has begun."""
         self._append(self._row(HistoryEvent.TRIGGERED, barrier, last_completed_age_ms=self._age(now_ms())))
 
-    def late(self, barrier: Barrier, stages: Sequence[StageRunner]) -> tuple[HistoryRow, ...]:
+    def late(self, barrier: Barrier, stages: Sequence[Member]) -> tuple[HistoryRow, ...]:
         """Return how far the stages are that have not made their cut."""
         now = now_ms()
         return tuple(self._waiting(barrier, s, now) for s in stages if not s.has_taken(barrier.id))
@@ -99,7 +99,7 @@ class Journal:
         reason: AbortReason,
         detail: str,
         acks: Mapping[StageId, StageSnapshot],
-        stages: Sequence[StageRunner],
+        stages: Sequence[Member],
     ) -> None:
         """Record an abort: how far each stage had come, and why."""
         now = now_ms()
@@ -144,7 +144,7 @@ class Journal:
             inflight_bytes=in_flight,
         )
 
-    def _waiting(self, barrier: Barrier, stage: StageRunner, now: int) -> HistoryRow:
+    def _waiting(self, barrier: Barrier, stage: Member, now: int) -> HistoryRow:
         try:
             standing = stage.standing(barrier)
         except (AbsError, OSError) as error:

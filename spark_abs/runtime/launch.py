@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 from spark_abs.channels.gate import BackEdge, GateSpec, open_gate
 from spark_abs.channels.writer import create_channel
-from spark_abs.errors import CheckpointNotFound, DamageError
+from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
 from spark_abs.manifest import StageShape
 from spark_abs.model import (
     NO_BATCH,
@@ -156,6 +156,7 @@ def launch(given: Launch) -> Run:
         snapshots,
         run.request_stop,
         run.request_drain,
+        _refuse_forget,
         run.fail,
     )
     snapshots.report_to(Listener(coordination.put, lambda name: runners[name].turns.wake(), run.fail))
@@ -189,6 +190,13 @@ def _start(given: Launch, stage: StageId, frames: Frames, runner: StageRunner) -
     keeps_state = given.plans[stage].keeps_state
     return start_query(
         given.job.spark, given.ctx, given.job.stages[stage], frames.stages[stage], runner, keeps_state
+    )
+
+
+def _refuse_forget(stage: StageId) -> str:
+    raise UsageError(
+        f"{stage!r} is a stage of a job: declare the job without it, and start with "
+        "allow_non_restored_state=True"
     )
 
 

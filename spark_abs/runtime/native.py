@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyarrow import fs
@@ -77,11 +78,7 @@ class NativeLog:
 
     def tables_read(self, batch: BatchId) -> frozenset[str]:
         """Return the ids of the Delta tables that a batch reads from as streams."""
-        found = set()
-        for line in self.offsets(batch).lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                found.add(str(json.loads(line)["reservoirId"]))
-        return frozenset(found)
+        return tables_read(self.offsets(batch).lines)
 
     def has_committed(self, batch: BatchId) -> bool:
         """Say whether Spark has recorded the end of a batch."""
@@ -112,6 +109,15 @@ class NativeLog:
         selector = fs.FileSelector(f"{self.place.path}/{log}", allow_not_found=True)
         names = (info.base_name for info in self.place.fs.get_file_info(selector))
         return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
+
+
+def tables_read(lines: Sequence[str]) -> frozenset[str]:
+    """Return the ids of the Delta tables that the lines of an offset file name."""
+    found = set()
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            found.add(str(json.loads(line)["reservoirId"]))
+    return frozenset(found)
 
 
 def clear_unplanned(native: Place) -> None:

@@ -78,12 +78,7 @@ class Past:
 
 def past_of(root: Root, control: ControlState) -> Past:
     """Read what a start goes on from."""
-    checkpoints = Checkpoints.open(root, control.job)
-    found = checkpoints.summaries()
-    mine = [s for s in found if s.attempt == control.attempt.id]
-    known = mine[-1].id if mine else control.attempt.checkpoint
-    there = known is not None and any(s.id == known for s in found)
-    return Past(root, control, checkpoints.load(known) if there and known is not None else None)
+    return Past(root, control, Checkpoints.open(root, control.job).newest_on(control.attempt))
 
 
 def check_functions(

@@ -44,6 +44,8 @@ from spark_abs.store.clock import now_ms
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from spark_abs.runtime.dormant import Member
+
 log = logging.getLogger(__name__)
 
 
@@ -90,8 +92,8 @@ class StageRunner:
         self.credit = credit
         self._reported_ms = 0
         self.native = NativeLog(ctx.native(name))
-        self._barriers = Barriers()
-        self._taken = NO_EPOCH
+        self.barriers = Barriers()
+        self.taken = NO_EPOCH
         self._cuts: dict[CheckpointId, BatchId] = {}
         """The batches of cuts whose checkpoint has no outcome yet."""
         self.only: BatchId | None = None
@@ -165,7 +167,7 @@ class StageRunner:
         self.credit.wrote({w.channel: stood[w.output].entry for w in self._outputs.channels})
         self._outputs.commit_sinks(written, facts)
         probe(f"batch.{self.name}.handover.before")
-        if barrier is not None and barrier.id > max(self._taken, self._ctx.floor):  # 6
+        if barrier is not None and barrier.id > max(self.taken, self._ctx.floor):  # 6
             versions = {output: s.entry.version for output, s in stood.items()}
             self._hand_over(barrier, batch, after, versions, began, waited_ms)
         probe(f"batch.{self.name}.handover.after")
@@ -184,9 +186,9 @@ class StageRunner:
             case Cut(id=reached):
                 if reached <= self._outputs.epoch:
                     return None
-                if reached <= self._ctx.floor or reached in self._barriers.aborted:
+                if reached <= self._ctx.floor or reached in self.barriers.aborted:
                     return Marker(cancel=reached)
-                barrier = self._barriers.find(reached)
+                barrier = self.barriers.find(reached)
                 barrier = barrier or read_barrier(self._ctx.root, planned.after, reached)
                 return Marker(barrier) if barrier is not None else Marker(cancel=reached)
             case Cancelled(id=reached):
@@ -207,7 +209,7 @@ class StageRunner:
 
     def _waiting(self) -> list[Barrier]:
         """Return the open barriers that the stage has neither taken nor passed on, oldest first."""
-        return self._barriers.above(max(self._taken, self._outputs.epoch))
+        return self.barriers.above(max(self.taken, self._outputs.epoch))
 
     def _overtake(self, batch: BatchId, before: tuple[Position, ...]) -> None:
         """Take unaligned barriers behind the batch before, ahead of a batch that nothing holds yet (P16).
@@ -231,15 +233,15 @@ class StageRunner:
 
     def _seen_unaligned(self, positions: tuple[Position, ...]) -> Barrier | None:
         """Return the newest unaligned barrier at which an input stands, if the stage lacks it."""
-        newest, passed = newest_unaligned(positions), max(self._taken, self._outputs.epoch, self._ctx.floor)
-        lacks = newest > passed and newest not in self._barriers.aborted
+        newest, passed = newest_unaligned(positions), max(self.taken, self._outputs.epoch, self._ctx.floor)
+        lacks = newest > passed and newest not in self.barriers.aborted
         return read_barrier(self._ctx.root, positions, newest) if lacks else None
 
     def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
         for position in forward(after):
             if position.at_barrier:
                 self._aligning_since.setdefault(position.epoch, now)
-        settled = Settled(self._ctx.floor, self._barriers.aborted, self._barriers.unaligned)
+        settled = Settled(self._ctx.floor, self.barriers.aborted, self.barriers.unaligned)
         self._alignment.blocked(waiting(forward(after), settled, self._ctx.run))
 
     def over_limit(self, limit: int | None) -> tuple[Declined, ...]:
@@ -253,7 +255,7 @@ class StageRunner:
                 f"{size} bytes have queued up behind its barrier, the limit is {limit}",
             )
             for checkpoint, size in self._alignment.look()
-            if exceeds(size, limit) and checkpoint not in self._barriers.unaligned
+            if exceeds(size, limit) and checkpoint not in self.barriers.unaligned
         )
 
     def _hand_over(
@@ -265,13 +267,13 @@ class StageRunner:
         began_ms: int,
         waited_ms: int,
     ) -> None:
-        self._taken = barrier.id
+        self.taken = barrier.id
         self._cuts[barrier.id] = batch
         reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
             self.turns.hold(barrier.id)
             # Its abort may have come before there was anything to release.
-            if barrier.id in self._barriers.aborted:
+            if barrier.id in self.barriers.aborted:
                 self.turns.release(barrier.id)
         first = self._aligning_since.pop(barrier.id, began_ms)
         self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
@@ -293,7 +295,7 @@ class StageRunner:
 
     def offer(self, barrier: Barrier) -> None:
         """Tell the stage of a claimed barrier, or that it is unaligned from now on."""
-        self._barriers.offer(barrier)
+        self.barriers.offer(barrier)
 
     def offer_idle(self) -> None:
         """Take an open barrier if no batch is under way: see `_takes_at` (P1, P16).
@@ -348,13 +350,13 @@ class StageRunner:
 
     def has_taken(self, checkpoint: CheckpointId) -> bool:
         """Say whether the stage has made its cut of a checkpoint."""
-        return self._taken >= checkpoint
+        return self.taken >= checkpoint
 
     def standing(self, barrier: Barrier) -> CheckpointStanding:
         """Say how far the stage is with a checkpoint, off its newest planned batch."""
         since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
         waited_ms = self.credit.waited_ms - self._reported_ms
-        if self._taken >= barrier.id:
+        if self.taken >= barrier.id:
             return CheckpointStanding(since, "its state is being copied", backpressured_ms=waited_ms)
         batch = self.native.newest_planned()
         positions = self.start if batch == NO_BATCH else self.native.positions(batch)
@@ -370,7 +372,7 @@ class StageRunner:
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""
-        self._barriers.settle(checkpoint, completed)
+        self.barriers.settle(checkpoint, completed)
         self._alignment.over(checkpoint)
         batch = self._cuts.pop(checkpoint, None)
         if completed and batch is not None:
@@ -379,16 +381,16 @@ class StageRunner:
             self.turns.release(checkpoint)
         self.turns.wake()
 
-    def succeed(self, before: StageRunner) -> None:
-        """Take over what the runner that this one replaces had in memory; called before the first batch.
+    def succeed(self, before: Member) -> None:
+        """Take over what the one that this replaces had in memory; called before the first batch.
 
         What it handed over is not handed over again: its copy waits for the batch, which is run again.
         """
-        self._taken = before._taken
-        self._cuts = dict(before._cuts)
-        self._barriers.aborted |= before._barriers.aborted
-        self._aligning_since = dict(before._aligning_since)
+        self.taken = before.taken
+        self.barriers.aborted |= before.barriers.aborted
         self.turns.succeed(before.turns)
+        if isinstance(before, StageRunner):
+            self._cuts, self._aligning_since = dict(before._cuts), dict(before._aligning_since)
 
     def end(self) -> None:
         """Write end markers; the query has stopped."""

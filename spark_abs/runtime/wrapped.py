@@ -1,7 +1,8 @@
 """Checkpoints for queries that stay the user's own: a wrapped batch function and a checkpoint location.
 
 A wrapped query is a stage with native inputs and a function as its only sink. The first batch of the first
-query at a root begins a run; the run ends when no query of it is left.
+query at a root begins a run; the run ends when no query of it is left. Queries that the newest checkpoint
+knows and that do not run take part as `DormantStage`.
 """
 
 from __future__ import annotations
@@ -14,24 +15,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_abs.config import Settings
-from spark_abs.errors import AttemptNotReady, GraphError, UsageError
-from spark_abs.manifest import StageShape
+from spark_abs.errors import AttemptNotReady, UsageError
+from spark_abs.manifest import StageShape, StageSnapshot
 from spark_abs.model import MAIN_OUTPUT, BatchId, CheckpointMode, StageId, Version, checked_name
-from spark_abs.protocol.messages import (
-    StatusChanged,
-)
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
+from spark_abs.protocol.messages import StatusChanged
 from spark_abs.protocol.trigger import JobStatus
 from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.credit import Credit
+from spark_abs.runtime.dormant import DormantStage
 from spark_abs.runtime.job import BatchFunction, Job, Output, SinkSpec, StageSpec
 from spark_abs.runtime.jvm import active_query, refuse_unsupported_session
 from spark_abs.runtime.lifetime import begin, end, refuse_second
+from spark_abs.runtime.members import Uses, attached, recorded_parts, refuse_together
 from spark_abs.runtime.native import NativeLog, clear_unplanned
 from spark_abs.runtime.outputs import Outputs
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.tidy import Tidy
+from spark_abs.runtime.turns import StageStopped
 from spark_abs.session import check_session
 from spark_abs.snapshots.adopt import adopt_native
 from spark_abs.snapshots.kept import KeptState
@@ -41,16 +45,14 @@ from spark_abs.store.control import Control
 from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
-from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
-WRAPPED_JOB = "queries"
-"""The job name of a root that wrapped queries share."""
 _WATCH_S = 0.5
+_WELCOME_POLL_S = 0.1
 
 
 def checkpoint_location(root: str, stage: str, *, adopt: str | None = None, **settings: object) -> str:
@@ -150,9 +152,12 @@ class _Wrapped:
 
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
         """Join the root's run with the first batch, then run the batch as a stage does."""
-        if self._joined is None or not self._joined[0].alive:
+        if self._joined is None or not self._joined[0].has(self._joined[1]):
             host = _host_of(self, frame.sparkSession)
-            self._joined = (host, host.join(self, BatchId(batch_id)))
+            try:
+                self._joined = (host, host.join(self, BatchId(batch_id)))
+            finally:
+                host.watch()
         host, runner = self._joined
         host.raise_failure()
         runner.run_batch(frame, batch_id)
@@ -178,9 +183,7 @@ class _Guest:
     runner: StageRunner
     query: str
     """Spark's id of it."""
-    reads: frozenset[str]
-    """Ids of the Delta tables that it reads."""
-    tables: tuple[str, ...]
+    uses: Uses
 
 
 class _Host:
@@ -196,48 +199,91 @@ class _Host:
         refuse_second(job, False, resolved)
         self._job, self._spark = job, spark
         self._ctx = begin(job, control, resolved, takeover=False, bounded=False)
-        manifests = Checkpoints.open(root, job.name).load_all()
-        kept = KeptState.open(root, job.name, self._ctx.run, manifests)
+        self._checkpoints = Checkpoints.open(root, job.name)
+        kept = KeptState.open(root, job.name, self._ctx.run, self._checkpoints.load_all())
         self._facts: dict[StageId, StageFacts] = {}
         self._guests: dict[StageId, _Guest] = {}
+        self._dormant = {part.stage: self._sleeper(part) for part in self._recorded()}
         self._snapshots = Snapshotter(self._ctx, kept, self._facts, Tidy(self._ctx, {}, kept))
         self._coordination = Coordination(
-            self._ctx, {}, self._shapes, self._snapshots, self._ask_to_stop, _refuse_drain, self._fail
+            self._ctx,
+            self._dormant,
+            self._shapes,
+            self._snapshots,
+            self._ask_to_stop,
+            _refuse_drain,
+            self._forget,
+            self._fail,
         )
         self._snapshots.report_to(Listener(self._coordination.put, self._wake, self._fail))
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._ending = False
         self.alive = True
         self._coordination.start()
 
     def join(self, wrapped: _Wrapped, batch: BatchId) -> StageRunner:
-        """Add a query with its first batch of this run.
+        """Add a query with its first batch of this run; it takes the place of its recorded part.
 
         Raises:
             UsageError: the query does not use the checkpoint location of the current attempt.
-            GraphError: it reads a table that another query of the root writes, or the other way round.
+            GraphError: it cannot be together with another query of the root: see `refuse_together`.
+            StageStopped: the run is ending.
         """
-        ctx, stage = self._ctx, wrapped.stage
+        ctx, stage, storage = self._ctx, wrapped.stage, self._ctx.root.storage
         native = NativeLog(ctx.native(stage))
         if native.newest_planned() != batch:
             raise UsageError(
                 f"query {stage!r} does not run on spark_abs.checkpoint_location(root, {stage!r}) of attempt "
                 f"{ctx.attempt}: ask for it at every start of the query"
             )
-        guest = _Guest(self._runner(wrapped), native.query_id(), native.tables_read(batch), wrapped.tables)
+        uses = Uses(stage, native.tables_read(batch), wrapped.tables)
+        guest = _Guest(self._runner(wrapped), native.query_id(), uses)
         with self._lock:
-            for name, other in self._guests.items():
-                if name != stage:
-                    _refuse_chain(ctx.root, stage, guest, name, other)
-                    _refuse_chain(ctx.root, name, other, stage, guest)
+            if self._ending:
+                raise StageStopped("the run of the root is ending; start the query again")
+            parts = (Uses.of_part(d.part) for d in self._dormant.values())
+            refuse_together(uses, [*(g.uses for g in self._guests.values()), *parts], storage)
+            found = attached(stage, wrapped.tables, storage)
+            Control.open(ctx.root).update(lambda state: remember(ledger.attach(state, found), stage))
             self._guests[stage] = guest
+            self._dormant.pop(stage, None)
             self._facts[stage] = StageFacts({}, lambda: 0)
-            first = len(self._guests) == 1
-        self._coordination.join(guest.runner)
-        if first:
-            threading.Thread(target=self._watch, name=f"spark-abs-watch-{ctx.root.uri}", daemon=True).start()
+            welcomed = self._coordination.join(guest.runner)
+        self._await(welcomed)
         return guest.runner
+
+    def watch(self) -> None:
+        """End the run when no query is left: after every join, whether it was accepted or not."""
+        with self._lock:
+            if self._watcher is None:
+                name = f"spark-abs-watch-{self._ctx.root.uri}"
+                self._watcher = threading.Thread(target=self._watch, name=name, daemon=True)
+                self._watcher.start()
+
+    def _await(self, welcomed: threading.Event) -> None:
+        """Wait until the coordination has a member: what its predecessor was told is then handed on."""
+        while not welcomed.wait(_WELCOME_POLL_S):
+            self.raise_failure()
+            if not self._coordination.is_alive:
+                raise StageStopped("the run of the root is ending; start the query again")
+
+    def has(self, runner: StageRunner) -> bool:
+        """Say whether a runner takes part in this run."""
+        guest = self._guests.get(runner.name)
+        return self.alive and guest is not None and guest.runner is runner
+
+    def _recorded(self) -> tuple[StageSnapshot, ...]:
+        state = Control.open(self._ctx.root).state
+        ledger.require_current(state, self._ctx.run)
+        return recorded_parts(self._checkpoints, state)
+
+    def _sleeper(self, part: StageSnapshot) -> DormantStage:
+        said = "query %s does not run: checkpoints carry its part of checkpoint %s on, until it comes"
+        log.info(said, part.stage, part.carried)
+        return DormantStage(part, lambda acked: self._coordination.put(acked))
 
     def raise_failure(self) -> None:
         """Raise what ended the run, in the batch thread that comes next."""
@@ -254,10 +300,12 @@ class _Host:
 
     def _shapes(self) -> tuple[StageShape, ...]:
         with self._lock:
-            return tuple(StageShape(s, (), {}, {}, {s: MAIN_OUTPUT}) for s in sorted(self._guests))
+            names = sorted(self._guests.keys() | self._dormant.keys())
+        return tuple(StageShape(s, (), {}, {}, {s: MAIN_OUTPUT}) for s in names)
 
     def _wake(self, stage: StageId) -> None:
-        self._guests[stage].runner.turns.wake()
+        if (guest := self._guests.get(stage)) is not None:
+            guest.runner.turns.wake()
 
     def _ask_to_stop(self) -> None:
         self._stop.set()
@@ -266,13 +314,59 @@ class _Host:
         self._failure = self._failure or error
         self._stop.set()
 
-    def _active(self) -> bool:
-        return any(active_query(self._spark, g.query) is not None for g in list(self._guests.values()))
+    def _forget(self, stage: StageId) -> str:
+        """Do without a query that does not run; called in the coordination's thread.
+
+        Raises:
+            UsageError: it runs.
+        """
+        with self._lock:
+            guest = self._guests.get(stage)
+            if guest is not None and self._is_active(guest):
+                raise UsageError(f"query {stage!r} runs: stop it first, and do not start it again")
+
+            def change(state: ledger.ControlState) -> ledger.ControlState:
+                ledger.require_current(state, self._ctx.run)
+                return forget(state, stage, now_ms())
+
+            Control.open(self._ctx.root).update(change)
+            self._guests.pop(stage, None)
+            self._dormant.pop(stage, None)
+            self._coordination.leave(stage)
+        return f"query {stage!r} is forgotten"
+
+    def _goes_on(self) -> bool:
+        """Say whether a query is left; if none is, none comes any more."""
+        with self._lock:
+            self._ending = not any(self._is_active(guest) for guest in self._guests.values())
+            return not self._ending
+
+    def _is_active(self, guest: _Guest) -> bool:
+        return active_query(self._spark, guest.query) is not None
+
+    def _put_to_sleep(self) -> None:
+        """Let recorded parts stand in for queries that have ended within a batch: they make no cut now."""
+        with self._lock:
+            for stage, guest in list(self._guests.items()):
+                if self._is_active(guest) or guest.runner.native.idle_at() is not None:
+                    continue
+                del self._guests[stage]
+                part = next((part for part in self._recorded() if part.stage == stage), None)
+                if part is None:
+                    self._coordination.leave(stage)
+                else:
+                    self._dormant[stage] = self._sleeper(part)
+                    self._coordination.join(self._dormant[stage])
 
     def _watch(self) -> None:
         """Wait until no query is left or somebody asks to stop; then end the run."""
-        while self._active() and not self._stop.wait(_WATCH_S):
-            pass
+        try:
+            while self._goes_on() and not self._stop.wait(_WATCH_S):
+                self._put_to_sleep()
+        except Exception as error:
+            self._fail(error)
+        with self._lock:
+            self._ending = True
         failed = self._failure is not None
         self._coordination.put(StatusChanged(now_ms(), JobStatus.FAILED if failed else JobStatus.STOPPING))
         for guest in list(self._guests.values()):
@@ -288,16 +382,3 @@ class _Host:
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:
     raise UsageError("wrapped queries are started and stopped by their owner: stop without --drain")
-
-
-def _refuse_chain(root: Root, reader: StageId, reading: _Guest, writer: StageId, writing: _Guest) -> None:
-    for uri in writing.tables:
-        try:
-            table = Table.open(root.storage.place(uri))
-        except FileNotFoundError:
-            continue
-        if table.id in reading.reads:
-            raise GraphError(
-                f"query {reader!r} reads {uri}, which query {writer!r} of the same root writes: without "
-                "barriers between them no checkpoint of both is consistent; declare both as stages of a Job"
-            )

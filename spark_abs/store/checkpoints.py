@@ -23,6 +23,7 @@ from spark_abs.codec import from_json, to_json
 from spark_abs.errors import CheckpointNotFound, DamageError, Fenced
 from spark_abs.manifest import Manifest
 from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version, run_app_id
+from spark_abs.protocol.control import Attempt
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -131,6 +132,17 @@ class Checkpoints:
             found = tuple(sorted(self._load(None), key=lambda m: m.id))
             self._read = (self._table.version, found)
         return self._read[1]
+
+    def newest_on(self, attempt: Attempt) -> Manifest | None:
+        """Return the newest checkpoint of an attempt, or else the one that it began from, if there is one.
+
+        Raises:
+            DamageError: its row cannot be read.
+        """
+        summaries = self.summaries()
+        mine = [s.id for s in summaries if s.attempt == attempt.id]
+        known = mine[-1] if mine else attempt.checkpoint
+        return self.load(known) if known is not None and any(s.id == known for s in summaries) else None
 
     def retire(self, checkpoints: Sequence[CheckpointId], run: RunId) -> bool:
         """Remove manifests; what only they named may be swept afterwards.

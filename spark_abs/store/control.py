@@ -27,6 +27,7 @@ from spark_abs.protocol.control import (
     Claim,
     Command,
     ControlState,
+    Forgotten,
     Run,
     begin_job,
 )
@@ -44,6 +45,7 @@ _KINDS: dict[str, type] = {
     "aborted": Aborted,
     "command": Command,
     "sink": AttachedSink,
+    "forgotten": Forgotten,
 }
 
 
@@ -160,6 +162,7 @@ def _encode(state: ControlState) -> Iterator[dict[str, object]]:
         ("aborted", state.aborted),
         ("command", state.commands),
         ("sink", state.sinks),
+        ("forgotten", state.forgotten),
     ):
         for item in items:
             key = item.barrier.id if isinstance(item, Claim) else item.id
@@ -193,4 +196,5 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
         tuple(found["aborted"]),
         tuple(found["command"]),
         tuple(found["sink"]),
+        tuple(found["forgotten"]),
     )

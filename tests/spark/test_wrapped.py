@@ -2,86 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.protocol import control as ledger
 from spark_abs.store.checkpoints import Checkpoints
-from spark_abs.store.control import Control
-from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
 from tests.job_support import Feed
-
-SCHEMA = "id long"
-
-
-def wait(condition: Callable[[], object], what: str, query: StreamingQuery | None = None) -> None:
-    """Wait until a condition holds; fail at once if the query has."""
-    deadline, pause = time.monotonic() + 120, threading.Event()
-    while not condition():
-        assert query is None or query.isActive or condition(), f"{what}: {query.exception()}"
-        assert time.monotonic() < deadline, what
-        pause.wait(0.05)
-
-
-def append_to(table: str) -> Callable[[DataFrame, int], None]:
-    """Return a batch function that writes a Delta table as Spark's documentation has it."""
-
-    def write(batch: DataFrame, number: int) -> None:
-        app = spark_abs.current().app_id
-        writer = batch.write.format("delta").mode("append").option("txnAppId", app)
-        writer.option("txnVersion", number).save(table)
-
-    return write
-
-
-@contextmanager
-def running(frame: DataFrame, root: str, stage: str, table: str, **adopt: str) -> Iterator[StreamingQuery]:
-    """Run the query; stop it while it is idle, and see its run end."""
-    function = spark_abs.foreach_batch(
-        append_to(table), root=root, stage=stage, interval="300ms", tables=[table]
-    )
-    location = spark_abs.checkpoint_location(root, stage, **adopt)
-    query = frame.writeStream.foreachBatch(function).option("checkpointLocation", location).start()
-    try:
-        yield query
-    finally:
-        if query.isActive:
-            query.processAllAvailable()
-        query.stop()
-        wait(lambda: (lease := read_lease(Root(root))) is None or lease.ended, "the run has ended")
-
-
-def ids(table: str) -> list[int]:
-    if not DeltaTable.is_deltatable(table):
-        return []
-    return sorted(DeltaTable(table).to_pyarrow_table()["id"].to_pylist())
-
-
-def holds(table: str, expected: list[int]) -> bool:
-    return ids(table) == expected
-
-
-def command(root: str, name: str, query: StreamingQuery) -> ledger.Command:
-    """Ask for a savepoint as the command line does, and wait for the answer."""
-    control = Control.open(Root(root))
-    control.update(lambda s: ledger.ask(s, ledger.Command(name, ledger.CommandKind.SAVEPOINT, name, 0)))
-
-    def answered() -> list[ledger.Command]:
-        return [c for c in control.state.commands if c.id == name and c.answered]
-
-    wait(answered, "the savepoint is answered", query)
-    return answered()[0]
+from tests.wrapped_support import SCHEMA, append_to, command, holds, ids, running, wait
 
 
 def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from spark_abs.protocol.messages import (
     Declined,
     Effect,
     FailJob,
+    Left,
     Notify,
     Overtake,
     Release,
@@ -491,3 +492,14 @@ def test_an_expired_checkpoint_counts_as_a_failure() -> None:
     assert coordinator.handle(Tick(1_100)) == (Abort(ONE, AbortReason.EXPIRED, "after 1000 ms without a, b"),)
     (verdict,) = verdicts(coordinator.handle(Decided(1_100, ONE, False, AbortReason.EXPIRED)))
     assert "checkpoint 1: expired, after 1000 ms without a, b" in verdict.message
+
+
+def test_a_stage_that_has_left_is_waited_for_no_more() -> None:
+    """Also by what is open; what it has acknowledged before stays."""
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "a"))
+    assert coordinator.handle(Left(120, StageId("b"))) == (Complete(ONE, (snapshot("a"),)),)
+    coordinator.handle(Decided(130, ONE, True))
+    coordinator.handle(claimed(2, 200))
+    assert only(Complete, coordinator.handle(acked(2, "a", 210))) == [Complete(TWO, (snapshot("a"),))]

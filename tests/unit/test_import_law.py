@@ -63,6 +63,7 @@ PUBLIC = {
     "edit",
     "flat_map_groups_with_state",
     "foreach_batch",
+    "forget",
     "map_batches_with_state",
     "map_groups_with_state",
     "read",

@@ -1,0 +1,21 @@
+"""`spark-abs forget`: do without a query that is gone for good."""
+
+from __future__ import annotations
+
+import click
+
+from spark_abs.cli.verb import Context, verb
+from spark_abs.restore.forget import forget_query
+from spark_abs.store.root import Root
+
+
+@click.command
+@verb
+@click.argument("query")
+def forget(ctx: Context, root: Root, query: str) -> None:
+    """Do without a wrapped query that is gone for good; its tables stay as they are.
+
+    Checkpoints carry the part of a query that does not run on, until it comes again or is forgotten.
+    """
+    done = forget_query(root, query, ctx.now_ms, ctx.pause)
+    ctx.out.result(done, lambda out: out.line(f"query {query!r} is forgotten: no later checkpoint has it"))

@@ -1,0 +1,81 @@
+"""Forget a query of a root that is gone for good."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+from spark_abs.errors import AttemptNotReady, Refused, UsageError
+from spark_abs.manifest import Manifest
+from spark_abs.model import StageId
+from spark_abs.observe.alive import lease_timeout_ms, live_run
+from spark_abs.observe.asking import ask_run
+from spark_abs.protocol.control import Command, CommandKind, ControlState
+from spark_abs.protocol.members import WRAPPED_JOB, forgotten
+from spark_abs.protocol.members import forget as record
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage
+
+
+def forget(root: str, stage: str, **settings: object) -> None:
+    """Do without a wrapped query that is gone for good: no later checkpoint carries its part on.
+
+    Its tables stay as they are, and a restore to a checkpoint that has no part of it leaves them alone. A
+    restore to one that has brings it back as it was, tables included. If the query comes again it takes part
+    again, from where its native checkpoint stands.
+
+    Args:
+        root: where checkpoints are kept.
+        stage: the query's uid.
+        settings: of the area `storage`, by their short names.
+
+    Raises:
+        UsageError: these are not wrapped queries, or none of them is called so.
+        Refused: the query runs.
+    """
+    forget_query(Root(root, Storage.given(arguments=settings)), stage, now_ms, time.sleep)
+
+
+def forget_query(
+    root: Root, stage: str, clock_ms: Callable[[], int], pause: Callable[[float], None]
+) -> Command:
+    """Forget a query, through the run if one is alive; returns what was done, as an answered command."""
+    control = Control.open(root)
+    state = control.state
+    name = _known(state, Checkpoints.open(root, state.job).newest_on(state.attempt), stage)
+    command = Command(uuid.uuid4().hex, CommandKind.FORGET, name, clock_ms())
+    if live_run(root, clock_ms(), lease_timeout_ms()) is not None:
+        return ask_run(root, command, clock_ms, pause)
+
+    def change(newer: ControlState) -> ControlState:
+        if newer.run != state.run or newer.attempt != state.attempt:
+            raise Refused(f"a run began meanwhile at {root.uri}: say it again")
+        return record(newer, name, clock_ms())
+
+    control.update(change)
+    return command
+
+
+def _known(state: ControlState, manifest: Manifest | None, stage: str) -> StageId:
+    if state.job != WRAPPED_JOB:
+        raise UsageError(
+            f"{stage!r} is a stage of job {state.job!r}: declare the job without it, and start with "
+            "allow_non_restored_state=True"
+        )
+    if not state.attempt.ready:
+        raise AttemptNotReady(
+            f"a restore to checkpoint {state.attempt.checkpoint} is not finished: run "
+            f"`{state.attempt.command}` again"
+        )
+    parts = {s.stage for s in manifest.stages} if manifest is not None else set()
+    known = (parts | {s.stage for s in state.sinks if s.version is not None}) - forgotten(state)
+    if stage not in known:
+        raise UsageError(
+            f"no query {stage!r} takes part in checkpoints of {state.job!r}: "
+            f"known are {', '.join(sorted(known)) or 'none'}"
+        )
+    return StageId(stage)

@@ -1,0 +1,85 @@
+"""Several queries of one root: a checkpoint has a part of each, whether it runs or not."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import spark_abs
+from spark_abs.errors import Refused, UsageError
+from tests.job_support import Feed
+from tests.wrapped_support import SCHEMA, begin, command, covers, holds, ids, newest, running, stop, wait
+
+
+class Pair:
+    """Two queries of one root, each with an input and a table of its own."""
+
+    def __init__(self, spark: SparkSession, base: Path) -> None:
+        self.root = str(base / "root")
+        self.feeds = {name: Feed(spark, base / f"in-{name}", SCHEMA) for name in ("a", "b")}
+        self.tables = {name: str(base / f"out-{name}") for name in ("a", "b")}
+
+
+def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSession, tmp_path: Path) -> None:
+    """It takes its recorded part along, so that a way back leaves its table with every row once."""
+    pair = Pair(spark, tmp_path)
+    for feed in pair.feeds.values():
+        feed.write_all([[{"id": 1}], [{"id": 2}]])
+    both = [begin(pair.feeds[n].stream(), pair.root, n, pair.tables[n]) for n in ("a", "b")]
+    for name, query in zip(("a", "b"), both, strict=True):
+        wait(partial(holds, pair.tables[name], [1, 2]), "what is there", query)
+    wait(partial(covers, pair.root, "a", "b"), "a checkpoint of both", both[0])
+    stop(pair.root, *both)
+
+    a = begin(pair.feeds["a"].stream(), pair.root, "a", pair.tables["a"])
+    pair.feeds["a"].write({"id": 3})
+    wait(partial(holds, pair.tables["a"], [1, 2, 3]), "the first query is alone", a)
+    answer = command(pair.root, "alone", a)
+    assert answer.ok
+    assert "'b' is as of checkpoint" in answer.message
+    pair.feeds["b"].write({"id": 3})
+    b = begin(pair.feeds["b"].stream(), pair.root, "b", pair.tables["b"])
+    wait(partial(holds, pair.tables["b"], [1, 2, 3]), "the other one has come", b)
+    stop(pair.root, a, b)
+
+    spark_abs.restore(pair.root, "alone")
+    assert all(row <= 3 for row in ids(pair.tables["b"]))
+    both = [begin(pair.feeds[n].stream(), pair.root, n, pair.tables[n]) for n in ("a", "b")]
+    pair.feeds["b"].write({"id": 4})
+    wait(lambda: 4 in ids(pair.tables["b"]), "the other one goes on", both[1])
+    stop(pair.root, *both)
+    assert (ids(pair.tables["a"]), ids(pair.tables["b"])) == ([1, 2, 3], [1, 2, 3, 4])
+
+
+def test_one_table_has_one_query_until_that_is_forgotten(spark: SparkSession, tmp_path: Path) -> None:
+    """A symbolic link is no way round, nor is a query that does not run; who is forgotten is in no one's way."""
+    feed, root, table = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root"), str(tmp_path / "out")
+    link = tmp_path / "link"
+    link.symlink_to(table)
+    feed.write({"id": 1})
+    with running(feed.stream(), root, "first", table) as first:
+        wait(partial(holds, table, [1]), "its row", first)
+        wait(partial(covers, root, "first"), "a checkpoint", first)
+        second = begin(feed.stream(), root, "second", str(link))
+        wait(lambda: not second.isActive, "the second is refused", first)
+        assert "so does query 'first' of the same root" in str(second.exception())
+        with pytest.raises(Refused, match="query 'first' runs"):
+            spark_abs.forget(root, "first")
+        assert first.isActive
+    alone = begin(feed.stream(), root, "second", str(link))
+    wait(lambda: not alone.isActive, "the second is refused, though the first does not run")
+    assert "spark-abs forget ROOT first" in str(alone.exception())
+    stop(root)
+
+    spark_abs.forget(root, "first")
+    with pytest.raises(UsageError, match="no query 'first'"):
+        spark_abs.forget(root, "first")
+    with running(feed.stream(), root, "second", str(link)) as query:
+        wait(partial(holds, table, [1, 1]), "its row", query)
+        wait(partial(covers, root, "second"), "a checkpoint", query)
+    found = newest(root)
+    assert found is not None
+    assert [s.stage for s in found.stages] == ["second"]

@@ -1,0 +1,103 @@
+"""Queries that share a root: starting, stopping and asking them, and what their tables hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+import spark_abs
+from spark_abs.manifest import Manifest
+from spark_abs.protocol import control as ledger
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import Control
+from spark_abs.store.lease import read_lease
+from spark_abs.store.root import Root
+
+SCHEMA = "id long"
+
+
+def wait(condition: Callable[[], object], what: str, query: StreamingQuery | None = None) -> None:
+    """Wait until a condition holds; fail at once if the query has."""
+    deadline, pause = time.monotonic() + 120, threading.Event()
+    while not condition():
+        assert query is None or query.isActive or condition(), f"{what}: {query.exception()}"
+        assert time.monotonic() < deadline, what
+        pause.wait(0.05)
+
+
+def append_to(table: str) -> Callable[[DataFrame, int], None]:
+    """Return a batch function that writes a Delta table as Spark's documentation has it."""
+
+    def write(batch: DataFrame, number: int) -> None:
+        app = spark_abs.current().app_id
+        writer = batch.write.format("delta").mode("append").option("txnAppId", app)
+        writer.option("txnVersion", number).save(table)
+
+    return write
+
+
+def begin(frame: DataFrame, root: str, stage: str, table: str, **adopt: str) -> StreamingQuery:
+    """Start a query that takes part in the checkpoints of a root."""
+    function = spark_abs.foreach_batch(
+        append_to(table), root=root, stage=stage, interval="300ms", tables=[table]
+    )
+    location = spark_abs.checkpoint_location(root, stage, **adopt)
+    return frame.writeStream.foreachBatch(function).option("checkpointLocation", location).start()
+
+
+def stop(root: str, *queries: StreamingQuery) -> None:
+    """Stop the queries of a root while they are idle, and see their run end."""
+    for query in queries:
+        if query.isActive:
+            query.processAllAvailable()
+        query.stop()
+    wait(lambda: (lease := read_lease(Root(root))) is None or lease.ended, "the run has ended")
+
+
+@contextmanager
+def running(frame: DataFrame, root: str, stage: str, table: str, **adopt: str) -> Iterator[StreamingQuery]:
+    """Run the only query of a root; stop it while it is idle, and see its run end."""
+    query = begin(frame, root, stage, table, **adopt)
+    try:
+        yield query
+    finally:
+        stop(root, query)
+
+
+def ids(table: str) -> list[int]:
+    if not DeltaTable.is_deltatable(table):
+        return []
+    return sorted(DeltaTable(table).to_pyarrow_table()["id"].to_pylist())
+
+
+def holds(table: str, expected: list[int]) -> bool:
+    return ids(table) == expected
+
+
+def newest(root: str) -> Manifest | None:
+    """Return the newest checkpoint."""
+    return next(reversed(Checkpoints.open(Root(root), "queries").load_all()), None)
+
+
+def covers(root: str, *stages: str) -> bool:
+    """Say whether a checkpoint has been completed that has a part of each of these."""
+    found = newest(root)
+    return found is not None and {s.stage for s in found.stages} >= set(stages)
+
+
+def command(root: str, name: str, query: StreamingQuery) -> ledger.Command:
+    """Ask for a savepoint as the command line does, and wait for the answer."""
+    control = Control.open(Root(root))
+    control.update(lambda s: ledger.ask(s, ledger.Command(name, ledger.CommandKind.SAVEPOINT, name, 0)))
+
+    def answered() -> list[ledger.Command]:
+        return [c for c in control.state.commands if c.id == name and c.answered]
+
+    wait(answered, "the savepoint is answered", query)
+    return answered()[0]
