@@ -109,10 +109,6 @@ class JobGraph:
                 raise GraphError(
                     f"sink {sink.name!r} takes {sink.stage}.{sink.output}, which no stage writes"
                 )
-        tables = [s.table for s in self.sinks if s.table is not None]
-        for table in tables:
-            if tables.count(table) > 1:
-                raise GraphError(f"table {table} is the target of two sinks: one writer a table")
         self.order()
         self._check_loops()
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DRAFT = "sparkAbsChannel"
 """The option by which the draft of a gate says which channel it stands for."""
 _EXECUTORS_S, _EXECUTORS_POLL_S = 10.0, 0.1
+_DELTA = ("delta", "org.apache.spark.sql.delta.sources.deltadatasource")
 _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 _TRANSFORMS = frozenset(("TransformWithState", "TransformWithStateInPySpark"))
 _HOLDING = _TRANSFORMS | {"Aggregate", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
@@ -43,6 +44,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
     channels: list[ChannelId] = []
     static: dict[str, int] = {}
     moving: list[str] = []
+    streamed: list[str] = []
     watermarks: list[Watermark] = []
     functions: list[str] = []
     holds, keeps, inside = False, False, ""
@@ -59,6 +61,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
             channel = _channel_of(node) if name == "StreamingRelationV2" else None
             if channel is None:
                 sources.append(str(node.sourceName()))
+                streamed += _streamed_tables(node)
             else:
                 channels.append(channel)
         elif name == "EventTimeWatermark":
@@ -82,6 +85,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
         tuple(moving),
         keeps,
         tuple(functions),
+        tuple(streamed),
     )
 
 
@@ -102,10 +106,11 @@ def held(frame: DataFrame) -> DataFrame:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
+    """Iterate a plan from the top; what expressions ask of other plans (`IN (SELECT …)`) is part of it."""
     yield plan
-    children = plan.children()
-    for i in range(children.size()):
-        yield from _nodes(children.apply(i))
+    for below in (plan.children(), plan.subqueries()):
+        for i in range(below.size()):
+            yield from _nodes(below.apply(i))
 
 
 def _stream_stream(join: Any) -> bool:
@@ -115,6 +120,15 @@ def _stream_stream(join: Any) -> bool:
 def _channel_of(node: Any) -> ChannelId | None:
     channel = node.extraOptions().get(DRAFT)
     return None if channel is None else ChannelId(str(channel))
+
+
+def _streamed_tables(node: Any) -> tuple[str, ...]:
+    """Return the path of a Delta table that is read as a stream, by its path or by its name."""
+    if node.getClass().getSimpleName() != "StreamingRelation":
+        return ()
+    source = node.dataSource()
+    path = source.options().get("path")
+    return (str(path.get()),) if str(source.className()).lower() in _DELTA and path.isDefined() else ()
 
 
 def _watermark(spark: SparkSession, node: Any) -> Watermark:

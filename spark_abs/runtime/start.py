@@ -28,6 +28,7 @@ from spark_abs.runtime.rebuild import Rebuild, Rebuilder
 from spark_abs.runtime.restored import Past, check_functions, check_restored, past_of, require_stages
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
+from spark_abs.runtime.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.session import check_session, lend
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
@@ -62,8 +63,10 @@ def start_job(
     policy = policy_of(settings)
     lend(job.spark, job.root.storage)
     graph = job.graph()
+    refuse_shared_sinks(graph.sinks, job.root.storage)
     drafts = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given))  # 1
     plans, doubts = check_frames(graph, drafts)
+    refuse_own_reads(graph, plans, job.root.storage)
     _judge(doubts, settings.watermark_check)
     control = Control.create(job.root, job.name, now_ms())  # 2
     refuse_second(job, takeover, settings)

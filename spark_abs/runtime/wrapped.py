@@ -364,6 +364,7 @@ class _Host:
             while self._goes_on() and not self._stop.wait(_WATCH_S):
                 self._put_to_sleep()
         except Exception as error:
+            log.debug("watching failed", exc_info=True)
             self._fail(error)
         with self._lock:
             self._ending = True
