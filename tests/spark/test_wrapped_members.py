@@ -55,7 +55,7 @@ def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSes
 
 
 def test_one_table_has_one_query_until_that_is_forgotten(spark: SparkSession, tmp_path: Path) -> None:
-    """A symbolic link is no way round, nor is a query that does not run; who is forgotten is not in the way."""
+    """A symbolic link is no way round, nor that the other query does not run."""
     feed, root, table = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root"), str(tmp_path / "out")
     link = tmp_path / "link"
     link.symlink_to(table)

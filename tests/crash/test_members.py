@@ -1,0 +1,71 @@
+"""Wrapped queries of one root, killed where one of them runs and the other has not started yet."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import spark_abs
+from spark_abs.protocol import control as ledger
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+from tests.crash.process import DriverProcess
+from tests.wrapped_support import covers, holds, ids
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def feed(base: Path, name: str, number: int) -> None:
+    """Give a query one row, in a file that is seen whole or not at all."""
+    directory, unseen = base / f"in-{name}", base / f".{name}-{number}"
+    directory.mkdir(exist_ok=True)
+    unseen.write_text(json.dumps({"id": number}))
+    unseen.rename(directory / f"{number:05}.json")
+
+
+def wait_for_rows(process: DriverProcess, base: Path, name: str, until: int) -> None:
+    wanted = list(range(1, until + 1))
+    process.wait_for(partial(holds, str(base / f"out-{name}"), wanted), f"rows up to {until} of {name}")
+
+
+def ask(control: Control, name: str) -> None:
+    control.update(lambda s: ledger.ask(s, ledger.Command(name, ledger.CommandKind.SAVEPOINT, name, 0)))
+
+
+def test_killed_before_a_query_has_started_again_and_within_a_savepoint(tmp_path: Path) -> None:
+    """The savepoint that was complete has both; the way back and on leaves every row once."""
+    root = str(tmp_path / "root")
+    for name in ("a", "b"):
+        feed(tmp_path, name, 1)
+        feed(tmp_path, name, 2)
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "a", "b") as both:
+        wait_for_rows(both, tmp_path, "a", 2)
+        wait_for_rows(both, tmp_path, "b", 2)
+        both.wait_for(partial(covers, root, "a", "b"), "a checkpoint of both")
+        feed(tmp_path, "b", 3)
+        wait_for_rows(both, tmp_path, "b", 3)
+
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "a") as alone:
+        feed(tmp_path, "a", 3)
+        wait_for_rows(alone, tmp_path, "a", 3)
+        control = Control.open(Root(root))
+        ask(control, "one")
+        alone.wait_for(lambda: any(c.id == "one" and c.ok for c in control.state.commands), "a savepoint")
+        assert covers(root, "a", "b")
+        (tmp_path / "hold").touch()
+        feed(tmp_path, "a", 4)
+        alone.wait_for((tmp_path / "held").exists, "a batch under way")
+        ask(control, "two")
+        alone.wait_for(lambda: any(c.barrier.name == "two" for c in control.state.claims), "its claim")
+    (tmp_path / "hold").unlink()
+
+    spark_abs.restore(root, "one")
+    assert ids(str(tmp_path / "out-a")) == [1, 2, 3]
+    assert ids(str(tmp_path / "out-b")) in ([1, 2], [1, 2, 3])
+    feed(tmp_path, "b", 4)
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "a", "b") as both:
+        wait_for_rows(both, tmp_path, "a", 4)
+        wait_for_rows(both, tmp_path, "b", 4)

@@ -1,0 +1,44 @@
+"""A process with wrapped queries of one root that is made to be killed.
+
+Arguments: the number of a pipe, which is left alone; the directory of everything; the queries to start. One
+copies `in-<name>` to `out-<name>`. While there is a file `hold`, it says so in a file `held` at
+the beginning of a batch, and waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+import spark_abs
+from tests.crash.driver import quick_session
+
+
+def main() -> None:
+    """Start the queries and wait to be killed."""
+    base, names = Path(sys.argv[2]), sys.argv[3:]
+    spark = quick_session(str(base / "scratch"), "local[2]")
+    root, pause = str(base / "root"), threading.Event()
+    for name in names:
+        table = str(base / f"out-{name}")
+
+        def write(batch: DataFrame, number: int, table: str = table) -> None:
+            while (base / "hold").exists():
+                (base / "held").touch()
+                pause.wait(0.05)
+            writer = batch.write.format("delta").mode("append")
+            app = spark_abs.current().app_id
+            writer.option("txnAppId", app).option("txnVersion", number).save(table)
+
+        function = spark_abs.foreach_batch(write, root=root, stage=name, interval="300ms", tables=[table])
+        read = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1)
+        started = read.json(str(base / f"in-{name}")).writeStream.foreachBatch(function)
+        started.option("checkpointLocation", spark_abs.checkpoint_location(root, name)).start()
+    pause.wait()
+
+
+if __name__ == "__main__":
+    main()
