@@ -26,6 +26,7 @@ from spark_abs.model import (
     StageId,
     Version,
 )
+from spark_abs.protocol.forgotten import Forgotten
 
 NATIVES = "native"
 """Where native checkpoints are if nothing else is said: below the root."""
@@ -197,23 +198,6 @@ class AttachedSink:
     def id(self) -> str:
         """What tells it from others."""
         return f"{self.stage}/{self.sink}/{self.table_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """A query that shared the root and is gone for good, see `protocol.members`."""
-
-    stage: StageId
-    attempt: AttemptId
-    """In which it was forgotten."""
-    checkpoint: CheckpointId
-    """The newest id that was claimed by then."""
-    at_ms: int
-
-    @property
-    def id(self) -> str:
-        """What tells it from others."""
-        return self.stage
 
 
 @dataclass(frozen=True, slots=True)

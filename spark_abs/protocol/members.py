@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_abs.model import StageId
-from spark_abs.protocol.control import ControlState, Forgotten
+from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.forgotten import Forgotten
 
 WRAPPED_JOB = "queries"
 """The job name of a root that wrapped queries share."""

@@ -27,10 +27,10 @@ from spark_abs.protocol.control import (
     Claim,
     Command,
     ControlState,
-    Forgotten,
     Run,
     begin_job,
 )
+from spark_abs.protocol.forgotten import Forgotten
 from spark_abs.protocol.overtaken import overtaken
 from spark_abs.store.root import Root
 from spark_abs.store.storage import location_of
