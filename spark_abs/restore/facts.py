@@ -10,7 +10,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from spark_abs.manifest import Manifest, OutputVersion
-from spark_abs.model import AttemptId, ChannelId, SinkWriter, StageId, Version
+from spark_abs.model import NO_TABLE, AttemptId, ChannelId, SinkWriter, StageId, Version
 from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.restore.plan import Facts, SinkFacts
 from spark_abs.sinks.changes import NO_CHANGES, Own, changes_since, commits_since
@@ -136,19 +136,21 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
     table = found.table
     if table is None:
         return SinkFacts(sinks, found.place.uri, None, by_function=by_function, later=not here)
-    if here or by_function:
+    if by_function:
+        target: Version | None = min(NO_TABLE if o.version is None else o.version for o in recorded)
+    elif here:
         target = min((o.version for o in recorded if o.version is not None), default=None)
     else:
         target = _attached_at(table, own)
-    first, *_ = recorded
+    recorded_id = next((o.table_id for o in recorded if o.table_id), table.id)
     marks = {replace(writer, stage=stage, sink=sink).restore_app for stage, sink in sinks}
     done = any(table.transaction(mark) is not None for mark in marks)
-    there = target is not None and target <= table.version and table.id == first.table_id
+    there = target is not None and target <= table.version and table.id == recorded_id
     return SinkFacts(
         sinks,
         found.place.uri,
         current=table.version,
-        recorded_id=first.table_id,
+        recorded_id=recorded_id,
         table_id=table.id,
         target=target,
         changes=changes_since(table, target, own)
@@ -172,6 +174,8 @@ def _attached_at(table: Table, own: Own) -> Version | None:
 
 def _gone(table: Table, version: Version) -> str:
     """Say what keeps a version of a table from coming back, empty if nothing does."""
+    if version == NO_TABLE:
+        return ""
     try:
         handle = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
         then = handle.file_uris()

@@ -77,7 +77,8 @@ class SinkFacts:
     table_id: str = ""
     target: Version | None = None
     """The version to go back to: the least that the checkpoint has for any of the sinks, or if it has none of
-    them, the one at which the job came to the table. None if the log does not say any more."""
+    them, the one at which the job came to the table. `NO_TABLE` if it was not there then: it is emptied. None
+    if the log does not say any more."""
     changes: Changes = NO_CHANGES
     """What has changed rows since `target`, by whom."""
     gone: str = ""
@@ -336,7 +337,7 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
     where = f"{', '.join(found.names)} ({found.table})"
     same = found.current is not None and found.table_id == found.recorded_id
     if found.by_function and (found.current is None or found.target is None or not same):
-        why = f"{found.table} was not there at the checkpoint, or is another table now: its rows stay"
+        why = f"{found.table} is not there any more, or is another table now: its rows stay"
         return KeepSink(found.names, why)
     if found.later and (not same or found.target is None):
         why = "the job got it after the checkpoint, and its log does not say when: its rows stay"

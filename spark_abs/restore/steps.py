@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId, Version
+from spark_abs.model import NO_TABLE, AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId, Version
 from spark_abs.sinks.changes import Changes
 
 
@@ -164,10 +164,7 @@ def sentence(step: Step) -> str:
         case StartAfresh():
             return f"stage {step.stage} starts afresh: it had run no batch"
         case RestoreSink():
-            return (
-                f"bring {_sinks(step.sinks)} ({step.table}) from version {step.current} "
-                f"back to the rows of version {step.version}{_undone(step.changes)}{_by(step.needs_spark)}"
-            )
+            return _restored(step)
         case KeepSink():
             return f"leave {_sinks(step.sinks)}: {step.why}"
         case Finish():
@@ -182,6 +179,14 @@ def _native(step: Materialise | Rescale) -> str:
         return f"write {step.directory} as it was after batch {step.batch}: {what}"
     what = f"the state of stage {step.stage} from {step.before} to {step.partitions} partitions"
     return f"spread {what}, as batch {step.batch} of {step.directory}{_by(True)}"
+
+
+def _restored(step: RestoreSink) -> str:
+    then = f"back to the rows of version {step.version}"
+    if step.version == NO_TABLE:
+        then = "to no rows: there was no such table"
+    undone = f"{_undone(step.changes)}{_by(step.needs_spark)}"
+    return f"bring {_sinks(step.sinks)} ({step.table}) from version {step.current} {then}{undone}"
 
 
 def _sinks(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from spark_abs.errors import GraphError
 from spark_abs.manifest import StageSnapshot
-from spark_abs.model import CheckpointId, StageId
+from spark_abs.model import NO_TABLE, CheckpointId, StageId
 from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.protocol.members import forgotten
 from spark_abs.runtime.native import tables_read
@@ -107,6 +107,7 @@ def attached(stage: StageId, tables: Sequence[str], storage: Storage) -> tuple[A
         try:
             table = Table.open(storage.place(uri))
         except FileNotFoundError:
-            continue
-        found.append(AttachedSink(stage, stage, table.uri, table.id, table.version))
+            found.append(AttachedSink(stage, stage, storage.place(uri).uri, "", NO_TABLE))
+        else:
+            found.append(AttachedSink(stage, stage, table.uri, table.id, table.version))
     return tuple(found)

@@ -27,6 +27,7 @@ from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Re
 from spark_abs.model import (
     FENCED,
     NO_BATCH,
+    NO_TABLE,
     BatchId,
     Entry,
     RunId,
@@ -237,7 +238,7 @@ class DeltaSink:
                 self._mark(burnt, self._note())
 
     def restore_to(self, version: Version, own: Own, undo_others: bool = False) -> Version:
-        """Bring the table back to `version` for this attempt, and return the version that does it.
+        """Bring the table back to `version`, `NO_TABLE`: to no rows, and return the version that does it.
 
         The commit names the attempt, so a repeat finds it and changes nothing. OPTIMIZE and other
         commits that change no data do not stand in the way. Rows of other roots stay.
@@ -286,6 +287,8 @@ class DeltaSink:
         if changes.of_roots:
             undone = undoing(self._table, version, own)
             self._table.commit_next(replace(undone, transactions=mark, metadata=to_json(note)))
+        elif changes and plain and version == NO_TABLE:
+            self._table.commit_next(Commit((), mark, to_json(note), replace=True))
         elif changes and plain:
             self._restore_plain(version, note)
         else:

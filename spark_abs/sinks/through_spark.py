@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from spark_abs.model import NO_TABLE
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
@@ -31,7 +32,7 @@ def mark(session: SparkSession, table: Table, app: str, number: int, note: str) 
 
 
 def restore(session: SparkSession, place: Place, version: int, note: str) -> None:
-    """Bring a table back to a version with Delta's RESTORE."""
+    """Bring a table back to a version with Delta's RESTORE, or to no rows: `NO_TABLE`."""
     from delta.tables import DeltaTable
 
     from spark_abs.session import lend
@@ -39,7 +40,11 @@ def restore(session: SparkSession, place: Place, version: int, note: str) -> Non
     own = session.newSession()
     lend(own, place.storage)
     own.conf.set(_USER_METADATA, note)
-    DeltaTable.forPath(own, place.uri).restoreToVersion(version)
+    table = DeltaTable.forPath(own, place.uri)
+    if version == NO_TABLE:
+        table.delete()
+    else:
+        table.restoreToVersion(version)
 
 
 def _write(frame: DataFrame, uri: str, app: str, number: int, note: str) -> None:

@@ -11,7 +11,7 @@ from pyarrow import parquet as pq
 
 from spark_abs.channels.files import statistics
 from spark_abs.errors import Refused
-from spark_abs.model import Version
+from spark_abs.model import NO_TABLE, Version
 from spark_abs.sinks.changes import Own, Who, commits_since
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -24,8 +24,9 @@ def undoing(table: Table, version: Version, own: Own) -> Commit:
     Raises:
         Refused: files were merged or rewritten since, so that rows of different writers are in one file.
     """
-    before = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
-    then, now = _active(before), _active(table.delta)
+    then, now = dict[str, int](), _active(table.delta)
+    if version != NO_TABLE:
+        then = _active(DeltaTable(table.uri, version=int(version), storage_options=table.place.options))
     added, removed = dict[str, Who](), dict[str, Who]()
     for _, commit in commits_since(table, version):
         if commit is not None and commit.data_change:

@@ -49,6 +49,9 @@ def test_an_existing_checkpoint_is_adopted(spark: SparkSession, tmp_path: Path) 
             wait(partial(holds, table, expected), "only what is new", query)
             wait(lambda: Checkpoints.open(Root(root), "queries").summaries(), "a checkpoint", query)
         feed.write({"id": number})
+    spark_abs.restore(root, "latest")
+    with running(feed.stream(), root, "copy", table, adopt=str(old)) as query:  # as the script still says
+        wait(partial(holds, table, [1, 2, 3, 4, 5]), "on from what was restored", query)
     assert sorted(p.relative_to(old) for p in old.rglob("*")) == before
 
 

@@ -28,7 +28,10 @@ def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSes
     pair = Pair(spark, tmp_path)
     for feed in pair.feeds.values():
         feed.write_all([[{"id": 1}], [{"id": 2}]])
-    both = [begin(pair.feeds[n].stream(), pair.root, n, pair.tables[n]) for n in ("a", "b")]
+    both = [begin(pair.feeds["a"].stream(), pair.root, "a", pair.tables["a"])]
+    wait(partial(covers, pair.root, "a"), "a checkpoint of the first", both[0])
+    assert command(pair.root, "before", both[0]).ok
+    both += [begin(pair.feeds["b"].stream(), pair.root, "b", pair.tables["b"])]
     for name, query in zip(("a", "b"), both, strict=True):
         wait(partial(holds, pair.tables[name], [1, 2]), "what is there", query)
     wait(partial(covers, pair.root, "a", "b"), "a checkpoint of both", both[0])
@@ -52,6 +55,12 @@ def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSes
     wait(lambda: 4 in ids(pair.tables["b"]), "the other one goes on", both[1])
     stop(pair.root, *both)
     assert (ids(pair.tables["a"]), ids(pair.tables["b"])) == ([1, 2, 3], [1, 2, 3, 4])
+
+    spark_abs.restore(pair.root, "before")  # the other one had not come, its table was not there
+    assert ids(pair.tables["b"]) == []
+    b = begin(pair.feeds["b"].stream(), pair.root, "b", pair.tables["b"])
+    wait(partial(holds, pair.tables["b"], [1, 2, 3, 4]), "every row once", b)
+    stop(pair.root, b)
 
 
 def test_one_table_has_one_query_until_that_is_forgotten(spark: SparkSession, tmp_path: Path) -> None:
