@@ -63,6 +63,23 @@ def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSes
     stop(pair.root, b)
 
 
+def test_a_query_that_has_failed_keeps_no_savepoint_back(spark: SparkSession, tmp_path: Path) -> None:
+    """It has ended within a batch and makes no cut: the other one's savepoint carries its recorded part on."""
+    pair = Pair(spark, tmp_path)
+    for feed in pair.feeds.values():
+        feed.write({"id": 1})
+    failing = pair.feeds["b"].stream().selectExpr("IF(id = 9, CAST(raise_error('nine') AS BIGINT), id) AS id")
+    a = begin(pair.feeds["a"].stream(), pair.root, "a", pair.tables["a"])
+    b = begin(failing, pair.root, "b", pair.tables["b"])
+    wait(partial(covers, pair.root, "a", "b"), "a checkpoint of both", a)
+    pair.feeds["b"].write({"id": 9})
+    wait(lambda: not b.isActive, "the batch cannot be written")
+    answer = command(pair.root, "one", a)
+    assert answer.ok
+    assert "'b' is as of checkpoint" in answer.message
+    stop(pair.root, a, b)
+
+
 def test_one_table_has_one_query_until_that_is_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     """A symbolic link is no way round, nor that the other query does not run."""
     feed, root, table = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root"), str(tmp_path / "out")
