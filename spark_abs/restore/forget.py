@@ -48,7 +48,8 @@ def forget_query(
     state = control.state
     name = _known(state, Checkpoints.open(root, state.job).newest_on(state.attempt), stage)
     command = Command(uuid.uuid4().hex, CommandKind.FORGET, name, clock_ms())
-    if live_run(root, clock_ms(), lease_timeout_ms()) is not None:
+    begun = state.run is not None and state.run.ended is None
+    if begun and live_run(root, clock_ms(), lease_timeout_ms()) is not None:
         return ask_run(root, command, clock_ms, pause)
 
     def change(newer: ControlState) -> ControlState:

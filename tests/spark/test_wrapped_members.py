@@ -64,7 +64,7 @@ def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSes
 
 
 def test_a_query_that_has_failed_keeps_no_savepoint_back(spark: SparkSession, tmp_path: Path) -> None:
-    """It has ended within a batch and makes no cut: the other one's savepoint carries its recorded part on."""
+    """It ended within a batch and makes no cut: a savepoint carries its recorded part on."""
     pair = Pair(spark, tmp_path)
     for feed in pair.feeds.values():
         feed.write({"id": 1})
