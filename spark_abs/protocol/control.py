@@ -197,7 +197,7 @@ class AttachedSink:
     @property
     def id(self) -> str:
         """What tells it from others."""
-        return f"{self.stage}/{self.sink}/{self.table_id}"
+        return f"{self.stage}/{self.sink}/{self.table_id or self.table}"
 
 
 @dataclass(frozen=True, slots=True)
