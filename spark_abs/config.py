@@ -214,6 +214,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("channel", "capacityEntries", "1000", count_or_any, "the same in entries with rows, or any", 1),
     Setting("run", "leaseTimeout", "30s", duration_ms, "silence after which a run counts as dead", 1000),
+    Setting("run", "requireRoot", "false", _switch, "a start refuses to make a root"),
     Setting("graph", "watermarkCheck", "error", _watermark_check, "error, warn or off"),
     Setting("stage", "restartStrategy", "none", _restart_strategy, "which failed stages start again"),
     Setting("stage", "restartDelay", "1s", duration_ms, "from a failure to the restart, at first"),
@@ -263,6 +264,7 @@ class Settings:
     """None: any."""
     capacity_entries: int | None
     lease_timeout_ms: int
+    require_root: bool
     watermark_check: WatermarkCheck
     restart_strategy: RestartStrategy
     restart_delay_ms: int

@@ -3,6 +3,7 @@
 AbsError                      exit code 1
 ├── UsageError                exit code 2: the call is wrong; nothing was changed
 │   ├── ConfigError           unknown or unreadable setting
+│   ├── RootNotFound          there is no job at this root, or the root cannot be reached
 │   └── GraphError            the job graph cannot run
 ├── DamageError               exit code 3: stored bytes are missing or altered
 ├── StageFailed               a stage ended with an error
@@ -40,6 +41,10 @@ class UsageError(AbsError):
 
 class ConfigError(UsageError):
     """A setting is unknown or its value cannot be read."""
+
+
+class RootNotFound(UsageError):
+    """There is no job at a root, or the root cannot be reached; names the directory that is missing."""
 
 
 class GraphError(UsageError):

@@ -68,7 +68,7 @@ def start_job(
     plans, doubts = check_frames(graph, drafts)
     refuse_own_reads(graph, plans, job.root.storage)
     _judge(doubts, settings.watermark_check)
-    control = Control.create(job.root, job.name, now_ms())  # 2
+    control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
     refuse_second(job, takeover, settings)
     natives = control.natives_at(settings.native_root)
     if natives != NATIVES:

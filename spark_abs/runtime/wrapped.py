@@ -73,7 +73,7 @@ def checkpoint_location(root: str, stage: str, *, adopt: str | None = None, **se
         DamageError: what should be adopted is not a checkpoint that a query can start from.
     """
     at, name = Root(root, Storage.given(arguments=settings)), StageId(checked_name(stage, "stage"))
-    attempt = Control.create(at, WRAPPED_JOB, now_ms()).state.attempt
+    attempt = Control.create(at, WRAPPED_JOB, now_ms(), _resolved({}, {}).require_root).state.attempt
     if not attempt.ready:
         raise AttemptNotReady(
             f"a restore to checkpoint {attempt.checkpoint} is not finished: run `{attempt.command}` again"
@@ -195,7 +195,7 @@ class _Host:
         resolved = _resolved(dict(spark.conf.getAll), settings)
         job = Job(WRAPPED_JOB, root=root.uri, spark=spark)
         job.root = root  # knows the storage that the queries gave
-        control = Control.create(root, job.name, now_ms())
+        control = Control.create(root, job.name, now_ms(), resolved.require_root)
         refuse_second(job, False, resolved)
         self._job, self._spark = job, spark
         self._ctx = begin(job, control, resolved, takeover=False, bounded=False)

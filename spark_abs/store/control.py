@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
 
 from spark_abs.codec import from_json, to_json
-from spark_abs.errors import DamageError, Refused, UsageError
+from spark_abs.errors import DamageError, Refused, RootNotFound
 from spark_abs.model import FORMAT, CheckpointId, Version
 from spark_abs.protocol.control import (
     NATIVES,
@@ -35,6 +38,8 @@ from spark_abs.protocol.overtaken import overtaken
 from spark_abs.store.root import Root
 from spark_abs.store.storage import location_of
 from spark_abs.store.table import AddFile, Commit, Table
+
+log = logging.getLogger(__name__)
 
 PATH = "control"
 SCHEMA = pa.schema([("kind", pa.string()), ("id", pa.string()), ("v", pa.int32()), ("body", pa.string())])
@@ -62,21 +67,42 @@ class Control:
         """Open the control table of an existing root.
 
         Raises:
-            UsageError: there is no job at this root.
+            RootNotFound: there is no job at this root; names the directory that is missing.
         """
         try:
             return cls(root, Table.open(root.place(PATH)))
         except FileNotFoundError:
-            raise UsageError(f"{root.uri} is not the root of a job: it has no control table") from None
+            raise RootNotFound(
+                f"{root.uri} is not the root of a job: {_missing(root)}; give the root as the job has it, "
+                "and if it is on another disk, see that this is mounted"
+            ) from None
 
     @classmethod
-    def create(cls, root: Root, job: str, now_ms: int) -> Control:
-        """Open the control table, creating it for `job` if the root is new.
+    def create(cls, root: Root, job: str, now_ms: int, required: bool = False) -> Control:
+        """Open the control table, creating it for `job` if the root is new; that is logged.
 
         Raises:
+            RootNotFound: it is new and `required`, or cannot be made; names the directory that is missing.
             Refused: the root belongs to another job.
         """
-        control = cls(root, Table.ensure(root.place(PATH), SCHEMA))
+        missing = _missing(root)
+        if required:
+            control = cls.open(root)
+            if control._current() is None:
+                raise RootNotFound(f"{root.uri} was begun and never became the root of a job (require_root)")
+        else:
+            try:
+                control = cls(root, Table.ensure(root.place(PATH), SCHEMA))
+            except (OSError, DeltaError) as error:  # FileNotFoundError: it is not there after it was made
+                raise RootNotFound(f"the root {root.uri} cannot be made: {missing}: {error}") from error
+        if control._current() is None:
+            log.info(
+                "job %s begins at a new root, %s: %s; if the job has run before, stop it and look where its "
+                "root is, or whether the disk is mounted (require_root=True refuses to make one)",
+                job,
+                root.uri,
+                missing,
+            )
         control.update(lambda state: state or begin_job(job, now_ms, control._table.id))
         if control.state.job != job:
             raise Refused(
@@ -150,6 +176,16 @@ class Control:
         with self._root.fs.open_output_stream(self._root.path(f"{PATH}/{name}")) as stream:
             stream.write(buffer.getvalue())
         return AddFile(name, buffer.tell(), json.dumps({"numRecords": rows.num_rows}))
+
+
+def _missing(root: Root) -> str:
+    """Say what is not there of a root: of a local one the topmost directory."""
+    if not root.local:
+        return f"{root.uri}/{PATH} is missing"
+    missing = Path(root.top.path) / PATH
+    while not missing.parent.exists():
+        missing = missing.parent
+    return f"{missing} is missing"
 
 
 def _encode(state: ControlState) -> Iterator[dict[str, object]]:

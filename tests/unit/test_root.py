@@ -1,0 +1,38 @@
+"""A root is found, made and said."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from spark_abs.errors import RootNotFound
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+
+
+def test_a_new_root_is_said_and_made_only_where_it_may_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A root on a disk that is not mounted looks as one that never was."""
+    root = Root(str(tmp_path / "disk" / "jobs" / "root"))
+    disk = re.escape(f"{tmp_path}/disk is missing")
+    with pytest.raises(RootNotFound, match=disk):
+        Control.open(root)
+    with pytest.raises(RootNotFound, match=disk):
+        Control.create(root, "job", 5, required=True)
+    assert not (tmp_path / "disk").exists()
+    with caplog.at_level(logging.INFO, "spark_abs"):
+        Control.create(root, "job", 5)
+        Control.create(root, "job", 6)
+        Control.create(root, "job", 6, required=True)
+    (said,) = caplog.messages
+    assert re.search(f"job job begins at a new root, .*: {disk}; .*require_root=True", said)
+
+
+def test_a_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_text("a file")
+    with pytest.raises(RootNotFound, match=rf"{tmp_path}/disk/root cannot be made: .*disk/root is missing"):
+        Control.create(Root(str(tmp_path / "disk" / "root")), "job", 5)
