@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
-from spark_abs.cli.output import duration, size, text_of
+from spark_abs.cli.output import duration, one_line, size, text_of
 from spark_abs.cli.verb import Context, verb
 from spark_abs.observe.events import event_rows
 from spark_abs.store.history import HistoryRow
@@ -47,5 +47,5 @@ def _cells(row: HistoryRow) -> tuple[str, ...]:
         duration(row.duration_ms),
         size(row.size_new),
         size(row.size_full),
-        ": ".join(part for part in (row.name, row.reason, row.detail) if part),
+        one_line(": ".join(part for part in (row.name, row.reason, row.detail) if part)),
     )

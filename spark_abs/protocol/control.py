@@ -319,8 +319,9 @@ def begin_drain(state: ControlState, run: RunId, name: str) -> ControlState:
 
 
 def end_run(state: ControlState, run: RunId, how: str) -> ControlState:
-    """Record how a run ended; a run that was replaced is left as it is."""
-    return replace(state, runs=tuple(replace(r, ended=how) if r.id == run else r for r in state.runs))
+    """Record how a run ended; one that has ended has."""
+    ended = (replace(r, ended=how) if r.id == run and r.ended is None else r for r in state.runs)
+    return replace(state, runs=tuple(ended))
 
 
 def claim(

@@ -13,6 +13,7 @@ from spark_abs.config import Settings
 from spark_abs.errors import AbsError, RunAlive
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.ahead import clear_ahead
+from spark_abs.runtime.causes import chain_of, one_line
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import batches_retained
@@ -100,21 +101,34 @@ def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bou
     )
 
 
-def end(ctx: RunContext, how: str) -> None:
-    """Record how a run ended and give the lease back; repeatable, harmless for a run that was replaced."""
+def end(ctx: RunContext, how: str | BaseException) -> None:
+    """Record how a run ended and give the lease back; harmless for a run that was replaced.
+
+    Done again, it changes nothing: the first end is the run's, and `history/` has one row of it, with all
+    that an error says.
+
+    Args:
+        ctx: the run.
+        how: `stopped` and the like, or the error that ended it.
+    """
     now = now_ms()
+    said = how if isinstance(how, str) else one_line(f"failed: {how}")
+    news: list[bool] = []
+
+    def change(state: ledger.ControlState) -> ledger.ControlState:
+        after = ledger.end_run(state, ctx.run, said)
+        news[:] = [after != state]
+        return after
+
     try:
-        Control.open(ctx.root).update(lambda state: ledger.end_run(state, ctx.run, how))
-        row = HistoryRow(now, HistoryEvent.RUN_ENDED, ctx.attempt, ctx.run, detail=first_lines(how))
-        History(ctx.root).append([row])
+        Control.open(ctx.root).update(change)
+        if news[0]:
+            whole = said if isinstance(how, str) else f"failed: {chain_of(how)}"
+            row = HistoryRow(now, HistoryEvent.RUN_ENDED, ctx.attempt, ctx.run, detail=whole)
+            History(ctx.root).append([row])
     except (AbsError, DeltaError, OSError) as error:
         log.warning("the end of run %s could not be recorded: %s", ctx.run, error)
     try:
         renew(ctx.root, own_lease(ctx.run, now), now, ended=True)
     except OSError as error:
         log.warning("the lease of run %s could not be given back: %s", ctx.run, error)
-
-
-def first_lines(text: str) -> str:
-    """Return the head of a long message."""
-    return "\n".join(text.splitlines()[:4])

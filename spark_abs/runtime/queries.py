@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from spark_abs.errors import StageFailed
 from spark_abs.model import BatchId
+from spark_abs.runtime.causes import cause_of
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.job import PROVIDERS, StageSpec
 from spark_abs.runtime.jvm import local_disk_conf, task_slots
-from spark_abs.runtime.lifetime import first_lines
 from spark_abs.runtime.native import clear_leftovers, clear_unplanned, forget_plans
 from spark_abs.runtime.partitions import partitions_of, tell
 from spark_abs.runtime.stage import StageRunner
@@ -134,6 +134,5 @@ def run_only(
         return
     if runner.failure is not None:
         error = runner.failure.error
-    raise StageFailed(
-        f"stage {runner.name!r} failed in batch {batch}: {type(error).__name__}: {first_lines(str(error))}"
-    ) from error
+    said = "its query ended without an error" if error is None else cause_of(error)
+    raise StageFailed(f"stage {runner.name!r} failed in batch {batch}: {said}") from error

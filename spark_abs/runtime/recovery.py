@@ -7,13 +7,11 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pyspark.errors import StreamingQueryException
-
 from spark_abs.errors import Fenced, StageFailed
 from spark_abs.model import BatchId, StageId
 from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
+from spark_abs.runtime.causes import cause_of, one_line
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.lifetime import first_lines
 from spark_abs.store.clock import now_ms
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 
@@ -31,9 +29,7 @@ class StageEnd:
     @property
     def cause(self) -> str:
         """The error for a person."""
-        if isinstance(self.error, StreamingQueryException):
-            return first_lines(str(self.error))
-        return f"{type(self.error).__name__}: {self.error}"
+        return cause_of(self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,7 @@ class Recovery:
             self._ctx.attempt,
             self._ctx.run,
             stage=end.stage,
-            detail=first_lines(end.cause),
+            detail=end.cause,
             duration_ms=now - due.failed_ms,
             batch=end.batch,
             restarts=due.decision.number,
@@ -129,5 +125,5 @@ def _told(end: StageEnd, decision: GiveUp) -> str:
     before = decision.counted[:-1]
     if not before:
         return said
-    times = [f"  stage {f.stage!r} in batch {f.batch}: {first_lines(f.cause)}" for f in before]
+    times = [f"  stage {f.stage!r} in batch {f.batch}: {one_line(f.cause)}" for f in before]
     return "\n".join([said, f"{decision.why}; it came behind", *times])

@@ -312,5 +312,5 @@ class Run:
             halt(self._ctx, self._stages[name], query)
         self._coordination.close()
         self._snapshots.close()
-        end(self._ctx, f"failed: {self._failure}" if failed else how)
+        end(self._ctx, how if self._failure is None else self._failure)
         self._on_end()

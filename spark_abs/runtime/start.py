@@ -90,7 +90,7 @@ def start_job(
             given = Launch(job, ctx, graph, plans, drafts, control, policy, starting.close, rebuilds, drain)
             return launch(given)  # 6, 7
     except Exception as error:
-        end(ctx, f"failed: {error}")
+        end(ctx, error)
         raise
 
 

@@ -378,7 +378,7 @@ class _Host:
         self.alive = False
         self._coordination.close()
         self._snapshots.close()
-        end(self._ctx, f"failed: {self._failure}" if failed else "stopped")
+        end(self._ctx, self._failure or "stopped")
 
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:
