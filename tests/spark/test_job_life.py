@@ -28,11 +28,13 @@ from spark_abs.model import CheckpointKind
 from spark_abs.restore.apply import restore
 from spark_abs.runtime.job import Job
 from spark_abs.store.control import Control
+from spark_abs.store.history import HistoryEvent
 from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
 from tests.job_support import (
     Feed,
     assert_tables_at_every_cut,
+    events,
     eventually,
     files_read,
     hold_until,
@@ -227,9 +229,14 @@ def test_a_failing_stage_stops_the_job_with_one_error(line: Line, start: Start) 
     eventually(run, line.has_all, "the first rows through")
     run.checkpoint()
     line.write(2)
-    with pytest.raises(StageFailed, match=r"stage 'twice' failed in batch \d+: .*unlucky number") as failure:
+    with pytest.raises(StageFailed, match=r"\Astage 'twice' failed in batch \d+: .*unlucky number") as told:
         run.await_termination(120)
-    assert "numbers" not in str(failure.value).splitlines()[0]
+    first = str(told.value).splitlines()[0]
+    assert "numbers" not in first
+    (ended,) = events(line.root, HistoryEvent.RUN_ENDED)
+    said = str(ended["detail"]).splitlines()
+    assert said[0] == f"failed: {first}"
+    assert any("Caused by: " in text for text in said), "the JVM's stack is in history/"
     assert not any(run.query(stage).isActive for stage in ("numbers", "twice"))
     assert run.query("numbers").exception() is None
     with pytest.raises(StageFailed):
