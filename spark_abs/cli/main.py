@@ -20,6 +20,7 @@ from spark_abs.cli.stop import stop
 from spark_abs.cli.verb import Context, output_option
 from spark_abs.cli.verify import verify
 from spark_abs.errors import AbsError
+from spark_abs.wording import command_line
 
 
 class Verbs(click.Group):
@@ -28,7 +29,8 @@ class Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; an `AbsError` ends the process with its exit code and no traceback."""
         try:
-            return super().invoke(ctx)
+            with command_line():
+                return super().invoke(ctx)
         except AbsError as error:
             ctx.ensure_object(Context).out.error(error)
             ctx.exit(error.exit_code)

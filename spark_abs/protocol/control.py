@@ -27,6 +27,7 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol.forgotten import Forgotten
+from spark_abs.wording import way
 
 NATIVES = "native"
 """Where native checkpoints are if nothing else is said: below the root."""
@@ -118,8 +119,12 @@ class Attempt:
     @property
     def command(self) -> str:
         """What finishes the restore that the attempt began with."""
-        spread = "".join(f" --shuffle-partitions {stage}={n}" for stage, n in self.partitions.items())
-        return f"spark-abs restore ROOT --to {self.checkpoint}{spread}"
+        options = "".join(f" --shuffle-partitions {stage}={n}" for stage, n in self.partitions.items())
+        argument = f", shuffle_partitions={dict(self.partitions)}" if self.partitions else ""
+        return way(
+            f"spark_abs.restore(root, {self.checkpoint}{argument})",
+            f"spark-abs restore ROOT --to {self.checkpoint}{options}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

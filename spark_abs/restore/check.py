@@ -17,6 +17,7 @@ from spark_abs.store.checkpoints import PATH
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
+from spark_abs.wording import way
 
 _ROW_FILE = re.compile(rf"{PATH}/([0-9]{{8,}})-[0-9a-f]+-([0-9a-f]{{64}})\.parquet")
 
@@ -70,7 +71,7 @@ def _refuse(manifest: Manifest, findings: tuple[Finding, ...]) -> None:
         more = f"; and {len(findings) - 3} more" if len(findings) > 3 else ""
         raise DamageError(
             f"checkpoint {manifest.id} is damaged: {named}{more}: see `spark-abs verify ROOT {manifest.id}`, "
-            "or take the newest intact one with --fallback"
+            f"or take the newest intact one with {way('fallback=True', '--fallback')}"
         )
 
 

@@ -98,7 +98,8 @@ def _require_quiet(root: Root, job: str) -> None:
     if alive is not None:
         raise RunAlive(
             f"run {alive.run} of job {job!r} is alive: process {alive.pid} on {alive.host}; an edit writes "
-            "as the owner of the root: stop the job with `spark-abs stop ROOT`, edit, then restore"
+            "as the owner of the root: stop the job, with run.stop() where it was started or with "
+            "`spark-abs stop ROOT`, edit, then restore"
         )
 
 

@@ -48,6 +48,7 @@ from spark_abs.restore.steps import (
 )
 from spark_abs.sinks.changes import NO_CHANGES, Changes
 from spark_abs.store.checkpoints import Summary
+from spark_abs.wording import way
 
 _FUNCTION = "a function sink has no versions: what it has done stays"
 
@@ -274,10 +275,15 @@ def _refuse_alive(state: ControlState, alive: LiveRun | None, forced: bool) -> N
             "the same native directories cannot be kept apart"
         )
     if not forced:
+        stop = way("run.stop() where it was started, or `spark-abs stop ROOT`", "`spark-abs stop ROOT`")
         raise RunAlive(
             f"run {alive.run} of job {state.job!r} is alive: {who}, heard of {alive.heard_ms / 1000:.0f} s "
-            "ago; stop it with `spark-abs stop ROOT`, or fence it with --force run"
+            f"ago; stop it with {stop}, or fence it with {_forced(Force.RUN)}"
         )
+
+
+def _forced(force: Force) -> str:
+    return way(f"force=[{force.value!r}]", f"--force {force}")
 
 
 def _lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], forced: bool) -> tuple[str, ...]:
@@ -288,7 +294,7 @@ def _lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], forced: bool) 
     if not forced:
         raise Refused(
             f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
-            "checkpoint, or say --force inputs if they may be missing"
+            f"checkpoint, or say {_forced(Force.INPUTS)} if they may be missing"
         )
     return (f"{what}; their rows will be missing",)
 
@@ -358,8 +364,8 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
     if found.changes.of_others and not undo_others and not found.by_function:
         raise Refused(
             f"sink {where}: others have changed rows since the checkpoint, in version "
-            f"{', '.join(map(str, found.changes.of_others[:5]))}; a restore takes that back too: say --force "
-            "rows if it may"
+            f"{', '.join(map(str, found.changes.of_others[:5]))}; a restore takes that back too: say "
+            f"{_forced(Force.ROWS)} if it may"
         )
     return RestoreSink(
         table=found.table,

@@ -26,6 +26,7 @@ from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.salvage import Survey, survey
+from spark_abs.wording import way
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ def prepare(
     elif natives != NATIVES and not root.anywhere(natives).exists():
         raise Refused(
             f"native checkpoints of job {state.job!r} are in {natives}, which is not seen from here: restore "
-            "on a machine that sees it, or give --native-root DIR for another place; if the disk is lost, "
-            "restart='checkpoint' starts the job from its newest checkpoint"
+            f"on a machine that sees it, or give {way('native_root=DIR', '--native-root DIR')} for another "
+            "place; if the disk is lost, restart='checkpoint' starts the job from its newest checkpoint"
         )
     found = survey(root, state.job)
     manifests, rows = readable(root, found), damaged_rows(root)

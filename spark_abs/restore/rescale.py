@@ -18,6 +18,7 @@ from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import PARTITIONS_KEY, Provider, parse_offsets, state_file
 from spark_abs.snapshots.operators import JOIN, TRANSFORM
 from spark_abs.store.storage import Place
+from spark_abs.wording import way
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,10 +77,11 @@ def changes(manifest: Manifest, wanted: Wanted | None) -> Mapping[str, int]:
 def _check(manifest: Manifest, snapshot: StageSnapshot, number: int) -> None:
     why = _obstacle(manifest, snapshot)
     if why:
+        option = way("shuffle_partitions={STAGE: N, …}", "--shuffle-partitions STAGE=N for each")
         raise Refused(
             f"stage {snapshot.stage!r} cannot go from {snapshot.shuffle_partitions} to {number} shuffle "
             f"partitions at checkpoint {manifest.id}: {why}; nothing was changed. Name the stages that can, "
-            "with --shuffle-partitions STAGE=N for each, or restore without it"
+            f"with {option}, or restore without it"
         )
 
 

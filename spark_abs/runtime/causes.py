@@ -35,10 +35,14 @@ def cause_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return all that an error says, with the JVM's stack if it comes from there."""
+    """Return all that an error says, with the JVM's stacks if it comes from there."""
     text, stack = str(error), str(getattr(error, "_stackTrace", ""))
-    whole = text if stack in text else f"{text}\n{stack}"
-    return f"{type(error).__name__}: {whole}"[:LONGEST_TEXT]
+    whole = f"{type(error).__name__}: {text}" + ("" if stack in text else f"\n{stack}")
+    # Spark's handle of a query gives the stack of what wraps the cause, and the cause beside it.
+    cause = getattr(error, "_cause", None)
+    if isinstance(cause, BaseException):
+        whole += f"\nCaused by: {text_of(cause)}"
+    return whole[:LONGEST_TEXT]
 
 
 def chain_of(error: BaseException) -> str:

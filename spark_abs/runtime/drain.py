@@ -67,12 +67,12 @@ class Drain:
             if stage.feedback:
                 raise UsageError(
                     f"stage {stage.name!r} is the head of a loop: what goes round has no end that a drain "
-                    "could wait for; stop without --drain, the savepoint has what is on its way"
+                    "could wait for; stop without a drain, the savepoint has what is on its way"
                 )
             if stage.inputs and self.plans[stage.name].sources:
                 raise UsageError(
                     f"stage {stage.name!r} reads a source of its own beside channels: where that ends, "
-                    "no drain can say; read it in a stage of its own, or stop without --drain"
+                    "no drain can say; read it in a stage of its own, or stop without a drain"
                 )
 
     def run(self, name: str, look: Callable[[], None]) -> None:

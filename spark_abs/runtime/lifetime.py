@@ -6,11 +6,13 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 
 from deltalake.exceptions import DeltaError
 
 from spark_abs.config import Settings
-from spark_abs.errors import AbsError, RunAlive
+from spark_abs.errors import AbsError, RunAlive, UsageError
+from spark_abs.model import StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.ahead import clear_ahead
 from spark_abs.runtime.causes import chain_of, one_line
@@ -42,6 +44,29 @@ def refuse_second(job: Job, takeover: bool, settings: Settings) -> None:
             f"job {job.name!r} is already running: run {lease.run}, process {lease.pid} on {lease.host}, "
             f"last heard of {age_s:.0f} s ago; stop it, or start with takeover=True to fence it"
         )
+
+
+def refuse_namesake(job: Job, stages: Sequence[StageId]) -> None:
+    """Refuse to start beside a job of the same name in the same session: Spark wants each name once.
+
+    Raises:
+        UsageError: names the queries that run.
+    """
+    lease, here = read_lease(job.root), (socket.gethostname(), os.getpid())
+    if lease is not None and not lease.ended and (lease.host, lease.pid) == here:
+        return  # this very job runs here, and ends its queries as soon as it is replaced
+    names = {query_name(job.name, stage) for stage in stages}
+    taken = sorted(query.name for query in job.spark.streams.active if query.name in names)
+    if taken:
+        raise UsageError(
+            f"the session runs {', '.join(taken)} already, of another job {job.name!r}: give this one "
+            "another name, stop that one, or start it in a session of its own, spark.newSession()"
+        )
+
+
+def query_name(job: str, stage: StageId) -> str:
+    """Return what the query of a stage is called in its session, once there."""
+    return f"{job}/{stage}"
 
 
 def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bounded: bool) -> RunContext:

@@ -63,7 +63,7 @@ def tell(stage: StageId, found: Partitions, declared: int | None, keeps_state: b
     if found.fixed and declared not in (None, found.number):
         log.warning(
             "stage %s goes on with %s shuffle partitions, not with %s as declared: Spark fixes the "
-            "number with the first batch; `spark-abs restore --shuffle-partitions %s=%s` changes it",
+            "number with the first batch; a restore with shuffle_partitions={%r: %s} changes it",
             stage,
             found.number,
             declared,

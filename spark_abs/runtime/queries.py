@@ -13,6 +13,7 @@ from spark_abs.runtime.causes import cause_of
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.job import PROVIDERS, StageSpec
 from spark_abs.runtime.jvm import local_disk_conf, task_slots
+from spark_abs.runtime.lifetime import query_name
 from spark_abs.runtime.native import clear_leftovers, clear_unplanned, forget_plans
 from spark_abs.runtime.partitions import partitions_of, tell
 from spark_abs.runtime.stage import StageRunner
@@ -49,7 +50,7 @@ def start_query(
         conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
     writer = (
         frame.writeStream.outputMode(spec.output_mode)
-        .queryName(f"{ctx.job}/{spec.name}")
+        .queryName(query_name(ctx.job, spec.name))
         .option("checkpointLocation", native.uri)
         .foreachBatch(runner.run_batch)
     )

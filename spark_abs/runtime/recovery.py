@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from spark_abs.errors import Fenced, StageFailed
-from spark_abs.model import BatchId, StageId
+from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
 from spark_abs.runtime.causes import cause_of, one_line
 from spark_abs.runtime.context import RunContext
@@ -121,7 +121,8 @@ class Recovery:
 
 
 def _told(end: StageEnd, decision: GiveUp) -> str:
-    said = f"stage {end.stage!r} failed in batch {end.batch}: {end.cause}"
+    where = "before its first batch" if end.batch == NO_BATCH else f"in batch {end.batch}"
+    said = f"stage {end.stage!r} failed {where}: {end.cause}"
     before = decision.counted[:-1]
     if not before:
         return said

@@ -21,7 +21,7 @@ from spark_abs.runtime.in_flight import require_readers
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import refuse_unsupported_session
 from spark_abs.runtime.launch import Launch, launch
-from spark_abs.runtime.lifetime import begin, end, refuse_second
+from spark_abs.runtime.lifetime import begin, end, refuse_namesake, refuse_second
 from spark_abs.runtime.native import check_native
 from spark_abs.runtime.outputs import newest_output
 from spark_abs.runtime.rebuild import Rebuild, Rebuilder
@@ -70,6 +70,7 @@ def start_job(
     _judge(doubts, settings.watermark_check)
     control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
     refuse_second(job, takeover, settings)
+    refuse_namesake(job, [stage.name for stage in graph.stages])
     natives = control.natives_at(settings.native_root)
     if natives != NATIVES:
         require_shared(job.spark, job.root.anywhere(natives))

@@ -382,4 +382,4 @@ class _Host:
 
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:
-    raise UsageError("wrapped queries are started and stopped by their owner: stop without --drain")
+    raise UsageError("wrapped queries are started and stopped by their owner: stop without a drain")

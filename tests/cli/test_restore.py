@@ -142,7 +142,7 @@ def test_killed_at_every_point_the_same_command_goes_on(job: SmallJob) -> None:
             restore(job.root.uri, 1, probe=kill_at(point))
         done = point == points[-1]
         if begun and not done:
-            with pytest.raises(AttemptNotReady, match="--to 1"):
+            with pytest.raises(AttemptNotReady, match=r"restore\(root, 1\)"):
                 job.start()
         if not done:
             assert restore(job.root.uri, 1).plan.continues is begun
@@ -192,14 +192,17 @@ def test_commands_that_nobody_answered_are_answered(job: SmallJob) -> None:
     assert (answered.answered, answered.ok) == (True, False)
 
 
-def test_changes_of_others_to_a_sink_are_not_undone_unasked(job: SmallJob) -> None:
+def test_changes_of_others_to_a_sink_are_not_undone_unasked(job: SmallJob, cli: Cli) -> None:
     job.checkpoint(1)
     job.step(2)
     DeltaTable(job.table).optimize.compact()
     write_deltalake(job.table, pa.table({"n": pa.array([77], pa.int64())}), mode="append")
     version = DeltaTable(job.table).version()
-    with pytest.raises(Refused, match=rf"version {version}; .*--force"):
+    with pytest.raises(Refused, match=rf"version {version}; .*say force=\['rows'\] if it may"):
         restore(job.root.uri, 1)
+    assert "say --force rows if it may" in cli("restore", "--to", "1", "--yes", exits=1).stderr
+    with pytest.raises(Refused, match=r"say force=\['rows'\]"):
+        restore(job.root.uri, 1)  # the command is over: a program is spoken to again
     assert job.state.attempt.id == 1
     restore(job.root.uri, 1, force=True)
     assert job.rows() == [1]
@@ -304,7 +307,7 @@ def test_the_plan_is_shown_and_nothing_changed_without_a_yes(job: SmallJob, cli:
     for arguments, code in ((["--dry-run"], 0), ([], 2)):
         result = cli("restore", "--to", "1", *arguments, exits=code)
         assert "bring sink b/totals" in result.stdout
-        assert "leave sink mail" in result.stdout
+        assert "leave sink b/mail" in result.stdout
         plan = cli.json("restore", "--to", "1", *arguments, exits=code)
         assert plan["applied"] is False
         assert plan["plan"]["steps"][0]["says"].startswith("record attempt 2")

@@ -228,6 +228,10 @@ def test_a_failing_stage_stops_the_job_with_one_error(line: Line, start: Start) 
     run = start(line.job())
     eventually(run, line.has_all, "the first rows through")
     run.checkpoint()
+    namesake = line.job()
+    namesake.root = Root(f"{line.root}-other")
+    with pytest.raises(UsageError, match="the session runs line/numbers, line/twice already, of another job"):
+        start(namesake)
     line.write(2)
     with pytest.raises(StageFailed, match=r"\Astage 'twice' failed in batch \d+: .*unlucky number") as told:
         run.await_termination(120)

@@ -51,9 +51,9 @@ TIMEOUT = "Timed out while waiting for the Python worker to connect back"
 class FromJvm(Exception):
     """An error as PySpark makes it of one of the JVM's."""
 
-    def __init__(self, text: str, stack: str = "") -> None:
+    def __init__(self, text: str, stack: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)
-        self._stackTrace = stack
+        self._stackTrace, self._cause = stack, cause
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,8 @@ def test_what_the_jvm_says_beside_its_message_counts_too() -> None:
     hidden = FromJvm("Python worker failed to connect back", f"{STACK}Caused by: java.io.IOException: full\n")
     assert cause_of(hidden) == "IOException: full"
     assert cause_of(ValueError("one\ntwo")) == "ValueError: one"
+    beside = FromJvm("Python worker failed to connect back.\n=== Streaming Query ===", STACK, hidden)
+    assert cause_of(beside) == "IOException: full"
     chained = ValueError("not read")
     chained.__cause__ = OSError("no route")
     assert cause_of(chained) == "ValueError: not read; caused by OSError: no route"

@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parents[2]
 PACKAGE = HERE / "spark_abs"
 
 LAYERS = (
-    {"model", "errors", "codec", "manifest", "config"},
+    {"model", "errors", "codec", "manifest", "config", "wording"},
     {"protocol"},
     {"store"},
     {"session", "jvm", "channels", "state", "snapshots", "sinks"},
