@@ -121,7 +121,7 @@ def test_a_place_without_a_job_is_a_wrong_call(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--output", "json", "list", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (2, "")
     error = json.loads(result.stderr)
-    assert (error["error"], error["exit_code"]) == ("UsageError", 2)
+    assert (error["error"], error["exit_code"]) == ("RootNotFound", 2)
     assert str(tmp_path) in error["message"]
 
 
