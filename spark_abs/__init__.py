@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from spark_abs.restore.forget import forget
     from spark_abs.restore.read import read
     from spark_abs.runtime.context import Current, current
-    from spark_abs.runtime.job import Job, Output, Stage
+    from spark_abs.runtime.job import Job
     from spark_abs.runtime.run import Run
+    from spark_abs.runtime.specs import Output, Stage
     from spark_abs.runtime.wrapped import checkpoint_location, foreach_batch
     from spark_abs.session import configure, spark_session
     from spark_abs.state.batches import GroupAnswer, GroupBatch

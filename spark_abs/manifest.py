@@ -147,6 +147,41 @@ class StageSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceShape:
+    """A streaming source of a stage's query: one line in Spark's offset files."""
+
+    kind: str
+    """`channel`, or the name of a native source's format."""
+    name: str
+    """The channel; of a native source what it reads, as far as its options say it."""
+    feedback: bool = False
+    """Whether the channel closes a loop."""
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        return f"channel {self.name}" if self.kind == CHANNEL else f"{self.kind} source {self.name}".rstrip()
+
+
+CHANNEL = "channel"
+"""The kind of a source that is a channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorShape:
+    """A stateful operator of a stage's plan: what its state depends on, in SQL where that can be had."""
+
+    name: str
+    parts: tuple[str, ...] = ()
+    """Keys with their types, functions, conditions; empty if its state depends on nothing of the kind."""
+    sides: tuple[tuple[str, ...], ...] = ()
+    """Of a join, the sources of each side."""
+
+    def __str__(self) -> str:
+        """Return it as messages show it."""
+        return f"{self.name}({'; '.join(self.parts)})"
+
+
+@dataclass(frozen=True, slots=True)
 class StageShape:
     """A stage as the job declared it: part of the fingerprint of a job."""
 
@@ -161,6 +196,15 @@ class StageShape:
     """Sink name to the output it takes."""
     functions: tuple[StateFunction, ...] = ()
     """Its stateful functions, in the order of their declaration."""
+    sources: tuple[SourceShape, ...] = ()
+    """What its query reads as streams, in the order of Spark's offset files; empty in what earlier versions
+    recorded."""
+    operators: tuple[OperatorShape, ...] = ()
+    """Its stateful operators, from the first in the plan; not recorded by earlier versions."""
+    tables: Mapping[str, str] = field(default_factory=dict)
+    """Sink name to where its table is."""
+    output_mode: str = ""
+    """Empty in what earlier versions recorded."""
 
 
 @dataclass(frozen=True, slots=True)

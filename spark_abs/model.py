@@ -246,8 +246,6 @@ class SinkWriter:
     stage: StageId
     sink: str
     attempt: AttemptId
-    generation: int = 0
-    """How often the stage was begun anew within the attempt."""
 
     @property
     def owner(self) -> str:
@@ -264,7 +262,7 @@ class SinkWriter:
         """The application id of its batches."""
         if not self.root:
             return app_id(self.job, self.stage, self.sink, self.attempt)
-        return f"{self.owner}/{staged(self.stage, self.generation)}@{self.attempt}"
+        return f"{self.owner}/{self.stage}@{self.attempt}"
 
     @property
     def restore_app(self) -> str:
@@ -275,11 +273,6 @@ class SinkWriter:
 def owner_of(job: str, root: str) -> str:
     """Name a job on a root of that identity, as the ids of its commits begin."""
     return f"{job}#{root}" if root else job
-
-
-def staged(stage: str, generation: int) -> str:
-    """Name a stage in application ids: begun anew within an attempt, it counts its batches anew."""
-    return f"{stage}.{generation}" if generation else stage
 
 
 def dumps_position(position: Position) -> dict[str, object]:

@@ -18,7 +18,7 @@ from spark_abs.channels.files import Written, directory_name
 from spark_abs.channels.gate import GateReader, GateSpec, open_gate
 from spark_abs.channels.writer import ChannelWriter, create_channel
 from spark_abs.model import AttemptId, BatchId, Branch, CheckpointId, DataFile, RunId, StageId, channel_id
-from spark_abs.runtime.launch import first_position
+from spark_abs.protocol.changes import first_position
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile

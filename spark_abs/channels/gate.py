@@ -189,6 +189,11 @@ class GateReader(DataSourceStreamReader):
             DamageError: the channel, the stage's offsets or `control/` cannot be read.
         """
         spec, own = self._spec, position_of(start)
+        if own.channel != spec.start.channel:
+            raise DamageError(
+                f"the offset of {own.channel} was handed to the gate of {spec.start.channel}: the inputs "
+                "of the stage are not in the order of its native checkpoint: restore to a checkpoint"
+            )
         if self._held_back():
             return start
         limits = Limits(spec.max_entries, spec.max_bytes)

@@ -57,6 +57,25 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
     _sweep(root.fs, place, table, before)
 
 
+def earliest(root: Root, channel: ChannelId) -> Version:
+    """Return the entry behind which a channel is whole: what is older may have been deleted, or is.
+
+    Data goes before the log that names it, oldest first: the first entry whose files are there is whole.
+    """
+    place = root.path(root.channel(channel))
+    table = Table.open(root.place(root.channel(channel)))
+    found = table.version
+    for version in range(table.version, -1, -1):
+        commit = table.read_commit(version)
+        if commit is None:
+            break
+        infos = root.fs.get_file_info([f"{place}/{file.path}" for file in commit.adds])
+        if any(info.type is not fs.FileType.File for info in infos):
+            break
+        found = Version(version - 1)
+    return Version(max(found, 0))
+
+
 def _forget_missing(table: Table) -> None:
     try:
         table.delta.repair(post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False))

@@ -7,8 +7,12 @@ the agent's race against a batch are all seen before anything is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from deltalake import PostCommitHookProperties, Schema
+from pyspark.sql.types import StructType
 
 from spark_abs.channels.entries import EntryNote, encode_note, entry_from, entry_of
 from spark_abs.channels.fence import end_app_id, fence_run, require_current
@@ -36,7 +40,6 @@ from spark_abs.store.table import LOG_PROPERTIES, Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 _PROPERTIES = {**LOG_PROPERTIES, "delta.deletedFileRetentionDuration": "interval 1 hours"}
 """Only our clean-up deletes a channel's files: old tombstones would weigh on every checkpoint of the log."""
@@ -67,14 +70,39 @@ class Newest:
 def create_channel(root: Root, channel: ChannelId, schema: StructType) -> str:
     """Create the table of a channel if there is none, and return its table id. Two creators end with one.
 
+    A channel that is there gets the columns that are new; those that are gone it keeps, for the rows in it.
+
     Raises:
-        UsageError: a column has a type that channels cannot carry, or the table is there with another
-            schema; names every field that differs.
+        UsageError: a column has a type that channels cannot carry, or the table has one of another type;
+            names every field that differs.
     """
     place = root.place(root.channel(channel))
     table = Table.ensure(place, delta_schema(schema), _PROPERTIES)
-    check_schema(f"channel {channel}", table.delta.schema().to_json(), schema)
+    _check(channel, table, schema)
+    known = {field.name for field in table.delta.schema().fields}
+    new = [f for f in Schema.from_arrow(delta_schema(schema)).fields if f.name not in known]
+    if new:
+        table.delta.alter.add_columns(
+            new, post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False)
+        )
+        table.refresh()
     return table.id
+
+
+def check_channel(root: Root, channel: ChannelId, schema: StructType) -> None:
+    """Check that a channel, if it is there, can take rows of a schema: columns may be new, or gone.
+
+    Raises:
+        UsageError: as `create_channel`.
+    """
+    with suppress(FileNotFoundError):
+        _check(channel, Table.open(root.place(root.channel(channel))), schema)
+
+
+def _check(channel: ChannelId, table: Table, schema: StructType) -> None:
+    known = {field.name for field in table.delta.schema().fields}
+    have = StructType([field for field in schema.fields if field.name in known])
+    check_schema(f"channel {channel}", table.delta.schema().to_json(), have, may_lack=True)
 
 
 class ChannelWriter:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from spark_abs.cli.check import check
 from spark_abs.cli.checkpoints import list_checkpoints
 from spark_abs.cli.forget import forget
 from spark_abs.cli.history import history
@@ -41,7 +42,7 @@ class Verbs(click.Group):
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
-    Every verb takes the root of the job first: the directory or URI given as `root=` to the job.
+    Every verb but `check` takes the root of the job first: the directory or URI given as `root=` to the job.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found.
     """
@@ -60,5 +61,6 @@ for command in (
     forget,
     restore,
     verify,
+    check,
 ):
     main.add_command(command)

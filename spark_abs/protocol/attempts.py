@@ -36,10 +36,12 @@ def begin_attempt(
     if all(a.id != parent for a in state.attempts):
         raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
     where = state.attempt.natives if natives is None else natives
-    number, attempts = attempt_for(state, parent, checkpoint, where, partitions), state.attempts
+    number = attempt_for(state, parent, checkpoint, where, partitions)
+    attempts = state.attempts
     if number != state.attempt.id:
         begun = Attempt(number, parent, checkpoint, plan, False, now_ms, where, partitions=dict(partitions))
-        attempts = (*attempts, replace(begun, base=base, root=state.root))
+        before = (replace(a, shapes=(), starts=()) for a in attempts)  # nobody starts on them again
+        attempts = (*before, replace(begun, base=base, root=state.root))
     return replace(state, attempts=attempts, runs=with_run(state, number, host, pid, now_ms))
 
 

@@ -11,16 +11,18 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from spark_abs.errors import AbortReason, AttemptNotReady, Fenced, UsageError
-from spark_abs.manifest import StateFunction
+from spark_abs.manifest import StageShape, StateFunction
 from spark_abs.model import (
     NO_ATTEMPT,
     NO_EPOCH,
     AttemptId,
     Barrier,
     BatchId,
+    ChannelId,
     CheckpointId,
     CheckpointKind,
     CheckpointMode,
+    Position,
     RunId,
     SinkWriter,
     StageId,
@@ -69,6 +71,14 @@ class StartedFunctions:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Where a stage begins to read a channel."""
+
+    stage: StageId
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """A life of the job between restores. Attempts form a tree (P18)."""
 
@@ -93,8 +103,12 @@ class Attempt:
     """The parent's checkpoint with the cut of `checkpoint`, if that was made from it by an edit."""
     root: str = ""
     """As which root it commits to tables outside of it; empty if an earlier version began it."""
-    generations: Mapping[str, int] = field(default_factory=dict)
-    """How often stages were begun anew within it, with none of what they had before."""
+    shapes: tuple[StageShape, ...] = ()
+    """The stages as the newest run declared them; empty before the first, and from an earlier version."""
+    starts: tuple[Start, ...] = ()
+    """Where stages begin to read channels that were there before they were, until their first batch."""
+    left: tuple[StageId, ...] = ()
+    """Stages that were left out since it began: what they had read and kept is behind."""
     functions: tuple[StartedFunctions, ...] = ()
     """Of each stage that has some, those that its state is of and those that it was last started with."""
 
@@ -102,6 +116,11 @@ class Attempt:
         """Return those that a stage's state is of after a batch, None if it is of none that a run started."""
         found = [f for f in self.functions if f.stage == stage and f.after < newest]
         return found[-1] if found else None
+
+    @property
+    def first_positions(self) -> Mapping[tuple[StageId, ChannelId], Position]:
+        """Where stages begin to read channels, as far as it is recorded."""
+        return {(start.stage, start.position.channel): start.position for start in self.starts}
 
     def rebuilt_stage(self, stage: StageId) -> Rebuilt | None:
         """Return how a stage was rebuilt last, None if it never was."""
@@ -248,8 +267,7 @@ class ControlState:
 
     def writer(self, attempt: Attempt, stage: StageId, sink: str) -> SinkWriter:
         """Return as whom an attempt commits to the table of a sink."""
-        generation = attempt.generations.get(stage, 0)
-        return SinkWriter(self.job, attempt.root, stage, sink, attempt.id, generation)
+        return SinkWriter(self.job, attempt.root, stage, sink, attempt.id)
 
     def on_path(self, attempt: AttemptId, checkpoint: CheckpointId) -> bool:
         """Say whether a checkpoint lies on the current path; an edited one does if one began from it."""

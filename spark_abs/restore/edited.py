@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
-from spark_abs.manifest import Manifest, OperatorState, StageShape, StateFunction
+from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
 from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
@@ -294,4 +294,10 @@ def _shape(shape: StageShape, change: StageChange | None) -> StageShape:
     if change is None:
         return shape
     forms = (change.functions.get(f.uid, f) for f in shape.functions)
-    return replace(shape, functions=tuple(form for form in forms if form is not None))
+    operators = shape.operators
+    if any(new is None for new in change.operators.values()):
+        operators = tuple(
+            OperatorShape(o.name) for o in operators
+        )  # without state, others may take its place
+    functions = tuple(form for form in forms if form is not None)
+    return replace(shape, functions=functions, operators=operators)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_abs.model import ChannelId, StageId, Version
+from spark_abs.model import ChannelId, Position, StageId, Version
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 
@@ -21,17 +21,19 @@ class Consumers:
     def consumed(self, channel: ChannelId) -> tuple[Version | None, ...]:
         """Return how far each consumer of a channel has durably read it, None for one that has not begun.
 
-        That is where it stood after its last finished batch; of a stage that reads the channel twice, the
-        input that is further behind counts. Costs a listing and a small file for each.
+        That is where it stood after its last finished batch, or where it is to begin; of a stage that reads
+        the channel twice, the input that is further behind counts. Costs a listing and a small file for each.
 
         Raises:
             DamageError: an offset file cannot be read.
         """
         return tuple(
-            min((p.version for p in self._log(stage).consumed() if p.channel == channel), default=None)
+            min((p.version for p in self._positions(stage, channel)), default=None)
             for stage, channels in self.inputs.items()
             if channel in channels
         )
 
-    def _log(self, stage: StageId) -> NativeLog:
-        return NativeLog(self.ctx.native(stage))
+    def _positions(self, stage: StageId, channel: ChannelId) -> list[Position]:
+        read = [p for p in NativeLog(self.ctx.native(stage)).consumed() if p.channel == channel]
+        begins = self.ctx.starts.get((stage, channel))
+        return read or ([begins] if begins is not None else [])

@@ -11,15 +11,17 @@ from spark_abs.errors import UsageError
 from spark_abs.model import (
     AttemptId,
     BatchId,
+    ChannelId,
     CheckpointId,
+    Position,
     RunId,
     SinkWriter,
     StageId,
     Version,
     app_id,
     owner_of,
-    staged,
 )
+from spark_abs.protocol.changes import first_position
 from spark_abs.store.probe import Probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -46,20 +48,22 @@ class RunContext:
     probe: Probe
     directories: Mapping[StageId, str] = field(default_factory=dict)
     """Names of native checkpoints that were rebuilt elsewhere, by stage."""
+    starts: Mapping[tuple[StageId, ChannelId], Position] = field(default_factory=dict)
+    """Where stages begin to read channels that were there before they were."""
     identity: str = ""
     """As which root its attempt commits to tables outside of it, see `Attempt.root`."""
-    generations: Mapping[str, int] = field(default_factory=dict)
-    """How often stages were begun anew within the attempt."""
 
     def writer(self, stage: StageId, sink: str) -> SinkWriter:
         """Return as whom this run commits to the table of a sink."""
-        generation = self.generations.get(stage, 0)
-        return SinkWriter(self.job, self.identity, stage, sink, self.attempt, generation)
+        return SinkWriter(self.job, self.identity, stage, sink, self.attempt)
 
     def app_id(self, stage: StageId, output: str) -> str:
         """Return the id under which a sink function makes its writes idempotent."""
-        name = staged(stage, self.generations.get(stage, 0))
-        return app_id(owner_of(self.job, self.identity), name, output, self.attempt)
+        return app_id(owner_of(self.job, self.identity), stage, output, self.attempt)
+
+    def start(self, stage: StageId, channel: ChannelId, feedback: bool = False) -> Position:
+        """Return where a stage begins to read a channel; the same in every run of an attempt."""
+        return self.starts.get((stage, channel), first_position(channel, feedback))
 
     def native(self, stage: StageId) -> Place:
         """Return the place of a stage's Spark checkpoint."""

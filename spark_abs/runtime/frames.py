@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,9 +13,11 @@ from pyspark.sql import functions as F
 from spark_abs.channels.schema import plain_schema
 from spark_abs.errors import AbsError, GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
+from spark_abs.runtime.fingerprint import operator_shapes, source_shapes
 from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
-from spark_abs.runtime.job import PROVIDERS, Feedback, Job, Output, StageSpec
+from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import DRAFT, plan_facts
+from spark_abs.runtime.specs import PROVIDERS, Feedback, Output, StageSpec
 from spark_abs.state.declared import NOTHING, Before, Declared, gathering
 
 if TYPE_CHECKING:
@@ -127,7 +129,10 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
     Raises:
         GraphError: a plan cannot be part of a job.
     """
-    plans = {name: plan_facts(frame) for name, frame in frames.stages.items()}
+    plans = {
+        name: replace(plan_facts(frame), streams=source_shapes(frame), operators=operator_shapes(frame))
+        for name, frame in frames.stages.items()
+    }
     check_plans(graph, plans)
     for name, facts in plans.items():
         frames.declared[name].place(facts.functions)

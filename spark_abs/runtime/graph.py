@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from spark_abs.errors import GraphError
+from spark_abs.manifest import OperatorShape, SourceShape
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
 from spark_abs.protocol.loops import Loop, find_loops
 
@@ -78,6 +79,10 @@ class PlanFacts:
     function, empty for one that is none of ours."""
     streamed_tables: tuple[str, ...] = ()
     """Delta tables read as streams."""
+    streams: tuple[SourceShape, ...] = ()
+    """What it reads as streams, in the order of Spark's offset files."""
+    operators: tuple[OperatorShape, ...] = ()
+    """Its stateful operators, from the root of the plan down."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
-from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
-from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.model import MAIN_OUTPUT, StageId, checked_name
+from spark_abs.protocol.changes import Begin, Comparison
+from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.jvm import held
+from spark_abs.runtime.specs import (
+    PROVIDERS,
+    BatchFunction,
+    Existing,
+    Feedback,
+    Output,
+    OutputFunction,
+    SinkSpec,
+    Stage,
+    StageFunction,
+    StageSpec,
+)
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
@@ -21,123 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from spark_abs.runtime.run import Run
-
-StageFunction = Callable[..., "DataFrame"]
-OutputFunction = Callable[["DataFrame"], "DataFrame"]
-BatchFunction = Callable[["DataFrame", int], None]
-Existing = Literal["append", "take_over"]
-
-PROVIDERS: Mapping[str, str] = {
-    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """An output of a stage, as an input of another or of a sink."""
-
-    job: Job
-    stage: StageId
-    name: str
-
-    @property
-    def channel(self) -> ChannelId:
-        """The channel that carries it if another stage reads it."""
-        return channel_id(self.stage, self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Stage(Output):
-    """A declared stage: itself its main output; `stage["late"]` is another one."""
-
-    outputs: tuple[str, ...] = (MAIN_OUTPUT,)
-
-    def __getitem__(self, output: str) -> Output:
-        """Return an output by name."""
-        if output not in self.outputs:
-            raise GraphError(
-                f"stage {self.stage!r} has no output {output!r}: it has {', '.join(self.outputs)}"
-            )
-        return Output(self.job, self.stage, output)
-
-
-@dataclass(eq=False, slots=True)
-class Feedback:
-    """The way back of a loop, as an input of the stage at its head; see `Job.feedback`."""
-
-    job: Job
-    name: str
-    schema: StructType
-    source: Output | None = None
-
-    def close(self, source: Output) -> None:
-        """Say which output goes round: of the stage that reads it, or of one behind that.
-
-        Raises:
-            GraphError: it is closed already, or this is no output of the same job.
-        """
-        if self.source is not None:
-            raise GraphError(
-                f"feedback {self.name!r} is closed by {self.source.channel!r}: a way back has one beginning, "
-                "union the frames, or declare a second one"
-            )
-        if not isinstance(source, Output) or source.job is not self.job:
-            raise GraphError(f"feedback {self.name!r} is closed by an output of a stage of this job")
-        self.source = source
-
-    @property
-    def channel(self) -> ChannelId:
-        """The channel that goes round.
-
-        Raises:
-            GraphError: it is not closed.
-        """
-        if self.source is None:
-            raise GraphError(f"feedback {self.name!r} is not closed: say what goes round with its close()")
-        return self.source.channel
-
-
-@dataclass(frozen=True, slots=True)
-class StageSpec:
-    """Everything that was given for one stage."""
-
-    name: StageId
-    inputs: tuple[Output | Feedback | DataFrame, ...]
-    function: StageFunction
-    outputs: Mapping[str, OutputFunction]
-    output_mode: str
-    trigger: str | None
-    shuffle_partitions: int | None
-    state_provider: str | None
-
-    @property
-    def channels(self) -> tuple[ChannelId, ...]:
-        """Channel inputs, in order."""
-        return tuple(i.channel for i in self.inputs if isinstance(i, (Output, Feedback)))
-
-    def decl(self) -> StageDecl:
-        """Return the stage as the graph knows it."""
-        native = any(not isinstance(i, (Output, Feedback)) and i.isStreaming for i in self.inputs)
-        feedback = tuple(i.channel for i in self.inputs if isinstance(i, Feedback))
-        return StageDecl(
-            self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native, feedback
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SinkSpec:
-    """Everything that was given for one sink."""
-
-    name: str
-    source: Output
-    table: str | None
-    function: BatchFunction | None
-    existing: Existing = "append"
-
-    def decl(self) -> SinkDecl:
-        """Return the sink as the graph knows it."""
-        return SinkDecl(self.name, self.source.stage, self.source.name, self.table)
 
 
 @dataclass(eq=False)
@@ -226,6 +122,7 @@ class Job:
         trigger: str | None = None,
         shuffle_partitions: int | None = None,
         state_provider: str | None = None,
+        begin: Begin = "cut",
     ) -> Stage:
         """Declare a stage: one native streaming query.
 
@@ -240,6 +137,8 @@ class Job:
             shuffle_partitions: of this stage; None: the session's `spark.sql.shuffle.partitions`, and where
                 nobody has set that, one for each core. The first batch fixes the number.
             state_provider: `rocksdb` or `hdfs`; None: the session's.
+            begin: where it begins to read a channel that others have written before it read it: at the `cut`
+                where the job stands then, or with the `earliest` rows that the channel still has.
 
         Raises:
             GraphError: something of it cannot be part of a job.
@@ -258,6 +157,8 @@ class Job:
             )
         if shuffle_partitions is not None and shuffle_partitions < 1:
             raise GraphError(f"stage {name!r}: shuffle_partitions must be at least 1")
+        if begin not in get_args(Begin):
+            raise GraphError(f"stage {name!r}: begin={begin!r} is not one of {get_args(Begin)}")
         for given in inputs:
             if isinstance(given, (Output, Feedback)):
                 if given.job is not self:
@@ -269,7 +170,15 @@ class Job:
             i if isinstance(i, (Output, Feedback)) or i.isStreaming else held(i) for i in inputs
         )
         self.stages[stage_id] = StageSpec(
-            stage_id, given_now, function, extra, output_mode, trigger, shuffle_partitions, state_provider
+            stage_id,
+            given_now,
+            function,
+            extra,
+            output_mode,
+            trigger,
+            shuffle_partitions,
+            state_provider,
+            begin,
         )
         return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
 
@@ -361,8 +270,12 @@ class Job:
             Refused: the state of the root forbids it.
             DamageError: a native checkpoint is missing or damaged.
         """
+        from spark_abs.runtime.inspection import Checked, instead_of_start
         from spark_abs.runtime.start import start_job
 
+        check = instead_of_start.get(None)
+        if check is not None:
+            raise Checked(check(self, allow_non_restored_state))
         return start_job(
             self,
             available_now=available_now,
@@ -370,6 +283,25 @@ class Job:
             restart=restart,
             allow_non_restored_state=allow_non_restored_state,
         )
+
+    def check(self, *, to: str | int | None = None, allow_non_restored_state: bool = False) -> Comparison:
+        """Say what a start would do with each stage: kept, new, left behind or refused, and why.
+
+        Starts nothing and writes nothing. Print the answer, or ask its `ok`, `stages` and `obstacles`.
+
+        Args:
+            to: as if the job had been restored to this checkpoint: an id, the name of a savepoint, or
+                `latest`. None: as it stands.
+            allow_non_restored_state: as for `start`.
+
+        Raises:
+            GraphError: the job cannot run at all.
+            CheckpointNotFound: there is no such checkpoint.
+            DamageError: what is recorded cannot be read.
+        """
+        from spark_abs.runtime.inspection import check_job
+
+        return check_job(self, allow_non_restored_state, to=to)
 
 
 def _struct(schema: str) -> StructType:

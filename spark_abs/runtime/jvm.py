@@ -48,7 +48,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
     watermarks: list[Watermark] = []
     functions: list[str] = []
     holds, keeps, inside = False, False, ""
-    for node in _nodes(plan):
+    for node in nodes(plan):
         name = node.getClass().getSimpleName()
         streaming = bool(node.isStreaming())
         keeps |= streaming and (name in _KEEPING or (name == "Join" and _stream_stream(node)))
@@ -58,7 +58,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
             functions.append(function_in(inside) or "")
             inside = ""
         if name in ("StreamingRelation", "StreamingRelationV2"):
-            channel = _channel_of(node) if name == "StreamingRelationV2" else None
+            channel = channel_of(node) if name == "StreamingRelationV2" else None
             if channel is None:
                 sources.append(str(node.sourceName()))
                 streamed += _streamed_tables(node)
@@ -82,10 +82,10 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
         holds,
         frame.isStreaming,
         static,
-        tuple(moving),
-        keeps,
-        tuple(functions),
-        tuple(streamed),
+        moving_tables=tuple(moving),
+        keeps_state=keeps,
+        functions=tuple(functions),
+        streamed_tables=tuple(streamed),
     )
 
 
@@ -105,19 +105,20 @@ def held(frame: DataFrame) -> DataFrame:
     return table if alias is None else table.alias(alias)
 
 
-def _nodes(plan: Any) -> Iterator[Any]:
+def nodes(plan: Any) -> Iterator[Any]:
     """Iterate a plan from the top; what expressions ask of other plans (`IN (SELECT …)`) is part of it."""
     yield plan
     for below in (plan.children(), plan.subqueries()):
         for i in range(below.size()):
-            yield from _nodes(below.apply(i))
+            yield from nodes(below.apply(i))
 
 
 def _stream_stream(join: Any) -> bool:
     return bool(join.left().isStreaming() and join.right().isStreaming())
 
 
-def _channel_of(node: Any) -> ChannelId | None:
+def channel_of(node: Any) -> ChannelId | None:
+    """Return the channel that a relation is the draft of, None if it is none."""
     channel = node.extraOptions().get(DRAFT)
     return None if channel is None else ChannelId(str(channel))
 
@@ -135,7 +136,7 @@ def _watermark(spark: SparkSession, node: Any) -> Watermark:
     jvm: Any = spark._jvm
     delay = jvm.org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark.getDelayMs(node.delay())
     below = (
-        _channel_of(leaf) for leaf in _nodes(node) if leaf.getClass().getSimpleName() == "StreamingRelationV2"
+        channel_of(leaf) for leaf in nodes(node) if leaf.getClass().getSimpleName() == "StreamingRelationV2"
     )
     column = str(node.eventTime().toString()).partition("#")[0].lstrip("'")
     return Watermark(column, int(delay), tuple(c for c in below if c is not None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,12 @@ from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
 from spark_abs.manifest import StageShape
 from spark_abs.model import (
     NO_BATCH,
-    NO_EPOCH,
-    AttemptId,
     ChannelId,
-    Position,
     StageId,
     Version,
     channel_id,
 )
+from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.control import AttachedSink, attach
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.path import channel_path
@@ -35,7 +33,7 @@ from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.drain import Drain
 from spark_abs.runtime.frames import Frames, build_frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl
-from spark_abs.runtime.job import Job, SinkSpec
+from spark_abs.runtime.job import Job
 from spark_abs.runtime.native import NativeLog, check_native
 from spark_abs.runtime.outputs import Outputs, newest_output, open_writers
 from spark_abs.runtime.progress import LateRows
@@ -44,9 +42,11 @@ from spark_abs.runtime.rebuild import Rebuild, repeat_batches
 from spark_abs.runtime.recovery import Recovery
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
+from spark_abs.runtime.specs import SinkSpec
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.tidy import Tidy
-from spark_abs.sinks.delta import DeltaSink, ensure_sink
+from spark_abs.sinks.create import ensure_sink
+from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.state.declared import NOTHING, Before, Declared
 from spark_abs.store.checkpoints import Checkpoints
@@ -59,9 +59,6 @@ if TYPE_CHECKING:
 
 _WELCOME_POLL_S = 0.1
 
-FIRST_ENTRY = Version(0)
-"""The commit that creates a channel: every input's first position."""
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -72,6 +69,8 @@ class Launch:
     graph: JobGraph
     plans: Mapping[StageId, PlanFacts]
     drafts: Frames
+    shapes: Sequence[StageShape]
+    """The stages as they are declared."""
     control: Control
     policy: RestartPolicy
     started: Callable[[], None]
@@ -152,7 +151,7 @@ def launch(given: Launch) -> Run:
     coordination = Coordination(
         ctx,
         runners,
-        partial(_shapes, graph, given.drafts, ids),
+        partial(_shapes, given.shapes, ids),
         snapshots,
         run.request_stop,
         run.request_drain,
@@ -212,7 +211,7 @@ def _runner(
         ctx.probe(f"start.{stage.name}.fence-{writer.output}.after")
     sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
     outputs = Outputs(ctx, spec, writers, tables, sinks)
-    start = tuple(first_position(channel, channel in stage.feedback) for channel in stage.inputs)
+    start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
     return StageRunner(ctx, stage.name, outputs, start, snapshots, _credit(ctx, given.graph, stage.name))
 
 
@@ -294,11 +293,6 @@ def _dropped_late(
     return declared[stage].dropped() + (late.dropped(str(queries[stage].id)) if stage in queries else 0)
 
 
-def first_position(channel: ChannelId, feedback: bool = False) -> Position:
-    """Return where an input begins: constant, since Spark asks again when batch 0 is repeated."""
-    return Position(channel, AttemptId(1), FIRST_ENTRY, NO_EPOCH, feedback=feedback)
-
-
 def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType) -> DataFrame:
     ctx, native = given.ctx, given.ctx.native(stage)
     feedback = given.graph.stage(stage).feedback
@@ -306,7 +300,7 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
         given.job.spark,
         GateSpec(
             root=ctx.root.uri,
-            start=first_position(channel, channel in feedback),
+            start=ctx.start(stage, channel, channel in feedback),
             schema=schema.json(),
             native=native.uri,
             path=channel_path(given.control.state, channel),
@@ -315,7 +309,7 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
             floor=ctx.floor,
             control_version=ctx.control_version,
             back=tuple(
-                BackEdge(first_position(back, True), channel_path(given.control.state, back))
+                BackEdge(ctx.start(stage, back, True), channel_path(given.control.state, back))
                 for back in (feedback if channel not in feedback else ())
             ),
             capacity=Capacity(ctx.settings.capacity_entries, ctx.settings.capacity_bytes),
@@ -329,15 +323,8 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
     )
 
 
-def _shapes(graph: JobGraph, frames: Frames, ids: Mapping[ChannelId, str]) -> tuple[StageShape, ...]:
+def _shapes(declared: Sequence[StageShape], ids: Mapping[ChannelId, str]) -> tuple[StageShape, ...]:
     return tuple(
-        StageShape(
-            stage=s.name,
-            inputs=tuple(s.inputs),
-            outputs={o: frames.schemas[channel_id(s.name, o)].json() for o in s.outputs},
-            channels={o: ids[channel_id(s.name, o)] for o in graph.consumed(s.name)},
-            sinks={k.name: k.output for k in graph.sinks_of(s.name)},
-            functions=tuple(frames.declared[s.name].functions),
-        )
-        for s in graph.stages
+        replace(s, channels={output: ids[channel_id(s.stage, output)] for output in s.channels})
+        for s in declared
     )

@@ -11,10 +11,12 @@ from pyarrow import fs
 
 from spark_abs.codec import from_json
 from spark_abs.errors import AbsError, DamageError
-from spark_abs.model import NO_BATCH, BatchId, Position, positions_of
+from spark_abs.model import NO_BATCH, BatchId, Position, StageId, positions_of
+from spark_abs.protocol.control import ControlState
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
 from spark_abs.snapshots.materialise import make_directory, put
+from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 
 
@@ -23,6 +25,12 @@ class _Metadata:
     """Spark's `metadata` file."""
 
     id: str
+
+
+def native_of(root: Root, state: ControlState, stage: StageId) -> Place:
+    """Return the place of a stage's Spark checkpoint in the newest attempt."""
+    attempt = state.attempt
+    return root.native(attempt.natives, attempt.id, attempt.directory(stage))
 
 
 class NativeLog:

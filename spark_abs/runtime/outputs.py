@@ -27,8 +27,8 @@ from spark_abs.model import (
 )
 from spark_abs.runtime.context import Current, RunContext, within
 from spark_abs.runtime.graph import JobGraph
-from spark_abs.runtime.job import SinkSpec, StageSpec
 from spark_abs.runtime.native import NativeLog
+from spark_abs.runtime.specs import SinkSpec, StageSpec
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.sinks.note import PlannedBatch
 from spark_abs.store.storage import Place

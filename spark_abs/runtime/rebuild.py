@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.channels.entries import note_of
 from spark_abs.errors import AbsError, DamageError, Refused, StageFailed
-from spark_abs.manifest import StageSnapshot
+from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Attempt, ControlState, Rebuilt
@@ -170,6 +170,7 @@ class Rebuilder:
             snapshot = manifest.stage(stage)
             if snapshot is None:
                 continue
+            self._require_same_sources(manifest, stage)
             findings = verify_state(self._ctx.root, (replace(manifest, stages=(snapshot,)),))
             if not findings:
                 return checkpoint, snapshot
@@ -195,6 +196,16 @@ class Rebuilder:
             _require_readable_again(found, snapshot)
         return found
 
+    def _require_same_sources(self, manifest: Manifest, stage: StageId) -> None:
+        """Refuse batches that were planned for other sources: a plan names them by their place."""
+        then = next((s.sources for s in manifest.graph if s.stage == stage), ())
+        if then and [(s.kind, s.name) for s in then] != [
+            (s.kind, s.name) for s in self._plans[stage].streams
+        ]:
+            raise Refused(
+                f"its inputs were others at checkpoint {manifest.id}, the newest that has its state"
+            )
+
     def _require_same_tables(self, facts: PlanFacts, snapshot: StageSnapshot | None) -> None:
         then = dict(snapshot.static_tables) if snapshot is not None else {}
         if facts.static_tables and then != dict(facts.static_tables):
@@ -207,7 +218,10 @@ class Rebuilder:
         """Iterate what the outputs of a stage say of its batches behind the cut."""
         ctx = self._ctx
         for output in self._graph.consumed(decl.name):
-            table = Table.open(ctx.root.place(ctx.root.channel(channel_id(decl.name, output))))
+            place = ctx.root.place(ctx.root.channel(channel_id(decl.name, output)))
+            if not place.exists():
+                continue  # an output that is new
+            table = Table.open(place)
             for version in range(table.version, -1, -1):
                 commit = table.read_commit(version)
                 note = note_of(commit) if commit is not None else None

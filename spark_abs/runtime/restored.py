@@ -6,46 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from spark_abs.errors import Refused
-from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol.control import ControlState, StartedFunctions
 from spark_abs.runtime.frames import Frames
-from spark_abs.runtime.graph import JobGraph, PlanFacts
+from spark_abs.runtime.graph import PlanFacts
 from spark_abs.runtime.native import NativeLog
-from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.state.places import Functions, function_obstacles, held_at, match_functions
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.root import Root
-
-
-def require_stages(manifest: Manifest, graph: JobGraph) -> None:
-    """Refuse to leave behind, unasked, what a checkpoint has of a stage that is no longer declared.
-
-    Follows Flink's `Checkpoints.loadAndValidateCheckpoint`: a renamed source would read all its input again.
-
-    Raises:
-        Refused: names the stages, and what each has.
-    """
-    declared = {stage.name for stage in graph.stages}
-    left = [
-        f"stage {snapshot.stage!r} ({held})"
-        for snapshot in manifest.stages
-        if snapshot.stage not in declared and (held := _held(snapshot))
-    ]
-    if left:
-        raise Refused(
-            f"checkpoint {manifest.id} has {', '.join(left)}, and the job declares no such stage now: name "
-            "it as it was, or leave that behind: start with allow_non_restored_state=True"
-        )
-
-
-def _held(snapshot: StageSnapshot) -> str:
-    if snapshot.cut_batch == NO_BATCH:
-        return ""
-    held = ["state"] if snapshot.operators else []
-    if len(parse_offsets(snapshot.offsets).offsets) > len(snapshot.positions):  # those that are not channels
-        held.append("positions in its sources")
-    return " and ".join(held)
 
 
 @dataclass(frozen=True, slots=True)

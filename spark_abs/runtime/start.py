@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_abs.config import WatermarkCheck
-from spark_abs.errors import DamageError, GraphError, Refused, UsageError
+from spark_abs.errors import AbsError, DamageError, Refused, UsageError
+from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, StageId
 from spark_abs.protocol.attempts import start_functions
 from spark_abs.protocol.control import NATIVES, place_natives
 from spark_abs.protocol.restarts import policy_of
+from spark_abs.runtime.changed import carry_out, fence_recorded
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph, PlanFacts
-from spark_abs.runtime.in_flight import require_readers
+from spark_abs.runtime.inspection import Drafted, draft, inspect, require_ok
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import refuse_unsupported_session
 from spark_abs.runtime.launch import Launch, launch
@@ -25,10 +24,9 @@ from spark_abs.runtime.lifetime import begin, end, refuse_namesake, refuse_secon
 from spark_abs.runtime.native import check_native
 from spark_abs.runtime.outputs import newest_output
 from spark_abs.runtime.rebuild import Rebuild, Rebuilder
-from spark_abs.runtime.restored import Past, check_functions, check_restored, past_of, require_stages
+from spark_abs.runtime.restored import Past, check_functions, past_of
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
-from spark_abs.runtime.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.session import check_session, lend
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
@@ -62,12 +60,8 @@ def start_job(
     settings = job.resolved()
     policy = policy_of(settings)
     lend(job.spark, job.root.storage)
-    graph = job.graph()
-    refuse_shared_sinks(graph.sinks, job.root.storage)
-    drafts = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given))  # 1
-    plans, doubts = check_frames(graph, drafts)
-    refuse_own_reads(graph, plans, job.root.storage)
-    _judge(doubts, settings.watermark_check)
+    drafted = draft(job)  # 1
+    graph, plans = drafted.graph, drafted.plans
     control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
     refuse_second(job, takeover, settings)
     refuse_namesake(job, [stage.name for stage in graph.stages])
@@ -75,20 +69,41 @@ def start_job(
     if natives != NATIVES:
         require_shared(job.spark, job.root.anywhere(natives))
     if restart == "checkpoint":
-        check = partial(check_restored, drafts=drafts, plans=plans)
-        _back_to_checkpoint(job, settings.native_root, takeover, check)
+        _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state)
     elif control.state.attempt.ready:
-        check_functions(past_of(job.root, control.state), drafts, plans)
+        inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
     control.update(lambda state: place_natives(state, natives))
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
     try:
         with ExitStack() as starting:
             starting.enter_context(breathing(ctx.root, ctx.run))
-            lost = _lost_natives(ctx, graph, control, drafts, plans, allow_non_restored_state)  # 5
+            past = past_of(job.root, control.state)  # 5
+            found = inspect(job, drafted, past, allow_non_restored_state)
+            comparison = found.comparison
+            if comparison.rests_on_outputs:
+                fence_recorded(ctx, found.knowledge, found.job, lambda: job.spark)
+                comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
+            ctx = carry_out(ctx, control, comparison, found.job)
+            lost = _lost_natives(ctx, graph, past.manifest)
+            started = check_functions(past, drafted.frames, plans, lost)
+            control.update(lambda state: start_functions(state, ctx.run, started))
             ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
             job.probe("start.natives.after")
-            given = Launch(job, ctx, graph, plans, drafts, control, policy, starting.close, rebuilds, drain)
+            shapes = found.job.shapes
+            given = Launch(
+                job,
+                ctx,
+                graph,
+                plans,
+                drafted.frames,
+                shapes,
+                control,
+                policy,
+                starting.close,
+                rebuilds,
+                drain,
+            )
             return launch(given)  # 6, 7
     except Exception as error:
         end(ctx, error)
@@ -123,54 +138,33 @@ def _unfinished_drain(job: Job, control: Control, available_now: bool) -> str | 
     return name
 
 
-def _judge(doubts: tuple[str, ...], check: WatermarkCheck) -> None:
-    if doubts and check is WatermarkCheck.ERROR:
-        raise GraphError("\n".join(doubts))
-    for doubt in doubts if check is WatermarkCheck.WARN else ():
-        log.warning("%s", doubt)
-
-
-def _back_to_checkpoint(job: Job, native_root: str, takeover: bool, check: Callable[[Past], object]) -> None:
+def _back_to_checkpoint(job: Job, drafted: Drafted, takeover: bool, leave: bool) -> None:
     from spark_abs.restore.apply import apply
     from spark_abs.restore.plan import Force
     from spark_abs.restore.prepare import prepare
 
-    if Checkpoints.open(job.root, job.name).summaries():
-        prepared = prepare(
-            job.root,
-            "latest",
-            force=[Force.RUN] if takeover else [],
-            fallback=True,
-            native_root=native_root,
-            writing=True,
-        )
-        try:
-            check(Past(job.root, Control.open(job.root).state, prepared.manifest))
-        except Refused:
-            if prepared.ahead is not None:
-                prepared.ahead.discard()
-            raise
-        apply(job.root, prepared)
+    if not Checkpoints.open(job.root, job.name).summaries():
+        return
+    prepared = prepare(
+        job.root,
+        "latest",
+        force=[Force.RUN] if takeover else [],
+        fallback=True,
+        native_root=job.resolved().native_root,
+        writing=True,
+    )
+    try:
+        past = Past(job.root, Control.open(job.root).state, prepared.manifest)
+        inspect(job, drafted, past, leave, at_checkpoint=True)
+    except AbsError:
+        if prepared.ahead is not None:
+            prepared.ahead.discard()
+        raise
+    apply(job.root, prepared)
 
 
-def _lost_natives(
-    ctx: RunContext,
-    graph: JobGraph,
-    control: Control,
-    drafts: Frames,
-    plans: Mapping[StageId, PlanFacts],
-    leave_state: bool,
-) -> dict[StageId, str]:
-    """Return the stages that have a past and no native checkpoint of it, and what is wrong with each.
-
-    Refuses what `require_stages`, `check_functions` and `require_readers` refuse.
-    """
-    past = past_of(ctx.root, control.state)
-    manifest = past.manifest
-    if manifest is not None:
-        if not leave_state:
-            require_stages(manifest, graph)
-        require_readers(ctx, graph, control.state, manifest)
+def _lost_natives(ctx: RunContext, graph: JobGraph, manifest: Manifest | None) -> dict[StageId, str]:
+    """Return the stages that have a past and no native checkpoint of it, and what is wrong with each."""
     found = {}
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None
@@ -178,8 +172,6 @@ def _lost_natives(
         finding = check_native(ctx.native(stage.name), least)
         if finding is not None:
             found[stage.name] = finding
-    started = check_functions(past, drafts, plans, found)
-    control.update(lambda state: start_functions(state, ctx.run, started))
     return found
 
 

@@ -26,13 +26,14 @@ from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.dormant import DormantStage
-from spark_abs.runtime.job import BatchFunction, Job, Output, SinkSpec, StageSpec
+from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import active_query, refuse_unsupported_session
 from spark_abs.runtime.lifetime import begin, end, refuse_second
 from spark_abs.runtime.members import Uses, attached, recorded_parts, refuse_together
 from spark_abs.runtime.native import NativeLog, clear_unplanned
 from spark_abs.runtime.outputs import Outputs
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
+from spark_abs.runtime.specs import BatchFunction, Output, SinkSpec, StageSpec
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.tidy import Tidy
 from spark_abs.runtime.turns import StageStopped

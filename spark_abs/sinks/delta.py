@@ -20,7 +20,6 @@ from pyarrow import fs
 
 from spark_abs.channels.fence import require_current
 from spark_abs.channels.files import Written, directory_name, evaluation_of, write_parquet
-from spark_abs.channels.schema import check_schema, delta_schema
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Refused
@@ -42,26 +41,10 @@ from spark_abs.sinks.note import PlannedBatch, SinkNote, note_of
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.sinks.undo import undoing
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
-
-
-def ensure_sink(place: Place, schema: StructType) -> str:
-    """Create the table of a sink if there is none, and return its table id. Two creators end with one.
-
-    A table that was there must have every column of the frame with the same type; columns that only the
-    table has stay null.
-
-    Raises:
-        UsageError: the table cannot take the frame's rows; names every column that differs.
-    """
-    table = Table.ensure(place, delta_schema(schema), {})
-    check_schema(f"table {place}", table.delta.schema().to_json(), schema, may_lack=True)
-    return table.id
 
 
 class DeltaSink:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Protocol, TypeVar
 
-from spark_abs.manifest import StoredFile
+
+class Sized(Protocol):
+    """A file whose size is known."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+
+F = TypeVar("F", bound=Sized)
 
 THREADS = min(8, 2 * (os.cpu_count() or 1))
 _FEW, _SMALL = 16, 2**20
 """So few files, and so few bytes in all, are sooner done than threads are started for them."""
 
 
-def for_each(
-    files: Sequence[StoredFile], work: Callable[[StoredFile], None], done: Callable[[StoredFile], None]
-) -> None:
+def for_each(files: Sequence[F], work: Callable[[F], None], done: Callable[[F], None]) -> None:
     """Call `work` for every file in threads, begun in their order, and `done` in this one as each ends.
 
     The first error is raised, from either, when no thread is at work any more; what had not begun is left.

@@ -164,12 +164,12 @@ class Driver:
     def _run(self, walk: Walk, options: dict[str, Any]) -> None:
         checkpoint = {"interval": "500ms", **options.pop("checkpoint", {})}
         config = {"checkpoint": checkpoint, **options.pop("config", {})}
-        in_python = options.pop("in_python", False)
+        shape = {name: options.pop(name, False) for name in ("in_python", "through")}
         session = self._spark.newSession()
         for key, value in options.pop("spark", {}).items():
             session.conf.set(key, value)
         try:
-            run = declare(session, walk.base, config, walk, in_python).start(**options)
+            run = declare(session, walk.base, config, walk, **shape).start(**options)
             self._runs[walk.base] = run
             self._events.tell(base=str(walk.base), started=run.id)
             walk.under_way.set()

@@ -52,15 +52,21 @@ def declare(
     config: Mapping[str, object],
     probe: Probe = no_probe,
     in_python: bool = False,
+    through: bool = False,
 ) -> spark_abs.Job:
     """Declare the job below `base`: `input/` is read, `root/` and one directory a table are written.
 
-    `config` holds settings by area, as in YAML; `in_python` lets a Python function keep the totals.
+    `config` holds settings by area, as in YAML; `in_python` lets a Python function keep the totals; `through`
+    puts a stage between the source and the join, and a reader beside it.
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config, probe=probe)
     files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(base / "input"))
     events = job.source("events", files, outputs={"orders": lambda batch: batch.where("kind = 'order'")})
-    paired = job.stage("pair", [events, events["orders"]], pair, shuffle_partitions=1)
+    clicks = job.stage("through", [events], lambda frame: frame) if through else events
+    if through:
+        beside = job.stage("beside", [events["orders"]], lambda frame: frame)
+        job.sink("beside", beside, table=str(base / "beside"))
+    paired = job.stage("pair", [clicks, events["orders"]], pair, shuffle_partitions=1)
     summed = job.stage(
         "tail",
         [paired],

@@ -15,7 +15,8 @@ from spark_abs.channels.files import Written
 from spark_abs.errors import DamageError, Fenced, Refused, UsageError
 from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Version
 from spark_abs.sinks.changes import Own
-from spark_abs.sinks.delta import DeltaSink, ensure_sink
+from spark_abs.sinks.create import ensure_sink
+from spark_abs.sinks.delta import DeltaSink
 from spark_abs.sinks.plain import why_not_plain
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

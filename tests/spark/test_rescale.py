@@ -15,7 +15,8 @@ from spark_abs.manifest import Manifest
 from spark_abs.model import StageId
 from spark_abs.restore.apply import restore
 from spark_abs.restore.steps import Rescale
-from spark_abs.runtime.job import Job, Output, Stage
+from spark_abs.runtime.job import Job
+from spark_abs.runtime.specs import Output, Stage
 from tests.job_support import Feed, assert_tables_at_every_cut, manifests
 from tests.spark.conftest import Start
 from tests.spark.shapes import (

@@ -64,19 +64,16 @@ class Flown:
 
     def require_readers(self, *stages: StageDecl, read: int | None = None) -> None:
         """Start the job with these stages; the native checkpoint of `b` says that it has read so far."""
-        root, attempt = self.job.root, self.job.state.attempt
-        ctx: Any = SimpleNamespace(
-            root=root, native=lambda stage: root.native("native", attempt.id, stage if read is None else A)
-        )
         if read is not None:
             self.plan(read)
-        require_readers(
-            ctx, JobGraph((StageDecl(A, (), has_native=True), *stages), ()), self.job.state, self.manifest
-        )
+        graph = JobGraph((StageDecl(A, (), has_native=True), *stages), ())
+        require_readers(self.job.root, graph, self.job.state, self.manifest)
 
     def plan(self, read: int) -> None:
         (position,) = self.manifest.stages[1].positions
-        native = Path(self.job.root.native("native", self.job.state.attempt.id, A).path)
+        native = Path(self.job.root.native("native", self.job.state.attempt.id, B).path)
+        for directory in ("offsets", "commits"):
+            (native / directory).mkdir(parents=True, exist_ok=True)
         (native / "offsets" / "9").write_text(
             "\n".join(["v1", "{}", to_json(replace(position, version=Version(read)))])
         )

@@ -27,7 +27,7 @@ class Running:
         Control.create(self.root, JOB, 0)
         self.log = Log(self.root)
         settings = SimpleNamespace(capacity_entries=2, capacity_bytes=None)
-        ctx: Any = SimpleNamespace(root=self.root, settings=settings, native=self.native)
+        ctx: Any = SimpleNamespace(root=self.root, settings=settings, native=self.native, starts={})
         self.consumers = Consumers(ctx, {StageId("b"): (CHANNEL,), StageId("c"): (CHANNEL, CHANNEL)})
         self.credit = Credit(ctx, [CHANNEL], self.consumers, Version(0), poll_ms=0)
 

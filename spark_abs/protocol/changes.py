@@ -1,0 +1,169 @@
+"""What is known of a job that was run and is declared anew, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from spark_abs.manifest import StageShape
+from spark_abs.model import (
+    NO_BATCH,
+    NO_EPOCH,
+    AttemptId,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    Position,
+    StageId,
+    Version,
+)
+from spark_abs.protocol.control import Start
+
+Begin = Literal["cut", "earliest"]
+"""Where a stage begins to read a channel that is older than its reading it."""
+FIRST_ENTRY = Version(0)
+"""The commit that creates a channel."""
+
+
+def first_position(channel: ChannelId, feedback: bool = False) -> Position:
+    """Return where a channel begins for a stage that is there from its creation on."""
+    return Position(channel, AttemptId(1), FIRST_ENTRY, NO_EPOCH, feedback=feedback)
+
+
+class Verdict(StrEnum):
+    """What becomes of a stage."""
+
+    KEPT = "kept"
+    """It goes on where it was."""
+    NEW = "new"
+    """It begins."""
+    LEFT = "left"
+    """It is declared no more, and what it had is left behind."""
+    REFUSED = "refused"
+    """The job does not start."""
+
+
+class UnderWay(StrEnum):
+    """How far the batch behind the last finished one of a stage has come."""
+
+    NOTHING = "nothing"
+    """None was planned."""
+    PLANNED = "planned"
+    """No output holds it."""
+    WRITTEN = "written"
+    """Every output holds it: only Spark has not recorded its end."""
+    TORN = "torn"
+    """Some outputs hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a stage stands that the root knows."""
+
+    sources: tuple[Position | None, ...] = ()
+    """Where each of its sources stands, in the order of Spark's offset file: None for a native one."""
+    finished: BatchId = NO_BATCH
+    under_way: UnderWay = UnderWay.NOTHING
+    stateful: bool = False
+    calls_functions: bool = False
+    """Whether one of its sinks is a function: what that has seen of a batch is not recorded."""
+    lost: bool = False
+    """Its native checkpoint is not whole."""
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        """Where it stands in its channels."""
+        return tuple(p for p in self.sources if p is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The job as the root knows it."""
+
+    where: str
+    """Who recorded it, for messages: `the last run`, `checkpoint 7`."""
+    shapes: tuple[StageShape, ...] = ()
+    standings: Mapping[StageId, Standing] = field(default_factory=dict)
+    left: Collection[StageId] = ()
+    """Stages that were left out since the attempt began."""
+    ends: Mapping[ChannelId, Version] = field(default_factory=dict)
+    """Up to which entry each channel is in the past of a stage that begins now; it is there from 0 if it is
+    not named."""
+    earliest: Mapping[ChannelId, Version] = field(default_factory=dict)
+    """Behind which entry each channel is still whole."""
+    unread: Mapping[tuple[StageId, ChannelId], int] = field(default_factory=dict)
+    """How many entries with rows a stage has not read of a channel that it read."""
+    epoch: CheckpointId = NO_EPOCH
+    """The newest id that was ever claimed: it has an outcome."""
+
+    def shape(self, stage: StageId) -> StageShape | None:
+        """Return what is recorded of a stage."""
+        return next((s for s in self.shapes if s.stage == stage), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The sources of a stage that goes on, in their new order."""
+
+    sources: tuple[int | Position | None, ...]
+    """The place that each had; of a channel that begins, its first position; None: a native one begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageChange:
+    """What becomes of one stage, and why."""
+
+    stage: StageId
+    verdict: Verdict
+    notes: tuple[str, ...] = ()
+    """What differs and what follows from it; of a refused stage the reasons."""
+    starts: tuple[Start, ...] = ()
+    """Where it begins to read its channels, if it has finished no batch."""
+    layout: Layout | None = None
+    """If its sources are others than before, or in another order, and it has run a batch."""
+    ends_batch: bool = False
+    """Whether the batch under way, which all its outputs hold, is to be recorded as finished first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The verdict on every stage, declared ones first."""
+
+    where: str
+    """Who recorded what the job is compared with."""
+    stages: tuple[StageChange, ...]
+    obstacles: tuple[str, ...] = ()
+    """What else the job does not start for."""
+
+    @property
+    def refused(self) -> tuple[StageChange, ...]:
+        """The stages for which the job does not start."""
+        return tuple(s for s in self.stages if s.verdict is Verdict.REFUSED)
+
+    @property
+    def rests_on_outputs(self) -> bool:
+        """Whether what follows would be wrong if an output got one more batch of a run before."""
+        verdicts = {s.verdict for s in self.stages}
+        changed = any(s.layout is not None or s.ends_batch for s in self.stages)
+        return changed or Verdict.LEFT in verdicts or verdicts >= {Verdict.KEPT, Verdict.NEW}
+
+    @property
+    def ok(self) -> bool:
+        """Whether the job starts."""
+        return not (self.refused or self.obstacles)
+
+    def reasons(self) -> str:
+        """Return why the job does not start."""
+        lines = [f"stage {s.stage!r}: {note}" for s in self.refused for note in s.notes]
+        return "\n".join([f"the job as it is declared cannot go on from {self.where}:", *lines])
+
+    def __str__(self) -> str:
+        """Return the verdict on each stage, a line each and its notes below."""
+        lines = [f"compared with {self.where}:"]
+        for stage in self.stages:
+            lines.append(f"{stage.stage}: {stage.verdict}")
+            lines += [f"  {line}" for note in stage.notes for line in note.split("\n")]
+        lines += [f"refused: {obstacle}" for obstacle in self.obstacles]
+        return "\n".join(lines)

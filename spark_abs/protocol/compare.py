@@ -1,0 +1,347 @@
+"""A job as it is declared against the job as its root last ran it: what goes on, begins, or is refused.
+
+Inputs, outputs and operators are found by name, never by place. Pure: `runtime.changed` gathers what goes in,
+and carries out what comes out; `check` only shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape, StageShape
+from spark_abs.model import NO_BATCH, ChannelId, Position, StageId
+from spark_abs.protocol.changes import (
+    Begin,
+    Comparison,
+    Layout,
+    Recorded,
+    StageChange,
+    Standing,
+    UnderWay,
+    Verdict,
+    first_position,
+)
+from spark_abs.protocol.control import Start
+
+REBUILD_FIRST = (
+    "start the job as it was, which rebuilds the stage, and change it then; or restore a checkpoint"
+)
+_LEAVE = "start with allow_non_restored_state=True"
+_ONCE = "start the job once as it was: it ends that batch; stop it, then change it"
+
+
+def compare(
+    recorded: Recorded,
+    declared: Sequence[StageShape],
+    *,
+    begin: Mapping[StageId, Begin] | None = None,
+    leave: bool = False,
+) -> Comparison:
+    """Compare the declared job with the recorded one, stage by stage.
+
+    Args:
+        recorded: what the root knows; nothing for a new root.
+        declared: the stages as they are declared, sources in the order of their plans.
+        begin: where the stages begin to read channels that they did not read before; the cut if not named.
+            A channel that another stage gives up in the same change begins where that one stood.
+        leave: whether state, positions and unread rows may be left behind.
+    """
+    return _Comparing(recorded, declared, begin or {}, leave).run()
+
+
+class _Comparing:
+    """One comparison. `_given_up` are the positions of readers that read a channel no more."""
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        declared: Sequence[StageShape],
+        begin: Mapping[StageId, Begin],
+        leave: bool,
+    ) -> None:
+        self._recorded, self._declared, self._begin, self._leave = recorded, declared, begin, leave
+        self._reads = {s.stage: [x.name for x in s.sources if x.kind == CHANNEL] for s in declared}
+        self._given_up: dict[ChannelId, dict[StageId, Position]] = {}
+        for stage, standing in recorded.standings.items():
+            for position in standing.positions:
+                if position.channel not in self._reads.get(stage, ()):
+                    known = self._given_up.setdefault(position.channel, {}).get(stage, position)
+                    self._given_up[position.channel][stage] = min(known, position, key=lambda p: p.version)
+
+    def run(self) -> Comparison:
+        found = [self._stage(shape) for shape in self._declared]
+        names = {shape.stage for shape in self._declared}
+        found += [self._left(s.stage) for s in self._recorded.shapes if s.stage not in names]
+        return Comparison(self._recorded.where, tuple(found))
+
+    def _stage(self, shape: StageShape) -> StageChange:
+        standing = self._recorded.standings.get(shape.stage)
+        if standing is None:
+            return self._new(shape)
+        before = self._recorded.shape(shape.stage)
+        names = _names(before, standing)
+        places = _match(names, shape.sources)
+        notes: list[str] = []
+        reasons = list(_state_reasons(before, shape, standing))
+        gone = [i for i in range(len(standing.sources)) if i not in places]
+        for place in gone:
+            reason, note = self._gone(shape.stage, standing.sources[place], names[place])
+            reasons += reason
+            notes += note
+        sources: list[int | Position | None] = list(places)
+        for i, source in enumerate(shape.sources):
+            if places[i] is not None:
+                continue
+            if source.kind != CHANNEL:
+                notes.append(f"{source} is new and begins at its beginning")
+                continue
+            position, said = self._begins(shape.stage, source)
+            sources[i] = position
+            if position is None:
+                reasons += said
+            else:
+                notes += said
+        same = places == list(range(len(standing.sources)))
+        batch_reasons, ends = _batch(before, shape, standing, same)
+        reasons += batch_reasons
+        if standing.lost and not same:
+            reasons.append(f"its inputs differ, and its native checkpoint is lost: {REBUILD_FIRST}")
+        if reasons:
+            return StageChange(shape.stage, Verdict.REFUSED, tuple(reasons))
+        if not same and not gone and None not in places:
+            notes.append(f"inputs are in another order: {_listed(shape.sources)}")
+        begun = standing.finished != NO_BATCH or standing.under_way is not UnderWay.NOTHING
+        layout = Layout(tuple(sources)) if begun and not same else None
+        notes += _said(before, shape)
+        first = [standing.sources[s] if isinstance(s, int) else s for s in sources]
+        starts = tuple(Start(shape.stage, p) for p in first if p is not None)
+        if standing.finished != NO_BATCH or ends:
+            starts = ()  # its offset file says where it stands
+        return StageChange(shape.stage, Verdict.KEPT, tuple(notes), starts, layout, ends)
+
+    def _new(self, shape: StageShape) -> StageChange:
+        if shape.stage in self._recorded.left:
+            return StageChange(
+                shape.stage,
+                Verdict.REFUSED,
+                (
+                    "it was left out since, and what it had read and kept was left behind: give it another "
+                    "name, under which it begins, or restore a checkpoint that has it",
+                ),
+            )
+        starts, notes, reasons = [], [], []
+        for source in shape.sources:
+            if source.kind != CHANNEL:
+                notes.append(f"{source} begins at its beginning")
+                continue
+            position, said = self._begins(shape.stage, source)
+            if position is None:
+                reasons += said
+            else:
+                starts.append(Start(shape.stage, position))
+                notes += said
+        if reasons:
+            return StageChange(shape.stage, Verdict.REFUSED, tuple(reasons))
+        return StageChange(shape.stage, Verdict.NEW, tuple(notes), tuple(starts))
+
+    def _left(self, stage: StageId) -> StageChange:
+        standing = self._recorded.standings.get(stage, Standing())
+        if standing.under_way is UnderWay.TORN:
+            said = f"batch {standing.finished + 1} is under way, which some of its outputs hold: {_ONCE}"
+            return StageChange(stage, Verdict.REFUSED, (said,))
+        begun = standing.finished != NO_BATCH
+        held = ["state"] if standing.stateful and begun else []
+        held += ["positions in its sources"] if begun and None in standing.sources else []
+        held += [
+            f"{n} unread entries of channel {c}"
+            for (s, c), n in self._recorded.unread.items()
+            if s == stage and n and c not in self._taken_over()
+        ]
+        if held and not self._leave:
+            said = (
+                f"{self._recorded.where} has its {' and '.join(held)}, and the job declares no such stage "
+                f"now: name it as it was, or leave that behind: {_LEAVE}"
+            )
+            return StageChange(stage, Verdict.REFUSED, (said,))
+        what = f"leaves behind {' and '.join(held)}" if held else "it had nothing that is needed"
+        return StageChange(stage, Verdict.LEFT, (what,))
+
+    def _gone(
+        self, stage: StageId, position: Position | None, source: SourceShape
+    ) -> tuple[list[str], list[str]]:
+        """Return why a source cannot be given up, or what to say if it can."""
+        if position is None:
+            if self._leave:
+                return [], [f"{source} is read no more, its position is left behind"]
+            return [
+                f"{source} is read no more, and what was read of it would be read again if it came back: "
+                f"declare it as it was, or leave its position behind: {_LEAVE}"
+            ], []
+        if position.channel in self._taken_over():
+            return [], [f"channel {position.channel} is read by another stage from here on"]
+        unread = self._recorded.unread.get((stage, position.channel), 0)
+        if unread and not self._leave:
+            return [
+                f"channel {position.channel} is read no more, and {unread} entries of it are unread: start "
+                "the job as it was and stop it with a savepoint, behind which nothing is unread; let another "
+                f"stage read the channel, it begins there; or leave them behind: {_LEAVE}"
+            ], []
+        said = f"channel {position.channel} is read no more"
+        return [], [f"{said}; {unread} entries are left unread" if unread else said]
+
+    def _taken_over(self) -> set[ChannelId]:
+        """Return the channels that a stage begins to read while another one gives them up."""
+        begun = set()
+        for shape in self._declared:
+            standing = self._recorded.standings.get(shape.stage, Standing())
+            had = {p.channel for p in standing.positions}
+            begun |= {ChannelId(s.name) for s in shape.sources if s.kind == CHANNEL} - had
+        return begun & self._given_up.keys()
+
+    def _begins(self, stage: StageId, source: SourceShape) -> tuple[Position | None, list[str]]:
+        """Return where a stage begins to read a channel and what to say of it; None if it cannot begin."""
+        channel = ChannelId(source.name)
+        asked = self._begin.get(stage, "cut")
+        given = self._given_up.get(channel, {})
+        if given and asked == "cut":
+            versions = {p.version for p in given.values()}
+            if len(versions) > 1:
+                stood = ", ".join(f"{s!r} after entry {p.version}" for s, p in sorted(given.items()))
+                return None, [
+                    f"several stages give up channel {channel} at different places ({stood}), and it would "
+                    "begin at one of them: stop the job with a savepoint first, which brings them to the same"
+                ]
+            position = replace(next(iter(given.values())), feedback=source.feedback)
+            (who, *_) = given
+            return position, [
+                f"begins channel {channel} behind entry {position.version}, where {who!r} stood"
+            ]
+        if channel not in self._recorded.ends:
+            return first_position(channel, source.feedback), []
+        at = self._recorded.earliest if asked == "earliest" else self._recorded.ends
+        first = first_position(channel, source.feedback)
+        position = replace(first, version=at[channel], epoch=self._recorded.epoch)
+        said = "the earliest that is kept" if asked == "earliest" else "the current cut"
+        return position, [f"begins channel {channel} behind entry {position.version}, {said}"]
+
+
+def _names(before: StageShape | None, standing: Standing) -> list[SourceShape]:
+    """Name the sources of an offset file; a native one has no name if the shape does not give it."""
+    known = before.sources if before is not None and len(before.sources) == len(standing.sources) else ()
+    found = []
+    for place, position in enumerate(standing.sources):
+        if position is not None:
+            found.append(SourceShape(CHANNEL, position.channel, position.feedback))
+        else:
+            found.append(known[place] if known else SourceShape("native", ""))
+    return found
+
+
+def _match(names: Sequence[SourceShape], declared: Sequence[SourceShape]) -> list[int | None]:
+    """Find for each declared source its place among those that were read; None for one that is new.
+
+    Native sources that an earlier version recorded without names are taken in order, if there are as many.
+    """
+    free = dict(enumerate(names))
+    unnamed = [place for place, source in free.items() if source.kind == "native" and not source.name]
+    native = [s for s in declared if s.kind != CHANNEL]
+    in_order = iter(unnamed) if len(unnamed) == len(native) else iter(())
+    found: list[int | None] = []
+    for source in declared:
+        place: int | None
+        if source.kind == CHANNEL:
+            place = next((i for i, s in free.items() if s.kind == CHANNEL and s.name == source.name), None)
+        elif unnamed:
+            place = next(in_order, None)
+        else:
+            place = next((i for i, s in free.items() if (s.kind, s.name) == (source.kind, source.name)), None)
+        if place is not None:
+            free.pop(place)
+        found.append(place)
+    return found
+
+
+def _state_reasons(before: StageShape | None, shape: StageShape, standing: Standing) -> Iterator[str]:
+    """Iterate why the state of a stage does not fit what is declared."""
+    begun = standing.finished != NO_BATCH or standing.under_way is not UnderWay.NOTHING
+    if before is None or not before.sources or not begun:
+        return
+    if not _fits(before.operators, shape.operators):
+        yield (
+            "its stateful operators are others, and its state is that of the old ones:\n"
+            f"  was: {_listed(before.operators) or 'none'}\n  now: {_listed(shape.operators) or 'none'}\n"
+            "  declare them as they were; or give the stage another name, under which it begins without "
+            f"state, and leave this one's behind: {_LEAVE}"
+        )
+    elif before.operators and before.output_mode != shape.output_mode:
+        yield (
+            f"its output mode was {before.output_mode!r} and is {shape.output_mode!r} now: what it has sent "
+            "of its state was sent in the old one; declare it as it was, or give the stage another name"
+        )
+
+
+def _fits(before: Sequence[OperatorShape], now: Sequence[OperatorShape]) -> bool:
+    if [o.name for o in before] != [o.name for o in now]:
+        return False
+    if any(one.parts not in ((), other.parts) for one, other in zip(before, now, strict=True)):
+        return False
+    return not any(_crossed(one.sides, other.sides) for one, other in zip(before, now, strict=True))
+
+
+def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> bool:
+    """Say whether a source has gone over to the other side of a join: each side keeps rows of its own."""
+    sides = dict(enumerate(map(set, before)))
+    return any(
+        source not in sides.get(i, set()) and any(source in held for j, held in sides.items() if j != i)
+        for i, side in enumerate(now)
+        for source in side
+    )
+
+
+def _batch(
+    before: StageShape | None, shape: StageShape, standing: Standing, same: bool
+) -> tuple[list[str], bool]:
+    """Say whether the batch under way has to be recorded as finished, or why it stands in the way."""
+    changed = not same or (before is not None and not _same_outputs(before, shape))
+    if not changed or standing.under_way is UnderWay.NOTHING:
+        return [], False
+    if standing.under_way is UnderWay.PLANNED and not standing.calls_functions:
+        return [], False
+    if standing.under_way is UnderWay.WRITTEN and not (standing.stateful or standing.calls_functions):
+        return [], True
+    number = standing.finished + 1
+    what = {
+        UnderWay.PLANNED: "its sink functions may have seen",
+        UnderWay.WRITTEN: "its outputs hold",
+        UnderWay.TORN: "some of its outputs hold",
+    }[standing.under_way]
+    return [f"its inputs or outputs differ while batch {number} is under way, which {what}: {_ONCE}"], False
+
+
+def _same_outputs(before: StageShape, shape: StageShape) -> bool:
+    def places(of: StageShape) -> tuple[set[str], set[tuple[str, str]]]:
+        sinks = {(output, of.tables.get(sink, sink)) for sink, output in of.sinks.items()}
+        return set(of.channels), sinks
+
+    return not before.sources or places(before) == places(shape)
+
+
+def _said(before: StageShape | None, shape: StageShape) -> Iterator[str]:
+    """Iterate what else differs and makes no difference to what is kept."""
+    if before is None:
+        return
+    for sink in sorted(shape.sinks.keys() - before.sinks.keys()):
+        table = shape.tables.get(sink)
+        renamed = [s for s, t in before.tables.items() if t == table and s not in shape.sinks]
+        yield f"sink {sink} was {renamed[0]}" if renamed else f"sink {sink} begins with the next batch"
+    for sink in sorted(before.sinks.keys() - shape.sinks.keys()):
+        if before.tables.get(sink) not in shape.tables.values() or sink not in before.tables:
+            yield f"sink {sink} is written no more"
+    for sink in sorted(before.sinks.keys() & shape.sinks.keys()):
+        if before.sinks[sink] != shape.sinks[sink]:
+            yield f"sink {sink} takes output {shape.sinks[sink]}, before it took {before.sinks[sink]}"
+
+
+def _listed(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items))

@@ -1,0 +1,125 @@
+"""The stages of a job that was changed are made to go on.
+
+Nothing is changed before the comparison has let all stages pass. Then one commit of `control/` decides: what
+was written before it nobody looks for, and killed behind it the start goes on as of an unchanged job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.fence import fence_run
+from spark_abs.manifest import StageShape
+from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.changes import Comparison, Verdict
+from spark_abs.protocol.control import Attempt, ControlState, Rebuilt
+from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.native import NativeLog
+from spark_abs.runtime.recorded import Declared, Knowledge
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.snapshots.materialise import fresh_query_id
+from spark_abs.snapshots.rearrange import finish_batch, rearrange
+from spark_abs.store.control import Control
+from spark_abs.store.lease import Breath
+from spark_abs.store.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def fence_recorded(
+    ctx: RunContext, knowledge: Knowledge, declared: Declared, session: Callable[[], SparkSession]
+) -> None:
+    """Refuse older runs on every output that the job had: what its stages have done stands still then.
+
+    A driver that was frozen could else commit a batch between the comparison and what follows from it.
+
+    Raises:
+        Fenced: a newer run has taken over.
+    """
+    for stage, outputs, tables in knowledge.outputs(declared):
+        for output in outputs:
+            place = ctx.root.place(ctx.root.channel(channel_id(stage, output)))
+            with suppress(FileNotFoundError):
+                fence_run(Table.open(place), ctx.job, ctx.run, app_id(ctx.job, stage, output, ctx.attempt))
+        for sink, table in tables.items():
+            with suppress(FileNotFoundError):
+                DeltaSink(ctx.root, table, ctx.writer(stage, sink), ctx.run, session).begin()
+    ctx.probe("change.fence.after")
+
+
+def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declared: Declared) -> RunContext:
+    """Make the stages go on as the comparison says, and record the declared job; returns the new context.
+
+    1. End batches that all outputs hold.  2. Write native checkpoints with rearranged sources into new
+    directories.  3. Record directories, first positions and shapes: one commit.
+
+    Raises:
+        Fenced: somebody has taken over.
+        DamageError: a native checkpoint cannot be read.
+    """
+    breath = partial(Breath(ctx.root, control), ctx.run)
+    attempt = control.state.attempt
+    for change in comparison.stages:
+        if change.ends_batch:  # 1
+            native = ctx.native(change.stage)
+            ctx.probe(f"change.{change.stage}.finish.before")
+            finish_batch(native, NativeLog(native).newest_planned())
+            ctx.probe(f"change.{change.stage}.finish.after")
+    moved = [  # 2
+        _rearranged(ctx, attempt, change.stage, change.layout.sources, breath)
+        for change in comparison.stages
+        if change.layout is not None
+    ]
+    ctx.probe("change.record.before")
+    shapes = tuple(replace(s, outputs=dict.fromkeys(s.outputs, "")) for s in declared.shapes)
+    state = control.update(partial(_recorded, ctx, shapes, moved, comparison))  # 3
+    ctx.probe("change.record.after")
+    return replace(ctx, directories=state.attempt.directories, starts=state.attempt.first_positions)
+
+
+def _rearranged(
+    ctx: RunContext,
+    attempt: Attempt,
+    stage: StageId,
+    sources: Sequence[int | Position | None],
+    breath: Callable[[], None],
+) -> Rebuilt:
+    """Write a stage's native checkpoint into a directory that no start has used, and return its record."""
+    native = ctx.native(stage)
+    before = attempt.rebuilt_stage(stage)
+    number = max(int(ctx.run), 2 if before is None else before.number + 1)
+    record = Rebuilt(stage, number, fresh_query_id(), None, done=True)
+    target = replace(ctx, directories={stage: record.directory}).native(stage)
+    given = [json.dumps(dumps_position(s)) if isinstance(s, Position) else s for s in sources]
+    ctx.probe(f"change.{stage}.write.before")
+    rearrange(native, target, NativeLog(native).newest_committed(), record.query, given, breath)
+    ctx.probe(f"change.{stage}.write.after")
+    return record
+
+
+def _recorded(
+    ctx: RunContext,
+    shapes: tuple[StageShape, ...],
+    moved: Sequence[Rebuilt],
+    comparison: Comparison,
+    state: ControlState,
+) -> ControlState:
+    ledger.require_current(state, ctx.run)
+    names = {record.stage for record in moved}
+    attempt = state.attempt
+    left = {c.stage for c in comparison.stages if c.verdict is Verdict.LEFT}
+    changed = replace(
+        attempt,
+        shapes=shapes,
+        starts=tuple(start for change in comparison.stages for start in change.starts),
+        left=tuple(sorted({*attempt.left, *left})),
+        rebuilt=(*(r for r in attempt.rebuilt if r.stage not in names), *moved),
+    )
+    return replace(state, attempts=(*state.attempts[:-1], changed))

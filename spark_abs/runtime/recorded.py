@@ -1,0 +1,306 @@
+"""What a root knows of its job, and the job that is declared: what `protocol.compare` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from spark_abs.channels.entries import entry_of
+from spark_abs.channels.follow import follow
+from spark_abs.channels.trim import earliest
+from spark_abs.manifest import CHANNEL, Manifest, StageShape, StageSnapshot
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    BatchId,
+    ChannelId,
+    Position,
+    StageId,
+    Version,
+    app_id,
+    channel_id,
+    positions_of,
+)
+from spark_abs.protocol.changes import (
+    Begin,
+    Comparison,
+    Recorded,
+    StageChange,
+    Standing,
+    UnderWay,
+    Verdict,
+    first_position,
+)
+from spark_abs.protocol.compare import REBUILD_FIRST, compare
+from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.path import channel_path
+from spark_abs.runtime.frames import Frames
+from spark_abs.runtime.graph import JobGraph, PlanFacts, producer
+from spark_abs.runtime.job import Job
+from spark_abs.runtime.native import NativeLog, check_native, native_of
+from spark_abs.snapshots.materialise import METADATA
+from spark_abs.snapshots.rearrange import source_offsets
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The job as it is declared."""
+
+    shapes: tuple[StageShape, ...]
+    begin: Mapping[StageId, Begin]
+
+    def reads(self, stage: StageId) -> frozenset[ChannelId]:
+        """Return the channels that a stage reads."""
+        shape = next((s for s in self.shapes if s.stage == stage), None)
+        found = shape.sources if shape is not None else ()
+        return frozenset(ChannelId(s.name) for s in found if s.kind == CHANNEL)
+
+
+def declare(job: Job, graph: JobGraph, drafts: Frames, plans: Mapping[StageId, PlanFacts]) -> Declared:
+    """Return a job as it is declared; its channels have no ids yet."""
+    feedback = {(s.name, channel) for s in graph.stages for channel in s.feedback}
+    shapes = tuple(
+        StageShape(
+            stage=s.name,
+            inputs=tuple(s.inputs),
+            outputs={o: drafts.schemas[channel_id(s.name, o)].json() for o in s.outputs},
+            channels=dict.fromkeys(graph.consumed(s.name), ""),
+            sinks={k.name: k.output for k in graph.sinks_of(s.name)},
+            functions=tuple(drafts.declared[s.name].functions),
+            sources=tuple(replace(x, feedback=(s.name, x.name) in feedback) for x in plans[s.name].streams),
+            operators=plans[s.name].operators,
+            tables={k.name: k.table for k in graph.sinks_of(s.name) if k.table is not None},
+            output_mode=s.output_mode,
+        )
+        for s in graph.stages
+    )
+    begin = {name: spec.begin for name, spec in job.stages.items()}
+    return Declared(shapes, begin)
+
+
+class Knowledge:
+    """What a root knows of its job, by the native checkpoints of its attempt or by one of its manifests."""
+
+    def __init__(
+        self, root: Root, state: ControlState, manifest: Manifest | None, *, at_checkpoint: bool = False
+    ) -> None:
+        """Take the root.
+
+        Args:
+            root: the job's root.
+            state: what `control/` says.
+            manifest: the newest checkpoint of the attempt, or the one where it begins; None without any.
+            at_checkpoint: whether stages stand where that checkpoint has them, as behind a restore to it.
+        """
+        self._root, self._state, self._manifest = root, state, manifest
+        self._at_checkpoint = at_checkpoint
+        self._attempt = state.attempt
+
+    def compare(self, declared: Declared, leave: bool) -> Comparison:
+        """Compare the declared job with what is known.
+
+        Raises:
+            DamageError: what is recorded cannot be read.
+        """
+        shapes = self._shapes(declared)
+        standings = {s.stage: self._standing(s) for s in shapes}
+        begun = [
+            (s.stage, c)
+            for s in declared.shapes
+            for c in declared.reads(s.stage)
+            if c not in {p.channel for p in standings.get(s.stage, Standing()).positions}
+        ]
+        begins = {c for _, c in begun if self._channel(c).exists()}
+        wanted = {c for s, c in begun if c in begins and declared.begin.get(s) == "earliest"}
+        recorded = Recorded(
+            where=self._where,
+            shapes=shapes,
+            standings=standings,
+            left=() if self._at_checkpoint else self._attempt.left,
+            ends={c: self._end(c, standings) for c in begins},
+            earliest={c: earliest(self._root, c) for c in wanted},
+            unread={
+                (stage, p.channel): self._unread(p)
+                for stage, standing in standings.items()
+                for p in standing.positions
+                if p.channel not in declared.reads(stage)
+            },
+            epoch=self._state.last_claimed,
+        )
+        found = compare(recorded, declared.shapes, begin=declared.begin, leave=leave)
+        return replace(found, stages=tuple(self._checked(shapes, s) for s in found.stages))
+
+    def _checked(self, shapes: Sequence[StageShape], change: StageChange) -> StageChange:
+        """Refuse to rearrange a native checkpoint that is not whole."""
+        if change.layout is None or self._at_checkpoint:
+            return change
+        shape = next(s for s in shapes if s.stage == change.stage)
+        held = (batch for batch in self._held(shape) if batch is not None)
+        finding = check_native(self._native(change.stage), max([self._cut(change.stage), *held]))
+        if finding is None:
+            return change
+        said = f"its inputs differ, and its native checkpoint is lost ({finding}): {REBUILD_FIRST}"
+        return StageChange(change.stage, Verdict.REFUSED, (said,))
+
+    def outputs(self, declared: Declared) -> Iterator[tuple[StageId, Collection[str], Mapping[str, str]]]:
+        """Iterate the recorded stages with the outputs that are channels, and the tables of their sinks."""
+        for shape in self._shapes(declared):
+            yield shape.stage, shape.channels, self._tables(shape)
+
+    @property
+    def _where(self) -> str:
+        if self._manifest is not None and (self._at_checkpoint or not self._attempt.shapes):
+            return f"checkpoint {self._manifest.id}"
+        return "the last run"
+
+    def _shapes(self, declared: Declared) -> tuple[StageShape, ...]:
+        """Return the recorded shapes; of a root that has none, what natives say of the declared stages."""
+        if self._manifest is not None and (self._at_checkpoint or not self._attempt.shapes):
+            return self._manifest.graph
+        return self._attempt.shapes or tuple(
+            StageShape(s.stage, (), {}, {}, {}) for s in declared.shapes if self._native(s.stage).exists()
+        )
+
+    def _snapshot(self, stage: StageId) -> StageSnapshot | None:
+        return self._manifest.stage(stage) if self._manifest is not None else None
+
+    def _native(self, stage: StageId) -> Place:
+        return native_of(self._root, self._state, stage)
+
+    def _channel(self, channel: ChannelId) -> Place:
+        return self._root.place(self._root.channel(channel))
+
+    def _standing(self, shape: StageShape) -> Standing:
+        snapshot, cut = self._snapshot(shape.stage), self._cut(shape.stage)
+        at_cut = snapshot.offsets if snapshot is not None and cut != NO_BATCH else None
+        stateful = snapshot is not None and bool(snapshot.operators)
+        if self._at_checkpoint:
+            return Standing(self._sources(shape, at_cut), cut, stateful=stateful)
+        native = self._native(shape.stage)
+        log = NativeLog(native)
+        finished, planned = log.newest_committed(), log.newest_planned()
+        there = native.read(METADATA) is not None
+        held = self._held(shape) if planned > finished or not there else []
+        if planned < cut or (not there and any(batch is not None for batch in held)):
+            return Standing(self._sources(shape, at_cut), cut, stateful=stateful, lost=True)
+        under_way = _under_way(finished, planned, held)
+        newest = planned if under_way is UnderWay.WRITTEN or finished == NO_BATCH else finished
+        return Standing(
+            self._sources(
+                shape,
+                log.offsets_text(newest) if newest != NO_BATCH else None,
+                begun=finished != NO_BATCH or under_way is UnderWay.WRITTEN,
+            ),
+            finished,
+            under_way,
+            stateful=native.below("state").exists(),
+            calls_functions=bool(shape.sinks.keys() - self._tables(shape).keys()),
+        )
+
+    def _cut(self, stage: StageId) -> BatchId:
+        snapshot = self._snapshot(stage)
+        return snapshot.cut_batch if snapshot is not None else NO_BATCH
+
+    def _sources(
+        self, shape: StageShape, text: str | None, begun: bool = True
+    ) -> tuple[Position | None, ...]:
+        """Return where the sources stand by the text of an offset file; without one, where they begin."""
+        if text is None:
+            return tuple(
+                self._start(shape.stage, ChannelId(s.name), s.feedback) if s.kind == CHANNEL else None
+                for s in shape.sources
+            )
+        found = []
+        for offset in source_offsets(text):
+            position = next(iter(positions_of([offset])), None) if offset is not None else None
+            if position is not None and not begun:
+                position = self._start(shape.stage, position.channel, position.feedback)
+            found.append(position)
+        return tuple(found)
+
+    def _start(self, stage: StageId, channel: ChannelId, feedback: bool) -> Position:
+        recorded = self._attempt.first_positions
+        if not self._at_checkpoint and (stage, channel) in recorded:
+            return recorded[stage, channel]
+        snapshot = self._snapshot(stage)
+        at_cut = snapshot.positions if snapshot is not None and snapshot.cut_batch == NO_BATCH else ()
+        return next((p for p in at_cut if p.channel == channel), first_position(channel, feedback))
+
+    def _tables(self, shape: StageShape) -> Mapping[str, str]:
+        """Return where the tables of a stage's sinks are; shapes of earlier versions do not say it."""
+        attached = {s.sink: s.table for s in self._state.sinks if s.stage == shape.stage}
+        return shape.tables or {sink: attached[sink] for sink in shape.sinks if sink in attached}
+
+    def _held(self, shape: StageShape) -> list[BatchId | None]:
+        """Return the newest batch that each output holds."""
+        attempt, job = self._attempt, self._state.job
+        places = [
+            (self._channel(channel_id(shape.stage, output)), app_id(job, shape.stage, output, attempt.id))
+            for output in shape.channels
+        ]
+        places += [
+            (self._root.storage.place(table), self._state.writer(attempt, shape.stage, sink).app)
+            for sink, table in self._tables(shape).items()
+        ]
+        found: list[BatchId | None] = []
+        for place, app in places:
+            batch = None
+            with suppress(FileNotFoundError):
+                batch = Table.open(place).transaction(app)
+            found.append(None if batch is None else BatchId(batch))
+        return found
+
+    def _end(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
+        """Return the last entry behind which a stage that begins now reads: all that its producer has ended.
+
+        A batch that the producer has not ended may stand in one of its channels and not yet in another: it is
+        read in both.
+        """
+        if self._at_checkpoint and (cut := self._cuts().get(channel)) is not None:
+            return cut
+        stage = producer(channel)
+        table = Table.open(self._channel(channel))
+        ended = standings.get(stage, Standing()).finished
+        end = table.version
+        for version in range(table.version, -1, -1):
+            commit = table.read_commit(version)
+            entry = entry_of(commit) if commit is not None else None
+            if entry is None or entry.attempt not in (AttemptId(0), self._attempt.id):
+                break
+            if entry.batch > ended:
+                end = Version(version - 1)
+            elif entry.batch != NO_BATCH:
+                break
+        return end
+
+    def _unread(self, position: Position) -> int:
+        """Count the entries with rows behind a position."""
+        channel = position.channel
+        if not self._channel(channel).exists():
+            return 0
+        until = self._cuts().get(channel) if self._at_checkpoint else None
+        entries = follow(self._root, channel, channel_path(self._state, channel)).after(position.version)
+        return sum(1 for e in entries if e.files and (until is None or e.version <= until))
+
+    def _cuts(self) -> dict[ChannelId, Version]:
+        """Return where the checkpoint has the end of each channel."""
+        stages = self._manifest.stages if self._manifest is not None else ()
+        return {
+            channel_id(s.stage, o.output): o.version
+            for s in stages
+            for o in s.outputs
+            if o.kind == CHANNEL and o.version is not None
+        }
+
+
+def _under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId | None]) -> UnderWay:
+    if planned <= finished:
+        return UnderWay.NOTHING
+    have = [batch is not None and batch >= planned for batch in held]
+    if not any(have):
+        return UnderWay.PLANNED
+    return UnderWay.WRITTEN if all(have) else UnderWay.TORN

@@ -1,0 +1,136 @@
+"""What a user declares, as values: stages and their outputs, ways back, sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from spark_abs.errors import GraphError
+from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
+from spark_abs.protocol.changes import Begin
+from spark_abs.runtime.graph import SinkDecl, StageDecl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from spark_abs.runtime.job import Job
+
+StageFunction = Callable[..., "DataFrame"]
+OutputFunction = Callable[["DataFrame"], "DataFrame"]
+BatchFunction = Callable[["DataFrame", int], None]
+Existing = Literal["append", "take_over"]
+
+PROVIDERS: Mapping[str, str] = {
+    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output of a stage, as an input of another or of a sink."""
+
+    job: Job
+    stage: StageId
+    name: str
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel that carries it if another stage reads it."""
+        return channel_id(self.stage, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Output):
+    """A declared stage: itself its main output; `stage["late"]` is another one."""
+
+    outputs: tuple[str, ...] = (MAIN_OUTPUT,)
+
+    def __getitem__(self, output: str) -> Output:
+        """Return an output by name."""
+        if output not in self.outputs:
+            raise GraphError(
+                f"stage {self.stage!r} has no output {output!r}: it has {', '.join(self.outputs)}"
+            )
+        return Output(self.job, self.stage, output)
+
+
+@dataclass(eq=False, slots=True)
+class Feedback:
+    """The way back of a loop, as an input of the stage at its head; see `Job.feedback`."""
+
+    job: Job
+    name: str
+    schema: StructType
+    source: Output | None = None
+
+    def close(self, source: Output) -> None:
+        """Say which output goes round: of the stage that reads it, or of one behind that.
+
+        Raises:
+            GraphError: it is closed already, or this is no output of the same job.
+        """
+        if self.source is not None:
+            raise GraphError(
+                f"feedback {self.name!r} is closed by {self.source.channel!r}: a way back has one beginning, "
+                "union the frames, or declare a second one"
+            )
+        if not isinstance(source, Output) or source.job is not self.job:
+            raise GraphError(f"feedback {self.name!r} is closed by an output of a stage of this job")
+        self.source = source
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel that goes round.
+
+        Raises:
+            GraphError: it is not closed.
+        """
+        if self.source is None:
+            raise GraphError(f"feedback {self.name!r} is not closed: say what goes round with its close()")
+        return self.source.channel
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """Everything that was given for one stage."""
+
+    name: StageId
+    inputs: tuple[Output | Feedback | DataFrame, ...]
+    function: StageFunction
+    outputs: Mapping[str, OutputFunction]
+    output_mode: str
+    trigger: str | None
+    shuffle_partitions: int | None
+    state_provider: str | None
+    begin: Begin = "cut"
+
+    @property
+    def channels(self) -> tuple[ChannelId, ...]:
+        """Channel inputs, in order."""
+        return tuple(i.channel for i in self.inputs if isinstance(i, (Output, Feedback)))
+
+    def decl(self) -> StageDecl:
+        """Return the stage as the graph knows it."""
+        native = any(not isinstance(i, (Output, Feedback)) and i.isStreaming for i in self.inputs)
+        feedback = tuple(i.channel for i in self.inputs if isinstance(i, Feedback))
+        return StageDecl(
+            self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native, feedback
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """Everything that was given for one sink."""
+
+    name: str
+    source: Output
+    table: str | None
+    function: BatchFunction | None
+    existing: Existing = "append"
+
+    def decl(self) -> SinkDecl:
+        """Return the sink as the graph knows it."""
+        return SinkDecl(self.name, self.source.stage, self.source.name, self.table)

@@ -1,0 +1,76 @@
+"""SIGKILL at each step of a start that changes a job; then it is started again, gone back behind, and on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from spark_abs.restore.apply import restore
+from tests.crash.expected import events_of, write_file
+from tests.crash.facts import check_complete
+from tests.crash.jobs import Small
+from tests.crash.process import DriverProcess
+
+pytestmark = pytest.mark.timeout(900)
+
+POINTS = (
+    "start.abort.after",
+    "change.pair.write.before",
+    "change.pair.write.after",
+    "change.record.before",
+    "change.record.after",
+    "start.channels.after",
+    "start.through.query.after",
+    "batch.through.commit-main.after",
+)
+BEFORE, AFTER = 2, 2
+"""Files that are read before the change, and behind it."""
+
+
+def test_a_changed_start_may_be_killed_anywhere(first: DriverProcess, tmp_path: Path) -> None:
+    """A stage is put before an input of the join, another reader is new."""
+    jobs = [Small(tmp_path / str(number)) for number in range(len(POINTS))]
+    for job in jobs:
+        for number in range(BEFORE):
+            write_file(job.base, number)
+        job.files = BEFORE
+        job.finish(first)
+        for number in range(AFTER):
+            write_file(job.base, BEFORE + number)
+        job.files += AFTER
+    with DriverProcess(tmp_path / "killed") as driver:
+        driver.wait_ready()
+        driver.start(
+            *(
+                {"base": str(job.base), "points": [point], "through": True}
+                for job, point in zip(jobs, POINTS, strict=True)
+            ),
+            then="kill",
+        )
+        driver.wait_for_end("the kill")
+        assert [driver.at(job.base) for job in jobs] == [[point] for point in POINTS]
+    for job in jobs:
+        job.finish(first, through=True)
+        check_complete(job.base, job.files)
+        assert _beside(job.base) == _orders(BEFORE, BEFORE + AFTER)
+    there = jobs[POINTS.index("change.record.after")]
+    restore(str(there.root.uri), 1)
+    there.finish(first)
+    check_complete(there.base, there.files)
+    last = max(manifest.id for manifest in there.completed())
+    for number in (1, last):
+        restore(str(there.root.uri), number)
+        there.finish(first, through=True)
+        check_complete(there.base, there.files)
+
+
+def _beside(base: Path) -> Counter[int]:
+    return Counter(DeltaTable(str(base / "beside")).to_pyarrow_table()["id"].to_pylist())
+
+
+def _orders(start: int, stop: int) -> Counter[int]:
+    events = (event for file in range(start, stop) for event in events_of(file))
+    return Counter(event.id for event in events if event.kind == "order")

@@ -1,0 +1,335 @@
+"""A job that is declared otherwise at its next start: no row is lost, none is there twice.
+
+Every job reads files of numbers and keeps a table of those that came through. The oracle are the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+
+import spark_abs
+from spark_abs.cli.main import main
+from spark_abs.errors import Refused
+from spark_abs.restore.apply import restore
+from spark_abs.runtime.job import Job
+from spark_abs.runtime.specs import Output
+from tests.job_support import Feed, read_table
+from tests.spark.conftest import Start
+
+Declare = Callable[["Numbers", Job], None]
+
+
+def union(*frames: DataFrame) -> DataFrame:
+    first, *rest = frames
+    for frame in rest:
+        first = first.union(frame)
+    return first
+
+
+def backwards(*frames: DataFrame) -> DataFrame:
+    return union(*reversed(frames))
+
+
+@dataclass
+class Numbers:
+    """Two feeds, `a` and `b`, whose numbers do not overlap, and a root."""
+
+    spark: SparkSession
+    tmp: Path
+    start: Start
+    feeds: dict[str, Feed] = field(init=False)
+    written: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.root = str(self.tmp / "root")
+        self.feeds = {name: Feed(self.spark, self.tmp / name, "id long") for name in "ab"}
+        self.written = {name: [] for name in "ab"}
+
+    def write(self, feed: str, files: int = 1) -> None:
+        for _ in range(files):
+            number = len(self.written[feed]) + (1000 if feed == "b" else 0)
+            self.written[feed].append(number)
+            self.feeds[feed].write({"id": number})
+
+    def source(self, job: Job, name: str, **options: Any) -> Output:
+        return job.source(name, self.feeds[name].stream(), **options)
+
+    def sink(self, job: Job, name: str, source: Output, table: str | None = None) -> None:
+        job.sink(name, source, table=str(self.tmp / "tables" / (table or name)))
+
+    def job(self, declare: Declare, **settings: Any) -> Job:
+        job = Job(
+            "numbers", root=self.root, spark=self.spark, **{"interval": "1h", "num_retained": 10, **settings}
+        )
+        declare(self, job)
+        return job
+
+    def run(self, declare: Declare, **options: Any) -> None:
+        """Check a job, then start it: the start must do what the check says."""
+        job, leave = self.job(declare), bool(options.get("allow_non_restored_state"))
+        found = job.check(allow_non_restored_state=leave)
+        try:
+            run = self.start(job, available_now=True, **options)
+        except Refused:
+            assert not found.ok, found
+            raise
+        assert found.ok, found
+        run.await_termination()
+
+    def rows(self, table: str) -> list[int]:
+        found: list[int] = sorted(read_table(self.tmp / "tables" / table)["id"].to_pylist())
+        return found
+
+    def lost_and_twice(self, table: str, want: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return what is missing in a table, and what it has too often or should not have."""
+        have, wanted = Counter(self.rows(table)), Counter(want)
+        return sorted((wanted - have).elements()), sorted((have - wanted).elements())
+
+    def exact(self, table: str, feeds: str = "ab") -> None:
+        want = [number for feed in feeds for number in self.written[feed]]
+        assert self.lost_and_twice(table, want) == ([], [])
+
+
+@pytest.fixture
+def numbers(spark: SparkSession, tmp_path: Path, start: Start) -> Numbers:
+    return Numbers(spark, tmp_path, start)
+
+
+def both(function: Callable[..., DataFrame], order: str = "ab") -> Declare:
+    """Two sources, and a stage that reads both."""
+
+    def declare(numbers: Numbers, job: Job) -> None:
+        sources = {name: numbers.source(job, name) for name in "ab"}
+        out = job.stage("u", [sources[name] for name in order], function)
+        numbers.sink(job, "u", out)
+
+    return declare
+
+
+def line(*names: str, feed: str = "a", source: str | None = None) -> Declare:
+    """A source and stages behind each other, the last one with the table `out`."""
+
+    def declare(numbers: Numbers, job: Job) -> None:
+        last: Output = job.source(source or feed, numbers.feeds[feed].stream())
+        for name in names:
+            last = job.stage(name, [last], lambda frame: frame)
+        numbers.sink(job, "out", last)
+
+    return declare
+
+
+@pytest.mark.parametrize(("function", "order"), [(backwards, "ab"), (union, "ba")])
+def test_inputs_in_another_order_keep_their_positions(
+    numbers: Numbers, function: Callable[..., DataFrame], order: str
+) -> None:
+    numbers.write("a", 4)
+    numbers.write("b")
+    numbers.run(both(union))
+    numbers.write("a", 2)
+    numbers.write("b", 3)
+    numbers.run(both(function, order))
+    numbers.exact("u")
+    restore(numbers.root, 1)
+    numbers.run(both(function, order))
+    numbers.exact("u")
+    restore(numbers.root, 1)
+    numbers.run(both(union))
+    numbers.exact("u")
+
+
+def test_a_stage_that_reads_another_output_begins_there(numbers: Numbers) -> None:
+    def rewired(output: str) -> Declare:
+        def declare(numbers: Numbers, job: Job) -> None:
+            outputs = {"valid": lambda frame: frame.where("id % 2 = 0")}
+            source = numbers.source(job, "a", outputs=outputs)
+            taken = source if output == "main" else source[output]  # type: ignore[index]
+            numbers.sink(job, "u", job.stage("u", [taken], lambda frame: frame))
+
+        return declare
+
+    numbers.write("a", 4)
+    numbers.run(rewired("main"))
+    numbers.write("a", 4)
+    numbers.run(rewired("valid"))
+    want = [n for n in numbers.written["a"] if n < 4 or n % 2 == 0]
+    assert numbers.lost_and_twice("u", want) == ([], [])
+    restore(numbers.root, 1)
+    numbers.run(rewired("main"))
+    numbers.exact("u", "a")
+
+
+def test_stages_are_put_between_and_taken_out(numbers: Numbers) -> None:
+    numbers.write("a", 3)
+    numbers.run(line("last"))
+    numbers.write("a", 3)
+    numbers.run(line("between", "last"))
+    numbers.exact("out", "a")
+    numbers.write("a", 2)
+    numbers.run(line("last"))
+    numbers.exact("out", "a")
+    with pytest.raises(Refused, match="it was left out since"):
+        numbers.run(line("between", "last"))
+    numbers.run(line("other", "last"))
+    numbers.exact("out", "a")
+    restore(numbers.root, 1)
+    numbers.run(line("between", "last"))
+    numbers.exact("out", "a")
+
+
+def test_a_new_reader_begins_at_the_cut_or_with_what_is_kept(numbers: Numbers) -> None:
+    def with_reader(begin: Any) -> Declare:
+        def declare(numbers: Numbers, job: Job) -> None:
+            source = numbers.source(job, "a")
+            numbers.sink(job, "old", job.stage("old", [source], lambda frame: frame))
+            if begin is not None:
+                new = job.stage("new", [source], lambda frame: frame, begin=begin)
+                numbers.sink(job, "new", new, table=f"new-{begin}")
+
+        return declare
+
+    numbers.write("a", 3)
+    numbers.run(with_reader(None))
+    numbers.write("a", 2)
+    numbers.run(with_reader("cut"))
+    numbers.exact("old", "a")
+    assert numbers.rows("new-cut") == numbers.written["a"][3:]
+    restore(numbers.root, 1)
+    numbers.run(with_reader("earliest"))
+    numbers.exact("old", "a")
+    assert set(numbers.rows("new-earliest")) >= set(numbers.written["a"][3:])
+    assert max(Counter(numbers.rows("new-earliest")).values()) == 1
+
+
+def test_two_roots_write_one_table_and_each_goes_back_alone(numbers: Numbers) -> None:
+    first, second = numbers.root, str(numbers.tmp / "second-root")
+    numbers.write("a", 2)
+    numbers.run(line("last"))
+    numbers.root = second
+    numbers.run(line("last", feed="b", source="a"))
+    numbers.write("b", 2)
+    numbers.run(line("last", feed="b", source="a"))
+    numbers.exact("out")
+    numbers.root = first
+    numbers.write("a")
+    numbers.run(line("last"))
+    restore(first, 1)
+    assert numbers.lost_and_twice("out", [*numbers.written["a"][:2], *numbers.written["b"]]) == ([], [])
+    numbers.run(line("last"))
+    numbers.exact("out")
+
+
+def test_a_sink_under_another_name_or_of_another_stage_goes_back_with_its_table(numbers: Numbers) -> None:
+    def sink(name: str, of: str) -> Declare:
+        def declare(numbers: Numbers, job: Job) -> None:
+            source = numbers.source(job, "a")
+            stages = {"a": source, "next": job.stage("next", [source], lambda frame: frame)}
+            numbers.sink(job, name, stages[of], table="out")
+            if of == "a":
+                numbers.sink(job, "rest", stages["next"])
+
+        return declare
+
+    numbers.write("a", 2)
+    numbers.run(sink("zeta", "a"))
+    numbers.write("a")
+    numbers.run(sink("alpha", "a"))
+    numbers.exact("out", "a")
+    restore(numbers.root, 1)
+    assert numbers.rows("out") == numbers.written["a"][:2]
+    numbers.run(sink("alpha", "a"))
+    numbers.exact("out", "a")
+    numbers.write("a")
+    numbers.run(sink("alpha", "next"))
+    numbers.exact("out", "a")
+    restore(numbers.root, 1)
+    assert numbers.rows("out") == numbers.written["a"][:2]
+    numbers.run(sink("alpha", "a"))
+    numbers.exact("out", "a")
+
+
+def test_the_root_is_new_and_the_tables_are_old(numbers: Numbers) -> None:
+    numbers.write("a", 3)
+    numbers.run(line("last"))
+    numbers.root = str(numbers.tmp / "other-root")
+    numbers.run(line("last"))
+    assert Counter(numbers.rows("out")) == Counter(numbers.written["a"] * 2)
+
+
+def test_a_source_that_moved_is_refused_with_both_places(numbers: Numbers) -> None:
+    numbers.write("a", 2)
+    numbers.run(line("last"))
+    with pytest.raises(Refused, match=r"json source .*/a is read no more"):
+        numbers.run(_moved)
+    numbers.exact("out", "a")
+
+
+def _moved(numbers: Numbers, job: Job) -> None:
+    source = job.source("a", numbers.feeds["b"].stream())
+    numbers.sink(job, "out", job.stage("last", [source], lambda frame: frame))
+
+
+def test_the_command_says_what_a_start_would_do(numbers: Numbers) -> None:
+    numbers.write("a", 2)
+    numbers.run(line("last"))
+    script = numbers.tmp / "job.py"
+    script.write_text(
+        f"""
+import sys
+import spark_abs
+from pyspark.sql import SparkSession
+spark = SparkSession.getActiveSession()
+job = spark_abs.Job("numbers", root="/nowhere", spark=spark)
+files = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json({str(numbers.tmp)!r} + "/a")
+last = job.source("a", files)
+for name in sys.argv[1:]:
+    last = job.stage(name, [last], lambda frame: frame)
+job.sink("out", last, table={str(numbers.tmp)!r} + "/tables/out")
+job.start(available_now=True).await_termination()
+raise AssertionError("it was started")
+"""
+    )
+
+    def check(*names: str, exits: int) -> Any:
+        command = ["check", str(script), "--root", numbers.root, "--output", "json", "--", *names]
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == exits, (result.output, result.exception)
+        return {s["stage"]: s["verdict"] for s in json.loads(result.stdout)["stages"]}
+
+    assert check("last", exits=0) == {"a": "kept", "last": "kept"}
+    assert check("first", "last", exits=0) == {"a": "kept", "first": "new", "last": "kept"}
+    assert not Path("/nowhere").exists()
+    numbers.write("a")
+    numbers.run(line("last"))
+    numbers.exact("out", "a")
+
+
+def test_an_aggregate_by_another_key_is_refused(numbers: Numbers) -> None:
+    def counted(key: str) -> Declare:
+        def declare(numbers: Numbers, job: Job) -> None:
+            source = numbers.source(job, "a")
+            count = job.stage(
+                "count",
+                [source],
+                lambda f: f.groupBy(f.id % 2 if key == "two" else f.id % 3).count(),
+                output_mode="update",
+                shuffle_partitions=1,
+            )
+            job.sink("n", count, foreach_batch=lambda frame, _: frame.foreach(lambda row: None))
+
+        return declare
+
+    numbers.write("a", 2)
+    numbers.run(counted("two"))
+    with pytest.raises(Refused, match="stateful operators are others"):
+        numbers.run(counted("three"))
+    numbers.run(counted("two"))
+    assert spark_abs is not None

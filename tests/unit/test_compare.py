@@ -1,0 +1,241 @@
+"""A declared job against a recorded one: the verdict on every kind of change, and where readers begin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape, StageShape
+from spark_abs.model import NO_BATCH, AttemptId, BatchId, ChannelId, CheckpointId, Position, StageId, Version
+from spark_abs.protocol.changes import (
+    Comparison,
+    Recorded,
+    StageChange,
+    Standing,
+    UnderWay,
+    Verdict,
+    first_position,
+)
+from spark_abs.protocol.compare import compare
+
+FILES = SourceShape("json", "/in")
+COUNT = OperatorShape("Aggregate", ("by k bigint", "count(1)"))
+
+
+def at(channel: str, version: int) -> Position:
+    return Position(ChannelId(channel), AttemptId(1), Version(version), CheckpointId(3))
+
+
+def reading(channel: str) -> SourceShape:
+    return SourceShape(CHANNEL, channel)
+
+
+def shape(name: str, *sources: SourceShape, **more: Any) -> StageShape:
+    inputs = tuple(s.name for s in sources if s.kind == CHANNEL)
+    found = StageShape(StageId(name), inputs, {}, {}, {}, sources=sources, output_mode="append")
+    return replace(found, **more)
+
+
+def standing(*sources: Position | None, finished: int = 4, **more: Any) -> Standing:
+    return replace(Standing(sources, BatchId(finished)), **more)
+
+
+A, B = shape("a", FILES), shape("b", reading("a.main"))
+STANDS = {StageId("a"): standing(None), StageId("b"): standing(at("a.main", 7))}
+SEEN = Recorded(
+    "the last run",
+    (A, B),
+    STANDS,
+    ends={ChannelId("a.main"): Version(9), ChannelId("b.main"): Version(5)},
+    earliest={ChannelId("a.main"): Version(2)},
+    epoch=CheckpointId(6),
+)
+
+
+def verdicts(found: Comparison) -> dict[str, str]:
+    return {str(s.stage): s.verdict.value for s in found.stages}
+
+
+def of(found: Comparison, stage: str) -> StageChange:
+    (one,) = [s for s in found.stages if s.stage == stage]
+    return one
+
+
+def starts(found: Comparison, stage: str) -> dict[str, int]:
+    return {str(s.position.channel): int(s.position.version) for s in of(found, stage).starts}
+
+
+def test_a_new_root_begins_everything_at_the_first_entry() -> None:
+    found = compare(Recorded("the last run"), (A, B))
+    assert verdicts(found) == {"a": "new", "b": "new"}
+    assert of(found, "b").starts[0].position == first_position(ChannelId("a.main"))
+
+
+def test_an_unchanged_job_goes_on_and_nothing_is_written() -> None:
+    found = compare(SEEN, (A, B))
+    assert [s for s in found.stages if s.layout or s.starts or s.notes or s.ends_batch] == []
+    assert verdicts(found) == {"a": "kept", "b": "kept"}
+
+
+def test_inputs_in_another_order_keep_their_positions() -> None:
+    x, y = at("x.main", 3), at("y.main", 8)
+    before = shape("u", reading("x.main"), reading("y.main"))
+    seen = Recorded("the last run", (before,), {StageId("u"): standing(x, y)})
+    found = compare(seen, (shape("u", reading("y.main"), reading("x.main")),))
+    change = of(found, "u")
+    assert (change.verdict, change.layout and change.layout.sources) == (Verdict.KEPT, (1, 0))
+
+
+def test_a_channel_read_twice_keeps_both_positions() -> None:
+    before = shape("u", reading("x.main"), reading("x.main"))
+    seen = Recorded("the last run", (before,), {StageId("u"): standing(at("x.main", 3), at("x.main", 8))})
+    assert of(compare(seen, (before,)), "u").layout is None
+
+
+def test_a_new_reader_begins_at_the_cut_or_with_the_earliest() -> None:
+    other = shape("c", reading("a.main"))
+    assert starts(compare(SEEN, (A, B, other)), "c") == {"a.main": 9}
+    found = compare(SEEN, (A, B, other), begin={StageId("c"): "earliest"})
+    assert starts(found, "c") == {"a.main": 2}
+    assert of(found, "c").starts[0].position.epoch == 6
+
+
+def test_a_stage_put_between_two_begins_where_the_one_behind_it_stood() -> None:
+    between, behind = shape("m", reading("a.main")), shape("b", reading("m.main"))
+    found = compare(replace(SEEN, unread={(StageId("b"), ChannelId("a.main")): 2}), (A, between, behind))
+    assert verdicts(found) == {"a": "kept", "m": "new", "b": "kept"}
+    assert starts(found, "m") == {"a.main": 7}
+    layout = of(found, "b").layout
+    assert layout is not None
+    assert layout.sources == (first_position(ChannelId("m.main")),)
+
+
+def test_readers_that_stood_at_different_places_hand_nothing_over() -> None:
+    other = shape("c", reading("a.main"))
+    stands = {**STANDS, StageId("c"): standing(at("a.main", 8))}
+    seen = replace(SEEN, shapes=(A, B, other), standings=stands)
+    both = shape("d", reading("a.main"))
+    found = compare(seen, (A, both))
+    assert "'b' after entry 7, 'c' after entry 8" in of(found, "d").notes[0]
+    same = replace(seen, standings={**stands, StageId("c"): standing(at("a.main", 7))})
+    assert starts(compare(same, (A, both)), "d") == {"a.main": 7}
+
+
+def test_an_input_with_unread_rows_is_not_given_up_unasked() -> None:
+    seen = replace(SEEN, unread={(StageId("b"), ChannelId("a.main")): 2})
+    rewired = (A, shape("b", reading("a.valid")))
+    found = compare(seen, rewired)
+    assert "2 entries of it are unread" in of(found, "b").notes[0]
+    assert compare(seen, rewired, leave=True).ok
+    assert compare(SEEN, rewired).ok, "nothing is unread"
+
+
+def test_a_native_source_is_found_by_what_it_reads() -> None:
+    other = SourceShape("json", "/other")
+    seen = Recorded("the last run", (shape("s", FILES, other),), {StageId("s"): standing(None, None)})
+    swapped = of(compare(seen, (shape("s", other, FILES),)), "s").layout
+    assert swapped is not None
+    assert swapped.sources == (1, 0)
+    moved = compare(seen, (shape("s", FILES, SourceShape("json", "/moved")),))
+    assert "json source /other is read no more" in of(moved, "s").notes[0]
+
+
+def test_native_sources_of_earlier_versions_are_taken_in_order() -> None:
+    other = SourceShape("json", "/other")
+    old = Recorded("checkpoint 3", (shape("s"),), {StageId("s"): standing(None, at("a.main", 1), None)})
+    found = compare(old, (shape("s", FILES, other, reading("a.main")),))
+    layout = of(found, "s").layout
+    assert layout is not None
+    assert layout.sources == (0, 2, 1)
+    assert not compare(old, (shape("s", FILES, reading("a.main")),)).ok
+
+
+def test_a_stage_that_is_gone_is_named_with_what_it_has() -> None:
+    stands = {StageId("a"): standing(None), StageId("b"): standing(at("a.main", 7), stateful=True)}
+    seen = replace(SEEN, standings=stands, unread={(StageId("b"), ChannelId("a.main")): 2})
+    found = compare(seen, ())
+    assert "positions in its sources" in of(found, "a").notes[0]
+    assert "state and 2 unread entries of channel a.main" in of(found, "b").notes[0]
+    assert verdicts(compare(seen, (), leave=True)) == {"a": "left", "b": "left"}
+    never = {StageId("b"): standing(at("a.main", 0), finished=NO_BATCH)}
+    assert verdicts(compare(replace(SEEN, shapes=(B,), standings=never), ())) == {"b": "left"}
+
+
+def test_a_stage_that_was_left_out_does_not_come_back() -> None:
+    found = compare(replace(SEEN, left=(StageId("c"),)), (A, B, shape("c", reading("a.main"))))
+    assert "give it another name" in of(found, "c").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("operators", "mode", "word"),
+    [
+        ((COUNT,), "append", None),
+        ((), "append", "stateful operators"),
+        ((replace(COUNT, parts=("by j bigint", "count(1)")),), "append", "by j bigint"),
+        ((COUNT, COUNT), "append", "stateful operators"),
+        ((COUNT,), "update", "output mode"),
+    ],
+)
+def test_state_fits_its_operators(operators: tuple[OperatorShape, ...], mode: str, word: str | None) -> None:
+    before = shape("b", reading("a.main"), operators=(COUNT,))
+    seen = Recorded("the last run", (before,), {StageId("b"): standing(at("a.main", 7), stateful=True)})
+    found = compare(seen, (replace(before, operators=operators, output_mode=mode),))
+    assert found.ok == (word is None)
+    assert word is None or word in of(found, "b").notes[0]
+
+
+def test_the_sides_of_a_join_stay() -> None:
+    join = OperatorShape("InnerJoin", ("on (id = id)",), (("channel x.main",), ("channel y.main",)))
+    before = shape("j", reading("x.main"), reading("y.main"), operators=(join,))
+    stands = {StageId("j"): standing(at("x.main", 3), at("y.main", 3), stateful=True)}
+    seen = Recorded("the last run", (before,), stands)
+    crossed = replace(join, sides=join.sides[::-1])
+    assert not compare(seen, (replace(before, operators=(crossed,)),)).ok
+    through = replace(join, sides=(("channel m.main",), ("channel y.main",)))
+    behind = shape("j", reading("m.main"), reading("y.main"), operators=(through,))
+    assert compare(seen, (shape("m", reading("x.main")), behind)).ok
+
+
+@pytest.mark.parametrize(
+    ("under_way", "more", "ok"),
+    [
+        (UnderWay.PLANNED, {}, True),
+        (UnderWay.PLANNED, {"calls_functions": True}, False),
+        (UnderWay.WRITTEN, {}, True),
+        (UnderWay.WRITTEN, {"stateful": True}, False),
+        (UnderWay.WRITTEN, {"calls_functions": True}, False),
+        (UnderWay.TORN, {}, False),
+    ],
+)
+def test_a_batch_under_way_is_settled_before_inputs_or_outputs_change(
+    under_way: UnderWay, more: dict[str, Any], ok: bool
+) -> None:
+    outputs = shape("b", reading("a.main"), channels={"main": ""}, outputs={"main": "{}"})
+    stands = {**STANDS, StageId("b"): standing(at("a.main", 7), under_way=under_way, **more)}
+    seen = replace(SEEN, shapes=(A, outputs), standings=stands)
+    for changed in (
+        replace(outputs, channels={"main": "", "late": ""}),
+        replace(outputs, sources=(reading("a.main"), reading("c.main"))),
+    ):
+        found = compare(seen, (A, changed))
+        assert found.ok == ok, found
+        assert of(found, "b").ends_batch == (ok and under_way is UnderWay.WRITTEN)
+    assert compare(seen, (A, outputs)).ok, "an unchanged stage repeats it"
+
+
+def test_a_sink_under_another_name_is_the_same_sink() -> None:
+    before = replace(B, sinks={"out": "main"}, tables={"out": "/t"})
+    renamed = replace(B, sinks={"rows": "main"}, tables={"rows": "/t"})
+    torn = {**STANDS, StageId("b"): standing(at("a.main", 7), under_way=UnderWay.TORN)}
+    found = compare(replace(SEEN, shapes=(A, before), standings=torn), (A, renamed))
+    assert found.ok
+    assert of(found, "b").notes == ("sink rows was out",)
+
+
+def test_a_stage_that_is_changed_and_lost_is_refused() -> None:
+    stands = {**STANDS, StageId("b"): standing(at("a.main", 7), lost=True)}
+    seen = replace(SEEN, standings=stands)
+    assert compare(seen, (A, B)).ok, "it is rebuilt"
+    assert not compare(seen, (A, shape("b", reading("a.main"), reading("c.main")))).ok
