@@ -26,6 +26,7 @@ POINTS = (
     "start.through.query.after",
     "batch.through.commit-main.after",
 )
+KEPT = {"num_retained": 1000}
 BEFORE, AFTER = 2, 2
 """Files that are read before the change, and behind it."""
 
@@ -33,11 +34,13 @@ BEFORE, AFTER = 2, 2
 def test_a_changed_start_may_be_killed_anywhere(first: DriverProcess, tmp_path: Path) -> None:
     """A stage is put before an input of the join, another reader is new."""
     jobs = [Small(tmp_path / str(number)) for number in range(len(POINTS))]
+    before = {}
     for job in jobs:
         for number in range(BEFORE):
             write_file(job.base, number)
         job.files = BEFORE
-        job.finish(first)
+        job.finish(first, checkpoint=KEPT)
+        before[job.base] = newest(job)
         for number in range(AFTER):
             write_file(job.base, BEFORE + number)
         job.files += AFTER
@@ -45,7 +48,7 @@ def test_a_changed_start_may_be_killed_anywhere(first: DriverProcess, tmp_path: 
         driver.wait_ready()
         driver.start(
             *(
-                {"base": str(job.base), "points": [point], "through": True}
+                {"base": str(job.base), "points": [point], "through": True, "checkpoint": KEPT}
                 for job, point in zip(jobs, POINTS, strict=True)
             ),
             then="kill",
@@ -53,18 +56,22 @@ def test_a_changed_start_may_be_killed_anywhere(first: DriverProcess, tmp_path: 
         driver.wait_for_end("the kill")
         assert [driver.at(job.base) for job in jobs] == [[point] for point in POINTS]
     for job in jobs:
-        job.finish(first, through=True)
+        job.finish(first, through=True, checkpoint=KEPT)
         check_complete(job.base, job.files)
         assert _beside(job.base) == _orders(BEFORE, BEFORE + AFTER)
     there = jobs[POINTS.index("change.record.after")]
-    restore(str(there.root.uri), 1)
-    there.finish(first)
+    changed = newest(there)
+    restore(str(there.root.uri), before[there.base])
+    there.finish(first, checkpoint=KEPT)
     check_complete(there.base, there.files)
-    last = max(manifest.id for manifest in there.completed())
-    for number in (1, last):
+    for number in (before[there.base], changed):
         restore(str(there.root.uri), number)
-        there.finish(first, through=True)
+        there.finish(first, through=True, checkpoint=KEPT)
         check_complete(there.base, there.files)
+
+
+def newest(job: Small) -> int:
+    return max(manifest.id for manifest in job.completed())
 
 
 def _beside(base: Path) -> Counter[int]:
