@@ -11,7 +11,8 @@ from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest, StoredFile
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, StageId, Version
 from spark_abs.observe.progress import Progress
-from spark_abs.protocol.control import NATIVES, ControlState
+from spark_abs.protocol.attempt import NATIVES
+from spark_abs.protocol.control import ControlState
 from spark_abs.restore.check import check_checkpoint, damaged_rows
 from spark_abs.restore.lookup import lookup, readable
 from spark_abs.snapshots.verify import (

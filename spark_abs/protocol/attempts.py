@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from spark_abs.errors import CheckpointNotFound
 from spark_abs.model import AttemptId, CheckpointId, RunId
-from spark_abs.protocol.control import Attempt, ControlState, StartedFunctions, require_current, with_run
+from spark_abs.protocol.attempt import Attempt, StartedFunctions
+from spark_abs.protocol.control import ControlState, require_current, with_run
 
 
 def begin_attempt(

@@ -19,7 +19,7 @@ from spark_abs.model import (
     StageId,
     Version,
 )
-from spark_abs.protocol.control import Start
+from spark_abs.protocol.attempt import Start
 
 Begin = Literal["cut", "earliest"]
 """Where a stage begins to read a channel that is older than its reading it."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape, StageShape
 from spark_abs.model import NO_BATCH, ChannelId, Position, StageId
+from spark_abs.protocol.attempt import Start
 from spark_abs.protocol.changes import (
     Begin,
     Comparison,
@@ -22,7 +23,6 @@ from spark_abs.protocol.changes import (
     Verdict,
     first_position,
 )
-from spark_abs.protocol.control import Start
 
 REBUILD_FIRST = (
     "start the job as it was, which rebuilds the stage, and change it then; or restore a checkpoint"

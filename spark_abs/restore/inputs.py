@@ -15,7 +15,8 @@ from pyarrow import fs
 
 from spark_abs.errors import UsageError
 from spark_abs.manifest import Manifest
-from spark_abs.protocol.control import Attempt, ControlState
+from spark_abs.protocol.attempt import Attempt
+from spark_abs.protocol.control import ControlState
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

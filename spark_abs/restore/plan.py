@@ -28,8 +28,9 @@ from spark_abs.model import (
     checked_name,
 )
 from spark_abs.observe.alive import LiveRun
+from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, replaced_by
-from spark_abs.protocol.control import NATIVES, ControlState
+from spark_abs.protocol.control import ControlState
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,

@@ -9,8 +9,9 @@ from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest
 from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
+from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import attempt_for
-from spark_abs.protocol.control import NATIVES, ControlState
+from spark_abs.protocol.control import ControlState
 from spark_abs.restore.ahead import Ahead, write_ahead
 from spark_abs.restore.check import damaged_rows, require_intact, require_way_back
 from spark_abs.restore.facts import gather

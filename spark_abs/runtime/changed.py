@@ -17,8 +17,9 @@ from spark_abs.channels.fence import fence_run
 from spark_abs.manifest import StageShape
 from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
 from spark_abs.protocol import control as ledger
+from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.changes import Comparison, Verdict
-from spark_abs.protocol.control import Attempt, ControlState, Rebuilt
+from spark_abs.protocol.control import ControlState
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.recorded import Declared, Knowledge

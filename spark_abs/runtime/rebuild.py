@@ -20,7 +20,8 @@ from spark_abs.errors import AbsError, DamageError, Refused, StageFailed
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id
 from spark_abs.protocol import control as ledger
-from spark_abs.protocol.control import Attempt, ControlState, Rebuilt
+from spark_abs.protocol.attempt import Attempt, Rebuilt
+from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
 from spark_abs.protocol.restarts import is_final
 from spark_abs.runtime.context import RunContext

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, BatchId, StageId
-from spark_abs.protocol.control import ControlState, StartedFunctions
+from spark_abs.protocol.attempt import StartedFunctions
+from spark_abs.protocol.control import ControlState
 from spark_abs.runtime.frames import Frames
 from spark_abs.runtime.graph import PlanFacts
 from spark_abs.runtime.native import NativeLog

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from spark_abs.errors import AbsError, DamageError, Refused, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, StageId
+from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import start_functions
-from spark_abs.protocol.control import NATIVES, place_natives
+from spark_abs.protocol.control import place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.runtime.changed import carry_out, fence_recorded
 from spark_abs.runtime.context import RunContext

@@ -23,7 +23,7 @@ from spark_abs.codec import from_json, to_json
 from spark_abs.errors import CheckpointNotFound, DamageError, Fenced
 from spark_abs.manifest import Manifest
 from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version, run_app_id
-from spark_abs.protocol.control import Attempt
+from spark_abs.protocol.attempt import Attempt
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 

@@ -22,17 +22,8 @@ from deltalake.exceptions import DeltaError
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import DamageError, Refused, RootNotFound
 from spark_abs.model import FORMAT, CheckpointId, Version
-from spark_abs.protocol.control import (
-    NATIVES,
-    Aborted,
-    AttachedSink,
-    Attempt,
-    Claim,
-    Command,
-    ControlState,
-    Run,
-    begin_job,
-)
+from spark_abs.protocol.attempt import NATIVES, Attempt
+from spark_abs.protocol.control import Aborted, AttachedSink, Claim, Command, ControlState, Run, begin_job
 from spark_abs.protocol.forgotten import Forgotten
 from spark_abs.protocol.overtaken import overtaken
 from spark_abs.store.root import Root

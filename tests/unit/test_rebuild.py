@@ -9,14 +9,9 @@ import pytest
 
 from spark_abs.errors import DamageError, Fenced, Refused
 from spark_abs.model import NO_BATCH, AttemptId, BatchId, CheckpointId, RunId, StageId
+from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.attempts import begin_attempt
-from spark_abs.protocol.control import (
-    ControlState,
-    Rebuilt,
-    begin_job,
-    begin_run,
-    rebuild,
-)
+from spark_abs.protocol.control import ControlState, begin_job, begin_run, rebuild
 from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
 from spark_abs.runtime.native import clear_leftovers, plan_batch
 from spark_abs.runtime.turns import Turns

@@ -17,8 +17,9 @@ from spark_abs.channels.files import read_written
 from spark_abs.config import Settings
 from spark_abs.errors import Refused
 from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId
+from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
-from spark_abs.protocol.control import NATIVES, ControlState, end_run
+from spark_abs.protocol.control import ControlState, end_run
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
 from spark_abs.runtime.native import NativeLog

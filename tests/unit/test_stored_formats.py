@@ -50,16 +50,8 @@ from spark_abs.model import (
     positions_of,
     run_app_id,
 )
-from spark_abs.protocol.control import (
-    Aborted,
-    Attempt,
-    Claim,
-    Command,
-    CommandKind,
-    Rebuilt,
-    Run,
-    StartedFunctions,
-)
+from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
+from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, Run
 from spark_abs.sinks.note import PlannedBatch, SinkNote
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
