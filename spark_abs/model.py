@@ -82,6 +82,14 @@ class CheckpointKind(StrEnum):
         return self is not CheckpointKind.CHECKPOINT
 
 
+class RunKind(StrEnum):
+    """Who takes a run number: whoever writes owns the root."""
+
+    JOB = "job"
+    RESTORE = "restore"
+    EDIT = "edit"
+
+
 class CheckpointMode(StrEnum):
     """What a barrier asks of the stages that it meets; it carries it, so that all of them decide alike."""
 

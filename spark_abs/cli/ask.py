@@ -26,9 +26,11 @@ def ask_job(
     return ask_run(root, command, ctx.now_ms, ctx.pause)
 
 
-def wait_for_end(ctx: Context, root: Root) -> None:
-    """Return when the newest run has ended."""
+def wait_for_end(ctx: Context, root: Root) -> str:
+    """Return when the newest run has ended, and how."""
     control = Control.open(root)
     run = control.state.run
     while run is not None and not ended(root, control, run.id, ctx.now_ms()):
         ctx.pause(LOOK_EVERY_S)
+    last = next((r for r in control.state.runs if run is not None and r.id == run.id), None)
+    return "killed" if last is None or last.ended is None else last.ended

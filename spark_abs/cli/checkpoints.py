@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spark_abs.cli.output import Output, duration, one_line, size, text_of
+from spark_abs.cli.output import Output, duration, moment, one_line, size, text_of
 from spark_abs.cli.verb import Context, verb
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
 from spark_abs.store.root import Root
@@ -14,6 +14,7 @@ COLUMNS = (
     ("kind", False),
     ("name", False),
     ("attempt", True),
+    ("completed (UTC)", False),
     ("age", True),
     ("duration", True),
     ("new", True),
@@ -48,6 +49,7 @@ def _cells(row: CheckpointRow) -> tuple[str, ...]:
         text_of(row.kind),
         text_of(row.name),
         text_of(row.attempt),
+        moment(row.completed_ms),
         duration(row.age_ms),
         duration(row.duration_ms),
         size(row.size_new),

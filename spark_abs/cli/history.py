@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import click
 
-from spark_abs.cli.output import duration, one_line, size, text_of
+from spark_abs.cli.output import duration, moment, one_line, size, text_of
 from spark_abs.cli.verb import Context, verb
 from spark_abs.observe.events import event_rows
 from spark_abs.store.history import HistoryRow
@@ -36,9 +34,8 @@ def history(ctx: Context, root: Root, limit: int | None) -> None:
 
 
 def _cells(row: HistoryRow) -> tuple[str, ...]:
-    when = datetime.fromtimestamp(row.at_ms / 1000, UTC)
     return (
-        f"{when:%Y-%m-%d %H:%M:%S}.{row.at_ms % 1000:03d}",
+        moment(row.at_ms),
         row.event.value,
         text_of(row.checkpoint),
         text_of(row.attempt),

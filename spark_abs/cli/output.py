@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import click
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.text import Text
 from spark_abs.codec import to_plain
 from spark_abs.errors import AbsError
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 WIDE = 200
 """Columns for output that no terminal wraps."""
 
@@ -115,6 +117,13 @@ def one_line(text: str) -> str:
 def printable(text: str) -> str:
     """Replace what would command a terminal: names and paths come from storage."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def moment(ms: int | None) -> str:
+    """Return a time in UTC to the millisecond, `-` for None."""
+    if ms is None:
+        return "-"
+    return f"{_EPOCH + timedelta(milliseconds=ms):%Y-%m-%d %H:%M:%S}.{ms % 1000:03d}"
 
 
 def duration(ms: int | None) -> str:

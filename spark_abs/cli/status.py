@@ -8,6 +8,7 @@ import click
 
 from spark_abs.cli.output import duration
 from spark_abs.cli.verb import Context, verb
+from spark_abs.model import RunKind
 from spark_abs.observe.alive import lease_timeout_ms
 from spark_abs.observe.status import JobStatus, job_status
 from spark_abs.store.root import Root
@@ -26,12 +27,12 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     origin = f", restored from checkpoint {found.restored_from}" if found.restored_from is not None else ""
     yield "attempt", f"{found.attempt}{origin}{'' if found.ready else ', restore not finished: run it again'}"
     if found.run is not None:
-        began = duration(now_ms - found.run.started_ms)
-        ended = f", {found.run.ended}" if found.run.ended is not None else ""
-        yield (
-            "run",
-            f"{found.run.id}, begun {began} ago by process {found.run.pid} on {found.run.host}{ended}",
-        )
+        run, began = found.run, duration(now_ms - found.run.started_ms)
+        kind = "" if run.kind is RunKind.JOB else f", a{'n' if run.kind is RunKind.EDIT else ''} {run.kind}"
+        how = f"ended: {run.ended}" if run.ended is not None else "at work"
+        if found.killed:
+            how = "killed, or its machine was lost: it recorded no end"
+        yield "run", f"{run.id}{kind}, begun {began} ago by process {run.pid} on {run.host}, {how}"
     if found.alive is not None:
         yield "alive", f"yes, heard of {duration(found.alive.heard_ms)} ago"
     else:

@@ -6,7 +6,7 @@ import click
 
 from spark_abs.cli.ask import ask_job, wait_for_end
 from spark_abs.cli.verb import Context, verb
-from spark_abs.errors import UsageError
+from spark_abs.errors import Refused, UsageError
 from spark_abs.protocol.control import CommandKind
 from spark_abs.restore.target import check_savepoint_name
 from spark_abs.store.root import Root
@@ -31,6 +31,11 @@ def stop(ctx: Context, root: Root, name: str | None, drain: bool) -> None:
         raise UsageError("--drain ends with a savepoint: give --savepoint NAME")
     with ctx.out.waiting("waiting for the job to stop" + (f" with savepoint {name!r}" if name else "")):
         answer = ask_job(ctx, root, CommandKind.STOP, name, drain=drain)
-        wait_for_end(ctx, root)
+        how = wait_for_end(ctx, root)
+    if how == "killed":
+        raise Refused("the job was killed before it had stopped in order")
+    if how.startswith("failed"):
+        raise Refused(f"the job {how}")
     taken = f"; savepoint {name!r} is checkpoint {answer.checkpoint}" if name else ""
-    ctx.out.result(answer, lambda out: out.line(f"stopped{taken}"))
+    stopped = how if how.startswith("stopped") else "stopped"
+    ctx.out.result(answer, lambda out: out.line(f"{stopped}{taken}"))

@@ -42,7 +42,7 @@ def ask_run(
         if found.answered:
             break
         if gone:
-            raise Refused(f"run {run} ended before it answered: see `spark-abs history {root.uri}`")
+            raise Refused(f"run {run} {how_ended(control.state, run)} before it answered")
         pause(LOOK_EVERY_S)
     if not found.ok:
         raise Refused(found.message or f"the job dropped the command: see `spark-abs status {root.uri}`")
@@ -57,10 +57,18 @@ def ended(root: Root, control: Control, run: int, now_ms: int) -> bool:
     return live_run(root, now_ms, lease_timeout_ms()) is None
 
 
+def how_ended(state: ControlState, run: int) -> str:
+    """Say how a run ended, as the rest of a sentence that begins with it."""
+    how = next((r.ended for r in state.runs if r.id == run), None)
+    return "died" if how is None else f"ended ({how})"
+
+
 def _require_alive(root: Root, state: ControlState, now_ms: int) -> int:
     live = live_run(root, now_ms, lease_timeout_ms())
     if live is None or state.run is None or state.run.ended is not None:
-        last = f": run {state.run.id} {state.run.ended or 'died'}" if state.run else ": it was never started"
+        last = ": it was never started"
+        if state.run is not None:
+            last = f": run {state.run.id} {how_ended(state, state.run.id)}"
         raise Refused(f"no run of job {state.job!r} is alive{last}; start it first")
     if not state.attempt.ready:
         raise Refused(f"job {state.job!r} is being restored: wait for the end of it, then start it")

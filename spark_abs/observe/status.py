@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from spark_abs.model import AttemptId, CheckpointId, RunId
+from spark_abs.model import AttemptId, CheckpointId, RunId, RunKind
 from spark_abs.observe.alive import LiveRun, live_run
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
 from spark_abs.protocol.control import Aborted, Command, Run
@@ -37,7 +37,9 @@ class JobStatus:
     ready: bool
     """False while a restore is unfinished."""
     run: Run | None
-    """The newest run, also if it has ended."""
+    """The newest run, also if it has ended; `kind` tells a restore and an edit from the job itself."""
+    killed: bool
+    """The newest run is not alive and has recorded no end."""
     alive: LiveRun | None
     open: tuple[OpenCheckpoint, ...]
     """Of a run that is dead too, until the next one aborts them."""
@@ -55,7 +57,10 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         UsageError: there is no job at this root.
         DamageError: a log cannot be read.
     """
-    state = Control.open(root).state
+    state, alive = Control.open(root).state, live_run(root, now_ms, lease_timeout_ms)
+    run = state.run
+    if run is not None and run.ended == "restored":  # by a version that did not record the kind
+        run = replace(run, kind=RunKind.RESTORE)
     current = [row for row in checkpoint_rows(root, now_ms) if not row.abandoned and row.damage is None]
     return JobStatus(
         root=root.uri,
@@ -64,8 +69,9 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         parent=state.attempt.parent,
         restored_from=state.attempt.checkpoint,
         ready=state.attempt.ready,
-        run=state.run,
-        alive=live_run(root, now_ms, lease_timeout_ms),
+        run=run,
+        killed=run is not None and run.ended is None and (alive is None or alive.run != run.id),
+        alive=alive,
         open=tuple(
             OpenCheckpoint(b.id, b.kind.value, b.name, c.run, now_ms - b.timestamp_ms)
             for c in state.claims

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from spark_abs.errors import CheckpointNotFound
-from spark_abs.model import AttemptId, CheckpointId, RunId
+from spark_abs.model import AttemptId, CheckpointId, RunId, RunKind
 from spark_abs.protocol.attempt import Attempt, StartedFunctions
 from spark_abs.protocol.control import ControlState, require_current, with_run
 
@@ -43,7 +43,7 @@ def begin_attempt(
         begun = Attempt(number, parent, checkpoint, plan, False, now_ms, where, partitions=dict(partitions))
         before = (replace(a, shapes=(), starts=()) for a in attempts)  # nobody starts on them again
         attempts = (*before, replace(begun, base=base, root=state.root))
-    return replace(state, attempts=attempts, runs=with_run(state, number, host, pid, now_ms))
+    return replace(state, attempts=attempts, runs=with_run(state, number, host, pid, now_ms, RunKind.RESTORE))
 
 
 def attempt_for(

@@ -20,6 +20,7 @@ from spark_abs.model import (
     CheckpointKind,
     CheckpointMode,
     RunId,
+    RunKind,
     SinkWriter,
     StageId,
     Version,
@@ -42,6 +43,7 @@ class Run:
     started_ms: int
     ended: str | None = None
     """How it ended (`stopped`, `finished`, `failed: …`); None while it runs or if it was killed."""
+    kind: RunKind = RunKind.JOB
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,9 @@ def place_natives(state: ControlState, natives: str) -> ControlState:
     return replace(state, attempts=(replace(attempt, natives=natives),))
 
 
-def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlState:
+def begin_run(
+    state: ControlState, host: str, pid: int, now_ms: int, kind: RunKind = RunKind.JOB
+) -> ControlState:
     """Add a run of the newest attempt; whoever ran before is fenced by it.
 
     Raises:
@@ -209,7 +213,7 @@ def begin_run(state: ControlState, host: str, pid: int, now_ms: int) -> ControlS
             f"restore of job {state.job!r} to checkpoint {attempt.checkpoint} (attempt {attempt.id}) is not "
             f"finished: run `{attempt.command}` again"
         )
-    return replace(state, runs=with_run(state, attempt.id, host, pid, now_ms))
+    return replace(state, runs=with_run(state, attempt.id, host, pid, now_ms, kind))
 
 
 def rebuild(state: ControlState, run: RunId, rebuilt: Rebuilt) -> ControlState:
@@ -288,7 +292,9 @@ def answer(
     )
 
 
-def with_run(state: ControlState, attempt: AttemptId, host: str, pid: int, now_ms: int) -> tuple[Run, ...]:
+def with_run(
+    state: ControlState, attempt: AttemptId, host: str, pid: int, now_ms: int, kind: RunKind
+) -> tuple[Run, ...]:
     """Return the runs and one more."""
     newest = RunId(state.run.id + 1 if state.run else 1)
-    return (*state.runs[-KEPT:], Run(newest, attempt, host, pid, now_ms))
+    return (*state.runs[-KEPT:], Run(newest, attempt, host, pid, now_ms, kind=kind))

@@ -138,17 +138,22 @@ class Coordinator:
     def _on_status(self, event: StatusChanged) -> tuple[Effect, ...]:
         if event.status is JobStatus.RUNNING and self._status is not JobStatus.RUNNING:
             self._past = Past(running_since_ms=event.now_ms)
-        self._status = event.status
+        self._status, self._why = event.status, event.why
         for pending in self.pending:
             if reason := self._forbidden(pending.barrier.kind):
-                self._abort(pending.id, reason, f"the job is {self._status}")
+                self._abort(pending.id, reason, self._standing)
         refused = [r for r in self._waiting if self._forbidden(r.kind)]
         self._waiting = [r for r in self._waiting if r not in refused]
-        answers = [self._answer(r.id, None, False, f"the job is {self._status}") for r in refused]
+        answers = [self._answer(r.id, None, False, self._standing) for r in refused]
         claim = self._claiming
         if claim and claim.request_id and self._status in (JobStatus.FAILED, JobStatus.FINISHED):
-            answers.append(self._answer(claim.request_id, None, False, f"the job is {self._status}"))
+            answers.append(self._answer(claim.request_id, None, False, self._standing))
         return tuple(answers)
+
+    @property
+    def _standing(self) -> str:
+        """How the job stands, for whoever asked something of it."""
+        return f"the job is {self._status}" + (f": {self._why}" if self._why else "")
 
     def _forbidden(self, kind: CheckpointKind) -> AbortReason | None:
         """Return why a checkpoint of this kind may not go on in the present status."""
@@ -171,7 +176,7 @@ class Coordinator:
         if request.id in under_way or (self._claiming and self._claiming.request_id == request.id):
             return ()
         if self._ended or self._forbidden(request.kind):
-            why = "the job ends with the savepoint taken" if self._ended else f"the job is {self._status}"
+            why = "the job ends with the savepoint taken" if self._ended else self._standing
             return (self._answer(request.id, None, False, why),)
         if request.name is not None and request.name in self._names():
             why = f"there is a savepoint {request.name!r} already, or under way: choose another name"
@@ -195,7 +200,7 @@ class Coordinator:
         if self._past.triggered_ms is None:  # a new coordinator that is told of its predecessor's claim
             self._past = replace(self._past, triggered_ms=event.now_ms)
         if reason := self._forbidden(barrier.kind):
-            self._abort(barrier.id, reason, f"the job is {self._status}")
+            self._abort(barrier.id, reason, self._standing)
         return ()
 
     def _on_ack(self, event: Acked) -> tuple[Effect, ...]:
@@ -266,6 +271,8 @@ class Coordinator:
                 message += _carried(pending.verdict.snapshots)
             if isinstance(pending.verdict, Abort) and pending.verdict.reason is event.reason:
                 message += f", {pending.verdict.detail}"
+            if not event.completed and self._why not in message:
+                message += f"; {self._why}"
             effects.append(self._answer(pending.request_id, event.id, event.completed, message))
         if self._ended:
             why = f"the job ends with savepoint {event.id}"

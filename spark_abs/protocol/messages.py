@@ -17,6 +17,8 @@ class StatusChanged:
 
     now_ms: int
     status: JobStatus
+    why: str = ""
+    """What has failed, of a job that ends by it or has a stage that is to be started again."""
 
 
 @dataclass(frozen=True, slots=True)

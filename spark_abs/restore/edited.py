@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
 from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
-from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, StageId
+from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, RunKind, StageId
 from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol import control as ledger
@@ -110,7 +110,7 @@ def _begin(root: Root, control: Control, newest: RunId | None) -> ledger.Control
         now = state.run.id if state.run else None
         if now != newest:
             raise Refused(f"run {now} of job {state.job!r} has begun meanwhile: stop it, then edit again")
-        return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms())
+        return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms(), RunKind.EDIT)
 
     _require_quiet(root, control.state.job)
     return control.update(begin)

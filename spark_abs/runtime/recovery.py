@@ -58,6 +58,14 @@ class Recovery:
         """Say whether a stage has failed and is to be started again."""
         return stage in self._due
 
+    @property
+    def failing(self) -> str:
+        """What has failed and is to be started again, for a person; empty if nothing has."""
+        return "; ".join(
+            f"{_failed(due.end)}, and is started again after {due.decision.ms - due.failed_ms} ms"
+            for due in self._due.values()
+        )
+
     def take(self, end: StageEnd) -> None:
         """Hear of a stage that has failed.
 
@@ -120,9 +128,13 @@ class Recovery:
             History(self._ctx.root).append([row])
 
 
-def _told(end: StageEnd, decision: GiveUp) -> str:
+def _failed(end: StageEnd) -> str:
     where = "before its first batch" if end.batch == NO_BATCH else f"in batch {end.batch}"
-    said = f"stage {end.stage!r} failed {where}: {end.cause}"
+    return f"stage {end.stage!r} failed {where}: {end.cause}"
+
+
+def _told(end: StageEnd, decision: GiveUp) -> str:
+    said = _failed(end)
     before = decision.counted[:-1]
     if not before:
         return said

@@ -18,6 +18,7 @@ from spark_abs.protocol.messages import (
     StatusChanged,
 )
 from spark_abs.protocol.trigger import JobStatus, Request
+from spark_abs.runtime.causes import one_line
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.drain import Drain
@@ -65,6 +66,8 @@ class Run:
         self._stop = threading.Event()
         self._done = threading.Event()
         self._failure: Exception | None = None
+        self._said = ""
+        """What the coordinator was last told of stages that fail."""
         self._coordination: Coordination | None = None
         self._watcher = threading.Thread(target=self._watch, name=f"spark-abs-watch-{ctx.job}", daemon=True)
 
@@ -228,6 +231,10 @@ class Run:
                     self._last_checkpoint()
                     how = "finished"
                     break
+            else:
+                self._look_for_failures()  # of the last moment: a stop does not hide them
+                if self._recovery.failing:
+                    how = f"stopped, while {self._recovery.failing}"
         except Exception as error:  # noqa: BLE001 - the thread's edge: whoever waits for the run gets it
             self.fail(error)
         try:
@@ -278,7 +285,16 @@ class Run:
     def _look(self) -> None:
         """Look for stages that have failed, and start those again whose time has come."""
         self._look_for_failures()
+        if self._recovery.failing != self._said:
+            self._say_failing()
         self._recovery.start_due()
+
+    def _say_failing(self) -> None:
+        """Let whoever asks something of the job hear what fails."""
+        assert self._coordination is not None
+        self._said = self._recovery.failing
+        status = JobStatus.RUNNING if self._drain_asked is None else JobStatus.STOPPING
+        self._coordination.put(StatusChanged(now_ms(), status, self._said))
 
     def _look_for_failures(self) -> None:
         passed_over = self._end.ended | self._drain.halted
@@ -306,8 +322,9 @@ class Run:
 
     def _shut_down(self, how: str) -> None:
         assert self._coordination is not None
-        failed = self._failure is not None
-        self._coordination.put(StatusChanged(now_ms(), JobStatus.FAILED if failed else JobStatus.STOPPING))
+        status = JobStatus.STOPPING if self._failure is None else JobStatus.FAILED
+        why = self._said if self._failure is None else one_line(str(self._failure))
+        self._coordination.put(StatusChanged(now_ms(), status, why))
         for name, query in self._queries.items():
             halt(self._ctx, self._stages[name], query)
         self._coordination.close()

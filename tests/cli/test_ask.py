@@ -82,7 +82,16 @@ def test_nobody_is_asked_when_nobody_is_alive(job: SmallJob, cli: Cli, verb: tup
 def test_a_run_that_dies_meanwhile_is_not_waited_for(job: SmallJob, cli: Cli) -> None:
     job.come_alive()
     cli.pause = Acting(nothing, ending(job, "failed: out of memory"))
-    assert "ended before it answered" in cli("savepoint", "s", exits=1).stderr
+    said = cli("savepoint", "s", exits=1).stderr
+    assert "run 1 ended (failed: out of memory) before it answered" in said
+
+
+def test_a_job_that_fails_while_it_is_stopped_says_why(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(
+        answering(job, True, None, "stopping"), ending(job, "failed: stage 'a' failed: no room")
+    )
+    assert "the job failed: stage 'a' failed: no room" in cli("stop", exits=1).stderr
 
 
 def test_an_answer_given_just_before_the_end_counts(job: SmallJob, cli: Cli) -> None:

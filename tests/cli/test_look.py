@@ -10,7 +10,10 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from spark_abs.cli.main import main
+from spark_abs.cli.output import moment
+from spark_abs.protocol import control as ledger
 from spark_abs.restore.apply import restore
+from spark_abs.store.control import Control
 from tests.cli.conftest import Cli
 from tests.root_support import SmallJob
 
@@ -30,8 +33,10 @@ def test_list_shows_what_is_complete_and_marks_what_was_left_behind(job: SmallJo
         (4, "checkpoint", None, 2, False),
     ]
     text = cli("list").stdout.splitlines()
-    assert text[0].split() == ["id", "kind", "name", "attempt", "age", "duration", "new", "full"]
+    shown = ["id", "kind", "name", "attempt", "completed", "(UTC)", "age", "duration", "new", "full"]
+    assert text[0].split() == shown
     assert text[2].split()[:4] == ["2", "savepoint", "before-upgrade", "1"]
+    assert text[2].split()[4:6] == moment(rows[1]["completed_ms"]).split()
     assert text[3].endswith("abandoned")
 
 
@@ -80,6 +85,27 @@ def test_status_says_who_runs_and_what_is_open(job: SmallJob, cli: Cli) -> None:
     assert alive["alive"]["run"] == 1
     assert [(c["id"], c["kind"], c["name"]) for c in alive["open"]] == [(2, "savepoint", "second")]
     assert "2, savepoint 'second'" in cli("status").stdout
+
+
+def test_status_tells_how_a_run_ended_and_what_it_was(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    assert (cli.json("status")["killed"], cli.json("status")["run"]["kind"]) == (True, "job")
+    assert "killed, or its machine was lost" in cli("status").stdout
+    job.come_alive()
+    assert cli.json("status")["killed"] is False
+    assert "at work" in cli("status").stdout
+    restore(job.root.uri, 1, force=["run"])
+    shown = cli.json("status")
+    assert (shown["killed"], shown["run"]["kind"], shown["run"]["ended"]) == (False, "restore", "restored")
+    assert "2, a restore, begun" in cli("status").stdout
+    job.start()
+    Control.open(job.root).update(lambda s: ledger.end_run(s, job.run, "failed: stage 'a' failed"))
+    assert "ended: failed: stage 'a' failed" in cli("status").stdout
+
+
+def test_a_restore_by_an_earlier_version_is_told_by_its_end(job: SmallJob, cli: Cli) -> None:
+    Control.open(job.root).update(lambda s: ledger.end_run(s, job.run, "restored"))
+    assert cli.json("status")["run"]["kind"] == "restore"
 
 
 def test_status_says_that_a_restore_is_unfinished(job: SmallJob, cli: Cli) -> None:

@@ -367,6 +367,23 @@ def test_a_failed_stage_aborts_what_is_open() -> None:
     assert found == (Abort(ONE, AbortReason.STAGE_FAILED, "the job is failed"),)
 
 
+def test_whoever_asks_something_of_a_failing_job_hears_why() -> None:
+    why = "stage 'a' failed in batch 3: OSError: no route"
+    coordinator = running()
+    coordinator.handle(StatusChanged(3, JobStatus.RUNNING, f"{why}, and is started again after 9 ms"))
+    coordinator.handle(Requested(5, SAVEPOINT))
+    coordinator.handle(claimed(1, 6, SAVEPOINT.kind, "r1"))
+    coordinator.handle(Declined(7, ONE, StageId("b"), AbortReason.DECLINED, "disk full"))
+    (said,) = only(Answer, coordinator.handle(Decided(8, ONE, False, AbortReason.DECLINED)))
+    assert said.message == f"aborted: declined, stage b: disk full; {why}, and is started again after 9 ms"
+
+    coordinator.handle(claimed(2, 9))
+    (aborted,) = coordinator.handle(StatusChanged(10, JobStatus.FAILED, why))
+    assert aborted == Abort(CheckpointId(2), AbortReason.STAGE_FAILED, f"the job is failed: {why}")
+    again = Request("r3", CheckpointKind.SAVEPOINT, "again")
+    assert only(Answer, coordinator.handle(Requested(11, again)))[0].message == f"the job is failed: {why}"
+
+
 def test_requests_to_a_job_that_ended_are_refused() -> None:
     coordinator = running()
     coordinator.handle(StatusChanged(10, JobStatus.FINISHED))

@@ -55,9 +55,12 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
 def test_a_failed_stage_waits_for_its_time_and_is_told_of_in_history(watched: Watched) -> None:
     watched.fail(OSError("no route"))
     assert watched.recovery.waits(PAIR)
+    said = "stage 'pair' failed in batch 7: OSError: no route, and is started again after 100 ms"
+    assert watched.recovery.failing == said
     assert not watched.recovery.waits(TAIL)
     assert watched.after(99) == []
     assert watched.after(1) == [PAIR]
+    assert watched.recovery.failing == ""
     assert not watched.recovery.waits(PAIR)
     (row,) = History(watched.root).read().to_pylist()
     assert (row["event"], row["stage"], row["batch"]) == (HistoryEvent.STAGE_RESTARTED, "pair", 7)

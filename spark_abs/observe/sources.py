@@ -1,0 +1,92 @@
+"""Where a stage's sources stand at a checkpoint, for a person. No JVM."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from spark_abs.manifest import StageSnapshot, StoredFile
+from spark_abs.model import StageId, positions_of
+from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
+from spark_abs.snapshots.operators import stored_texts
+from spark_abs.store.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """How far a stage has read one of its native sources."""
+
+    stage: StageId
+    source: str
+    """Its place among the stage's inputs, or its name."""
+    offset: str
+    """As Spark has it."""
+    said: str
+    """For a person."""
+    files: tuple[str, ...] = ()
+    """The input files of its last batch, if it reads files."""
+
+
+def source_positions(root: Root, snapshot: StageSnapshot) -> tuple[SourcePosition, ...]:
+    """Return where the native sources of a stage stand; its channels are not among them.
+
+    Raises:
+        DamageError: bytes are missing from `state/` or altered.
+    """
+    if not snapshot.offsets:
+        return ()
+    found = []
+    for source, offset in parse_offsets(snapshot.offsets).offsets.items():
+        if positions_of([offset]):
+            continue
+        last = file_source_offset(offset)
+        files = () if last is None else _files(root, snapshot, source, last)
+        found.append(SourcePosition(snapshot.stage, source, offset, readable(offset), files))
+    return tuple(found)
+
+
+def readable(offset: str) -> str:
+    """Return an offset as one reads it: of files, Delta tables, Kafka topics; others as they are.
+
+    {"logOffset":4}                 file batch 4
+    {"reservoirVersion":7,...}      version 7, file 2
+    {"orders":{"1":9,"0":12}}       orders[0] 12, orders[1] 9
+    """
+    try:
+        plain = json.loads(offset)
+    except ValueError:
+        return offset
+    if not isinstance(plain, dict):
+        return str(plain)
+    if (number := file_source_offset(offset)) is not None:
+        return f"file batch {number}"
+    if "reservoirVersion" in plain:
+        index = plain.get("index", -1)
+        file = f", file {index}" if isinstance(index, int) and index >= 0 else ""
+        return f"version {plain['reservoirVersion']}{file}"
+    if plain and all(isinstance(parts, dict) for parts in plain.values()):
+        return ", ".join(
+            f"{topic}[{part}] {at}" for topic in sorted(plain) for part, at in _parts(plain[topic])
+        )
+    return json.dumps(plain, separators=(", ", ": "))
+
+
+def _parts(partitions: dict[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(partitions.items(), key=lambda part: (len(part[0]), part[0]))
+
+
+def _files(root: Root, snapshot: StageSnapshot, source: str, batch: int) -> tuple[str, ...]:
+    """Return the files that a batch of a file source had; its log says it alone, or among all before it."""
+    logs: dict[int, StoredFile] = {}
+    for file in snapshot.files:
+        directory, _, name = file.path.rpartition("/")
+        log = source_log_file(name)
+        if directory == f"sources/{source}" and log is not None and log.number == batch:
+            logs[log.compact] = file
+    if not logs:
+        return ()
+    file = logs[min(logs)]
+    lines = stored_texts(root, [file])[file.path].splitlines()[1:]
+    entries = [json.loads(line) for line in lines]
+    return tuple(str(entry["path"]) for entry in entries if entry["batchId"] == batch)
