@@ -374,14 +374,15 @@ def test_whoever_asks_something_of_a_failing_job_hears_why() -> None:
     coordinator.handle(Requested(5, SAVEPOINT))
     coordinator.handle(claimed(1, 6, SAVEPOINT.kind, "r1"))
     coordinator.handle(Declined(7, ONE, StageId("b"), AbortReason.DECLINED, "disk full"))
-    (said,) = only(Answer, coordinator.handle(Decided(8, ONE, False, AbortReason.DECLINED)))
-    assert said.message == f"aborted: declined, stage b: disk full; {why}, and is started again after 9 ms"
+    done = coordinator.handle(Decided(8, ONE, False, AbortReason.DECLINED))
+    heard = f"aborted: declined, stage b: disk full; {why}, and is started again after 9 ms"
+    assert only(Answer, done) == [Answer("r1", ONE, False, heard)]
 
     coordinator.handle(claimed(2, 9))
-    (aborted,) = coordinator.handle(StatusChanged(10, JobStatus.FAILED, why))
-    assert aborted == Abort(CheckpointId(2), AbortReason.STAGE_FAILED, f"the job is failed: {why}")
-    again = Request("r3", CheckpointKind.SAVEPOINT, "again")
-    assert only(Answer, coordinator.handle(Requested(11, again)))[0].message == f"the job is failed: {why}"
+    found = coordinator.handle(StatusChanged(10, JobStatus.FAILED, why))
+    assert found == (Abort(CheckpointId(2), AbortReason.STAGE_FAILED, f"the job is failed: {why}"),)
+    again = coordinator.handle(Requested(11, Request("r3", CheckpointKind.SAVEPOINT, "again")))
+    assert only(Answer, again) == [Answer("r3", None, False, f"the job is failed: {why}")]
 
 
 def test_requests_to_a_job_that_ended_are_refused() -> None:
