@@ -91,6 +91,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # The rooms `restore` and `state` have the names of functions. A room puts its name here when it is first
 # loaded, and never again: loaded now and taken away, the name is the function's for good.
 for _room in ("restore", "state"):

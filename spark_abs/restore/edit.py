@@ -70,6 +70,10 @@ class Edit:
         self._session, self._root, self._manifest = session, root, manifest
         self._changes: dict[StageId, StageChange] = {}
 
+    def __repr__(self) -> str:
+        changed = ", ".join(self._changes) or "nothing"
+        return f"Edit(checkpoint {self._manifest.id} of job {self._manifest.job!r}, changes {changed})"
+
     def state(self, stage: str, *, operator: int | str | None = None, store: str | None = None) -> DataFrame:
         """Return the state of a stage as the original has it; arguments and errors as `spark_abs.state`."""
         found = find_state(self._root, stage, self._manifest.id, operator, store)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spark_abs.runtime.run import Run
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Job:
     """A job: native streaming queries joined by channels, with consistent checkpoints over all of them.
 
@@ -79,6 +79,10 @@ class Job:
         self.stages = {}
         self.feedbacks = []
         self.sinks = []
+
+    def __repr__(self) -> str:
+        stages, sinks = ", ".join(self.stages) or "none", ", ".join(s.name for s in self.sinks) or "none"
+        return f"Job({self.name!r} at {self.root.uri}, stages {stages}; sinks {sinks})"
 
     def resolved(self) -> Settings:
         """Return all settings, each from where it was given last.

@@ -71,6 +71,10 @@ class Run:
         self._coordination: Coordination | None = None
         self._watcher = threading.Thread(target=self._watch, name=f"spark-abs-watch-{ctx.job}", daemon=True)
 
+    def __repr__(self) -> str:
+        how = "active" if self.is_active else "ended" if self._failure is None else "failed"
+        return f"Run({self.id} of job {self._ctx.job!r}, attempt {self.attempt}, {how})"
+
     @property
     def id(self) -> RunId:
         """The number of this run."""

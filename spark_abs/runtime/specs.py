@@ -28,7 +28,7 @@ PROVIDERS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Output:
     """An output of a stage, as an input of another or of a sink."""
 
@@ -36,17 +36,23 @@ class Output:
     stage: StageId
     name: str
 
+    def __repr__(self) -> str:
+        return f"Output({self.channel!r} of job {self.job.name!r})"
+
     @property
     def channel(self) -> ChannelId:
         """The channel that carries it if another stage reads it."""
         return channel_id(self.stage, self.name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stage(Output):
     """A declared stage: itself its main output; `stage["late"]` is another one."""
 
     outputs: tuple[str, ...] = (MAIN_OUTPUT,)
+
+    def __repr__(self) -> str:
+        return f"Stage({self.stage!r} of job {self.job.name!r}, outputs {', '.join(self.outputs)})"
 
     def __getitem__(self, output: str) -> Output:
         """Return an output by name."""
@@ -57,7 +63,7 @@ class Stage(Output):
         return Output(self.job, self.stage, output)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Feedback:
     """The way back of a loop, as an input of the stage at its head; see `Job.feedback`."""
 
@@ -65,6 +71,10 @@ class Feedback:
     name: str
     schema: StructType
     source: Output | None = None
+
+    def __repr__(self) -> str:
+        closed = "not closed" if self.source is None else f"closed by {self.source.channel!r}"
+        return f"Feedback({self.name!r} of job {self.job.name!r}, {closed})"
 
     def close(self, source: Output) -> None:
         """Say which output goes round: of the stage that reads it, or of one behind that.

@@ -243,6 +243,7 @@ def test_a_failing_stage_stops_the_job_with_one_error(line: Line, start: Start) 
     assert any("org.apache.spark" in text for text in said), "the JVM's stack is in history/"
     assert not any(run.query(stage).isActive for stage in ("numbers", "twice"))
     assert run.query("numbers").exception() is None
+    assert repr(run) == "Run(1 of job 'line', attempt 1, failed)"
     with pytest.raises(StageFailed):
         run.stop()
 

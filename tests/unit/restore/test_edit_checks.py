@@ -34,6 +34,7 @@ def ended(unique_ids: dict[str, object] | None = None) -> tuple[str, str]:
 
 def test_an_edit_that_changes_nothing_is_not_written(jobs: Jobs) -> None:
     edit = Edit(NO_SESSION, jobs.root, jobs.checkpoint(AGGREGATION))
+    assert repr(edit) == "Edit(checkpoint 1 of job 'job', changes nothing)"
     with pytest.raises(UsageError, match="nothing is changed"):
         edit.write("corrected")
     with pytest.raises(UsageError, match="is not a name"):
