@@ -103,8 +103,9 @@ def test_a_mixed_stage_with_a_static_table_and_a_sink_that_is_a_function(
         assert sorted(rows) == sorted(n for n in there["id"].to_pylist() if n % 2)
         assert [o.version for o in stage.outputs if o.output == "handed"] == [None]
     batch, (current, _) = max(handed.items())
+    identity = Control.open(Root(root)).state.root
     assert (current.job, current.stage, current.attempt, current.run) == ("mixed", "far", 1, 2)
-    assert (current.batch, current.app_id) == (batch, "mixed/far/handed@1")
+    assert (current.batch, current.app_id) == (batch, f"mixed#{identity}/far/handed@1")
     epochs = [handed[number][0].epoch for number in sorted(handed)]
     assert epochs == sorted(epochs)
     assert 0 < current.epoch <= found[-1].id
