@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_abs.channels.files import read_written
+from spark_abs.channels.staged import Files
 from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
 from spark_abs.model import (
     Barrier,
@@ -112,7 +113,8 @@ class SmallJob:
         place = f"data/{self.attempt}-{self.run}-{batch}-{uuid.uuid4().hex[:12]}"
         os.makedirs(f"{self.table}/{place}")
         pq.write_table(pa.table({"n": pa.array(values, pa.int64())}), f"{self.table}/{place}/part-0.parquet")
-        self.sink.commit_batch(read_written(self.root.fs, self.table, place), batch)
+        files = Files(Place(self.table), read_written(self.root.fs, self.table, place))
+        self.sink.commit_batch(files, batch)
         return int(standing.entry.version)
 
     def claim(self, name: str | None = None) -> Barrier:

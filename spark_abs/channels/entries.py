@@ -20,12 +20,13 @@ from spark_abs.model import (
     Version,
     checked_relative,
 )
+from spark_abs.protocol.evaluation import Staged
 from spark_abs.store.log import LogCommit
 
 
 @dataclass(frozen=True, slots=True)
 class EntryNote:
-    """The user metadata of a commit of ours. What is None or False is left out of the stored text."""
+    """The user metadata of a commit of ours. What is None, False or empty is left out of the stored text."""
 
     attempt: AttemptId
     run: RunId
@@ -38,12 +39,16 @@ class EntryNote:
     """The producer's watermark after the batch, milliseconds since the epoch."""
     offsets: str | None = None
     """The text of the producer's `offsets/<batch>`: with it a lost stage can repeat the batch."""
+    evaluated: tuple[Staged, ...] = ()
+    """In the first commit of a batch: the files of all its outputs."""
     v: int = FORMAT
 
 
 def encode_note(note: EntryNote) -> str:
     """Encode a note as the JSON text that goes into the commit."""
-    plain = {key: value for key, value in to_plain(note).items() if value is not None and value is not False}
+    plain = {
+        key: value for key, value in to_plain(note).items() if value not in ([], None) and value is not False
+    }
     return json.dumps(plain, separators=(",", ":"))
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from deltalake import PostCommitHookProperties, Schema
 from pyspark.sql.types import StructType
 
-from spark_abs.channels.entries import EntryNote, encode_note, entry_from, entry_of
+from spark_abs.channels.entries import EntryNote, encode_note, entry_from, entry_of, note_of
 from spark_abs.channels.fence import end_app_id, fence_run, require_current
 from spark_abs.channels.files import Written, directory_name, write_parquet
 from spark_abs.channels.schema import check_schema, delta_schema
+from spark_abs.channels.staged import Files, copy_files
 from spark_abs.errors import CommitConflict, DamageError
 from spark_abs.model import (
     NO_BATCH,
@@ -35,6 +36,7 @@ from spark_abs.model import (
     barrier_app_id,
     channel_id,
 )
+from spark_abs.protocol.evaluation import Staged
 from spark_abs.store.root import Root
 from spark_abs.store.table import LOG_PROPERTIES, Commit, Table
 
@@ -151,6 +153,11 @@ class ChannelWriter:
         relative = f"data/{directory_name(self._attempt, self._run, batch)}"
         return write_parquet(frame, self._table.place, relative)
 
+    def copy_files(self, files: Files, batch: BatchId) -> Files:
+        """Do as `write_files` with rows that lie in files already."""
+        relative = f"data/{directory_name(self._attempt, self._run, batch)}"
+        return copy_files(files, self._table.place, relative)
+
     def commit_batch(
         self,
         written: Written,
@@ -160,6 +167,7 @@ class ChannelWriter:
         cancel: CheckpointId | None = None,
         watermark_ms: int | None = None,
         offsets: str | None = None,
+        evaluated: tuple[Staged, ...] = (),
         at: Version | None = None,
     ) -> Standing:
         """Commit the entry of a batch, rows or not.
@@ -177,6 +185,7 @@ class ChannelWriter:
             cancel: The aborted id that the stage passes here (P9).
             watermark_ms: The producer's watermark.
             offsets: The text of the producer's `offsets/<batch>`.
+            evaluated: The files of all outputs of the batch, if this is the first of them to be committed.
             at: The version on which the decision for this entry rests, from `refresh`. For the first
                 output of a stage: an entry that the agent has put in between must be seen first.
 
@@ -185,7 +194,9 @@ class ChannelWriter:
             Fenced: a newer run or attempt has taken over.
             CommitStateUnknown: the store did not say; repeat the call.
         """
-        note = EntryNote(self._attempt, self._run, batch, barrier, cancel, False, watermark_ms, offsets)
+        note = EntryNote(
+            self._attempt, self._run, batch, barrier, cancel, False, watermark_ms, offsets, evaluated
+        )
         return self._commit(written, note, at, self._app, int(batch), lambda e: e.batch == batch)
 
     def commit_barrier(self, barrier: Barrier, at: Version | None = None) -> Standing:
@@ -233,17 +244,27 @@ class ChannelWriter:
 
     def entry_of_batch(self, batch: BatchId) -> Entry | None:
         """Return this attempt's entry of a batch as of the version last refreshed, None if there is none."""
+        return None if self.last_batch() < batch else self._find(lambda e: e.batch == batch)
+
+    def last_batch(self) -> BatchId:
+        """Return the newest batch that was committed, as of the version read; `NO_BATCH` if none was."""
         last = self._table.transaction(self._app)
-        return None if last is None or last < batch else self._find(lambda e: e.batch == batch)
+        return NO_BATCH if last is None else BatchId(last)
+
+    def note_of_batch(self, batch: BatchId) -> EntryNote | None:
+        """Return what the commit of a batch says, as `entry_of_batch` finds it."""
+        entry = self.entry_of_batch(batch)
+        commit = self._table.read_commit(entry.version) if entry is not None else None
+        return note_of(commit) if commit is not None else None
 
     def newest(self) -> Newest:
         """Refresh, and return what this attempt has written; follows the log back to the last marker."""
         self._table.refresh()
-        batch = self._table.transaction(self._app)
+        batch = self.last_batch()
         marker = self._find(lambda entry: entry.barrier is not None or entry.cancel is not None)
         return Newest(
             self._table.version,
-            NO_BATCH if batch is None else BatchId(batch),
+            batch,
             NO_EPOCH if marker is None else epoch_of(marker),
             marker,
         )

@@ -135,7 +135,8 @@ class Job:
             inputs: outputs of other stages, ways back, native streaming frames, static frames. A static Delta
                 table stays at the version that it has now.
             function: takes one frame for each input, in order, and returns the stage's frame.
-            outputs: further outputs, each a function of the stage's batch frame.
+            outputs: further outputs, each a function of the stage's batch frame, evaluated once a batch for
+                all who take it; it may be called more than once to learn its columns.
             output_mode: `append` or `update`.
             trigger: processing-time interval such as `5 seconds`; None: as fast as batches end.
             shuffle_partitions: of this stage; None: the session's `spark.sql.shuffle.partitions`, and where
@@ -225,7 +226,8 @@ class Job:
             name: the sink's name.
             source: a stage, or one of its outputs.
             table: path of a Delta table, created if there is none: written exactly once.
-            foreach_batch: `fn(batch_frame, batch_id)`, as in Spark called again for a batch that is repeated.
+            foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
+                channels of its stage, and again, as in Spark, for a batch that is repeated.
             existing: what becomes of other roots that have written to the table: `append` writes beside
                 them, each keeps its rows; `take_over` fences them there for good, as when the root of this
                 job was lost and a new one takes its place.

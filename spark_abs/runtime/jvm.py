@@ -26,6 +26,8 @@ _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 _TRANSFORMS = frozenset(("TransformWithState", "TransformWithStateInPySpark"))
 _HOLDING = _TRANSFORMS | {"Aggregate", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
 _KEEPING = _HOLDING | {"Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"}
+_GIVEN = frozenset(("LogicalRDD", "LocalRelation", "OneRowRelation", "Range"))
+"""Leaves of a batch's plan: its rows, and what the plan itself holds."""
 _COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
 _OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
 _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -86,7 +88,19 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
         keeps_state=keeps,
         functions=tuple(functions),
         streamed_tables=tuple(streamed),
+        repeatable=bool(plan.deterministic()) and not moving,
     )
+
+
+def repeatable(frame: DataFrame) -> bool:
+    """Say whether a frame made from that of a batch has the same rows however often it is evaluated.
+
+    Not if something in it is random, or if it reads anything but the batch. Spark takes a Python function at
+    its word: one that is random has to say so, with `asNondeterministic`.
+    """
+    plan = frame._jdf.queryExecution().analyzed()
+    leaves = (node.getClass().getSimpleName() for node in nodes(plan) if not node.children().size())
+    return bool(plan.deterministic()) and all(name in _GIVEN for name in leaves)
 
 
 def held(frame: DataFrame) -> DataFrame:

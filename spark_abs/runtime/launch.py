@@ -210,7 +210,8 @@ def _runner(
         writer.begin()
         ctx.probe(f"start.{stage.name}.fence-{writer.output}.after")
     sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
-    outputs = Outputs(ctx, spec, writers, tables, sinks)
+    certain = given.plans[stage.name].repeatable
+    outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain)
     start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
     return StageRunner(ctx, stage.name, outputs, start, snapshots, _credit(ctx, given.graph, stage.name))
 

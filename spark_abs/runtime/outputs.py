@@ -1,19 +1,17 @@
-"""The outputs of one stage: evaluate a batch once, then commit it to channels and sinks in a fixed order."""
+"""The outputs of one stage: a batch is committed to channels and sinks in a fixed order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.files import Written
 from spark_abs.channels.writer import ChannelWriter, Standing
 from spark_abs.errors import CommitConflict
 from spark_abs.manifest import OutputVersion
 from spark_abs.model import (
-    MAIN_OUTPUT,
     NO_BATCH,
     NO_EPOCH,
     Barrier,
@@ -26,6 +24,7 @@ from spark_abs.model import (
     channel_id,
 )
 from spark_abs.runtime.context import Current, RunContext, within
+from spark_abs.runtime.evaluation import Evaluated, Evaluator
 from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.specs import SinkSpec, StageSpec
@@ -109,6 +108,7 @@ class Outputs:
         tables: Mapping[str, DeltaSink],
         sinks: Sequence[SinkSpec],
         watched: Sequence[str] = (),
+        repeatable: bool = True,
     ) -> None:
         """Take the handles over.
 
@@ -119,6 +119,7 @@ class Outputs:
             tables: handles of the Delta sinks, by name.
             sinks: its sinks, in order.
             watched: Delta tables that a sink function writes by itself: their versions are recorded.
+            repeatable: whether the stage's frame has the same rows however often it is evaluated.
         """
         self._ctx = ctx
         self._spec = spec
@@ -138,6 +139,7 @@ class Outputs:
             self._seen, self._epoch = first.version, first.epoch
             if first.marker is not None and self.passed < first.epoch:
                 self._seen = Version(first.marker.version - 1)  # a barrier that is to be completed
+        self._evaluator = Evaluator(ctx, spec, self.channels, self._tables, self._functions, repeatable)
 
     @property
     def epoch(self) -> CheckpointId:
@@ -156,43 +158,18 @@ class Outputs:
                 return Marker(entry.barrier, entry.cancel)
         return None
 
-    def write_files(self, frame: DataFrame, batch: BatchId, epoch: CheckpointId) -> dict[str, Written]:
-        """Evaluate the batch and write the files of all outputs; then call the sink functions.
+    def evaluated(self, frame: DataFrame, batch: BatchId) -> AbstractContextManager[Evaluated]:
+        """Evaluate every output once and write the files of all that lack the batch, see `Evaluator`."""
+        return self._evaluator.evaluated(frame, batch)
 
-        The frame is evaluated once: with more than one consumer it is kept while they read it. A stateful
-        frame must be run even if nobody needs its rows, or Spark refuses the batch.
-        """
-        sinks = len(self._tables) + len(self._functions)
-        tasks = len(self.channels) + sinks
-        if not sinks and all(w.entry_of_batch(batch) is not None for w in self.channels):
-            frame.write.format("noop").mode("overwrite").save()
-            return {}
-        shared = tasks > 1
-        if shared:
-            frame.persist()
-        try:
-            written: dict[str, Written] = {
-                w.channel: w.write_files(self._frame(frame, w.output), batch) for w in self.channels
-            }
-            for sink, table in self._tables:
-                written[sink.name] = table.write_files(self._frame(frame, sink.source.name), batch)
-            for sink in self._functions:
-                self._call(sink, self._frame(frame, sink.source.name), batch, epoch)
-            return written
-        finally:
-            if shared:
-                frame.unpersist()
-
-    def commit(
-        self, written: Mapping[str, Written], facts: BatchFacts, marker: Marker
-    ) -> dict[str, Standing]:
+    def commit(self, given: Evaluated, facts: BatchFacts, marker: Marker) -> dict[str, Standing]:
         """Commit a batch whose marker is decided to every channel."""
-        stood = {w.output: self._commit_one(w, written, facts, marker, None) for w in self.channels}
+        stood = {w.output: self._commit_one(w, given, facts, marker, None) for w in self.channels}
         self.passed = max(self.passed, marker.id)
         return stood
 
     def commit_free(
-        self, written: Mapping[str, Written], facts: BatchFacts, pending: Barrier | None
+        self, given: Evaluated, facts: BatchFacts, pending: Barrier | None
     ) -> tuple[Barrier | None, dict[str, Standing]]:
         """Commit a batch of a stage that takes barriers like a source; returns the barrier it carries.
 
@@ -206,21 +183,34 @@ class Outputs:
             at = self._observe(rest)
             barrier = pending if pending is not None and pending.id > self._epoch else None
             try:
-                standing = self._commit_one(first, written, facts, Marker(barrier), at)
+                standing = self._commit_one(first, given, facts, Marker(barrier), at)
                 break
             except CommitConflict:
                 continue
         chosen = Marker(standing.entry.barrier, standing.entry.cancel)
-        others = {w.output: self._commit_one(w, written, facts, chosen, None) for w in rest}
+        others = {w.output: self._commit_one(w, given, facts, chosen, None) for w in rest}
         self.passed = max(self.passed, chosen.id)
         return chosen.barrier, {first.output: standing, **others}
 
-    def commit_sinks(self, written: Mapping[str, Written], facts: BatchFacts) -> None:
-        """Commit a batch to the tables; one without rows gets no commit."""
+    def commit_sinks(self, given: Evaluated, facts: BatchFacts) -> None:
+        """Commit a batch to the tables; one without rows gets no commit. The first commit names the files."""
+        named = () if self.channels else given.named
         for sink, table in self._tables:
-            files = written.get(sink.name, Written())
-            table.commit_batch(files, facts.batch, plans=self._plans(table, facts) if files.files else ())
+            files = given.files.get(table.uri)
+            plans = self._plans(table, facts) if files is not None and files.written.files else ()
+            if table.commit_batch(files, facts.batch, plans, named) is not None:
+                named = ()
             self._ctx.probe(f"batch.{self._spec.name}.commit-{sink.name}.after")
+
+    def call_functions(self, given: Evaluated, batch: BatchId, epoch: CheckpointId) -> None:
+        """Call the sink functions with the rows that the commits have settled."""
+        for sink in self._functions:
+            app = self._ctx.app_id(self._spec.name, sink.name)
+            value = Current(
+                self._ctx.job, self._spec.name, self._ctx.attempt, self._ctx.run, batch, epoch, app
+            )
+            assert sink.function is not None
+            within(value, partial(sink.function, given.frames[sink.source.name], int(batch)))
 
     def _plans(self, table: DeltaSink, facts: BatchFacts) -> tuple[PlannedBatch, ...]:
         """Return what a sink's commit says of batches since the one before it, or the last checkpoint.
@@ -296,33 +286,25 @@ class Outputs:
     def _commit_one(
         self,
         writer: ChannelWriter,
-        written: Mapping[str, Written],
+        given: Evaluated,
         facts: BatchFacts,
         marker: Marker,
         at: Version | None,
     ) -> Standing:
         standing = writer.commit_batch(
-            written.get(writer.channel, Written()),
+            given.written(self._ctx.root.channel(writer.channel)),
             facts.batch,
             barrier=marker.barrier,
             cancel=marker.cancel,
             watermark_ms=facts.watermark_ms,
             offsets=facts.offsets,
+            evaluated=given.named if writer is self.channels[0] else (),
             at=at,
         )
         self._ctx.probe(f"batch.{self._spec.name}.commit-{writer.output}.after")
         if writer is self.channels[0]:
             self._epoch = max(self._epoch, Marker(standing.entry.barrier, standing.entry.cancel).id)
         return standing
-
-    def _frame(self, frame: DataFrame, output: str) -> DataFrame:
-        return frame if output == MAIN_OUTPUT else self._spec.outputs[output](frame)
-
-    def _call(self, sink: SinkSpec, frame: DataFrame, batch: BatchId, epoch: CheckpointId) -> None:
-        app = self._ctx.app_id(self._spec.name, sink.name)
-        value = Current(self._ctx.job, self._spec.name, self._ctx.attempt, self._ctx.run, batch, epoch, app)
-        assert sink.function is not None
-        within(value, partial(sink.function, frame, int(batch)))
 
 
 def _watched(stage: StageId, place: Place) -> OutputVersion:

@@ -106,11 +106,12 @@ class StageRunner:
 
         1. Read what the batch consumes; wait while captures lag behind, and for credit unless it carries a
         barrier.  2. Read what outputs hold of it.  3. Find its marker; an unaligned barrier that may be taken
-        before the batch goes out ahead of it.  4. Evaluate once and write the files of all outputs.
-        5. Commit all outputs, the barrier included.  6. Hand the cut over.
+        before the batch goes out ahead of it.  4. Evaluate each output once and write the files of all.
+        5. Commit all outputs, barrier included; the first commit names the files.  6. Call the functions.
+        7. Hand the cut over.
 
         Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
-        batch decides for the others. Killed after it, every commit is recognised and skipped.
+        batch decides for the others, and 4 takes the files that it names. After it, commits are skipped.
         """
         batch, probe = BatchId(batch_id), self._ctx.probe
         try:
@@ -158,16 +159,17 @@ class StageRunner:
             marker = self._marker(planned)
         self._watch_alignment(after, began)
         probe(f"batch.{self.name}.files.before")  # 4
-        written = self._outputs.write_files(frame, batch, max((p.epoch for p in after), default=NO_EPOCH))
-        probe(f"batch.{self.name}.files.after")
-        if marker is None:  # 5
-            barrier, stood = self._outputs.commit_free(written, facts, self._takes_at(after))
-        else:
-            barrier, stood = marker.barrier, self._outputs.commit(written, facts, marker)
-        self.credit.wrote({w.channel: stood[w.output].entry for w in self._outputs.channels})
-        self._outputs.commit_sinks(written, facts)
+        with self._outputs.evaluated(frame, batch) as given:
+            probe(f"batch.{self.name}.files.after")
+            if marker is None:  # 5
+                barrier, stood = self._outputs.commit_free(given, facts, self._takes_at(after))
+            else:
+                barrier, stood = marker.barrier, self._outputs.commit(given, facts, marker)
+            self.credit.wrote({w.channel: stood[w.output].entry for w in self._outputs.channels})
+            self._outputs.commit_sinks(given, facts)
+            self._outputs.call_functions(given, batch, max((p.epoch for p in after), default=NO_EPOCH))  # 6
         probe(f"batch.{self.name}.handover.before")
-        if barrier is not None and barrier.id > max(self.taken, self._ctx.floor):  # 6
+        if barrier is not None and barrier.id > max(self.taken, self._ctx.floor):  # 7
             versions = {output: s.entry.version for output, s in stood.items()}
             self._hand_over(barrier, batch, after, versions, began, waited_ms)
         probe(f"batch.{self.name}.handover.after")

@@ -7,19 +7,14 @@ the id is read back.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deltalake import CommitProperties, PostCommitHookProperties
-from deltalake.exceptions import DeltaError
-from deltalake.transaction import Transaction
-from pyarrow import fs
-
 from spark_abs.channels.fence import require_current
-from spark_abs.channels.files import Written, directory_name, evaluation_of, write_parquet
+from spark_abs.channels.files import directory_name, write_parquet
+from spark_abs.channels.staged import Files, copy_files, staging_of
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Refused
@@ -35,6 +30,7 @@ from spark_abs.model import (
     owner_of,
     run_app_id,
 )
+from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks import through_spark
 from spark_abs.sinks.changes import Changes, Own, changes_since
 from spark_abs.sinks.note import PlannedBatch, SinkNote, note_of
@@ -70,7 +66,6 @@ class DeltaSink:
         """
         self._root, self._session = root, session
         self._writer, self._run = writer, run
-        self._staging = f"staging/{writer.stage}.{writer.sink}"
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
 
@@ -84,8 +79,12 @@ class DeltaSink:
         """Where the table is."""
         return self._table.uri
 
+    def refresh(self) -> None:
+        """Read what came since."""
+        self._table.refresh()
+
     def begin(self, take_over: bool = False) -> None:
-        """Fence the table against older runs and clear what they staged; once, before the stage starts.
+        """Fence the table against older runs; once, before the stage starts.
 
         Repeatable. The first time of an attempt it marks the version at which the attempt came.
 
@@ -96,7 +95,6 @@ class DeltaSink:
         Raises:
             Fenced: a newer run or attempt, or another root, has taken over.
         """
-        self._sweep()
         fence = run_app_id(self._writer.owner)
         while True:
             self._table.refresh()
@@ -132,51 +130,69 @@ class DeltaSink:
     def _is_own(self, note: SinkNote) -> bool:
         return (note.job, note.root) == (self._writer.job, self._writer.root)
 
-    def write_files(self, frame: DataFrame, batch: BatchId) -> Written:
-        """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`."""
+    @property
+    def plain(self) -> bool:
+        """Whether it takes files as they are, as of the version read."""
+        return why_not_plain(self._table.delta) is None
+
+    def write_files(self, frame: DataFrame, batch: BatchId) -> Files:
+        """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`.
+
+        Those for a table that is not plain are staged below the root.
+        """
         name = directory_name(self._writer.attempt, self._run, batch)
-        if why_not_plain(self._table.delta) is None:
-            return write_parquet(frame, self._table.place, f"data/{name}")
-        return write_parquet(frame, self._root.top, f"{self._staging}/{name}")
+        place = self._table.place if self.plain else self._root.top
+        above = "data" if self.plain else staging_of(self._writer.stage, self._writer.sink)
+        return Files(place, write_parquet(frame, place, f"{above}/{name}"))
+
+    def copy_files(self, files: Files, batch: BatchId) -> Files:
+        """Do as `write_files` with rows that lie in files already; of a plain table."""
+        name = directory_name(self._writer.attempt, self._run, batch)
+        return copy_files(files, self._table.place, f"data/{name}")
 
     def commit_batch(
         self,
-        written: Written,
+        files: Files | None,
         batch: BatchId,
-        plans: tuple[PlannedBatch, ...] = (),
+        plans: Sequence[PlannedBatch] = (),
+        evaluated: Sequence[Staged] = (),
     ) -> Standing | None:
         """Commit the rows of a batch; None, and no commit, if it has none and was not committed before.
 
-        The steps are those of `ChannelWriter.commit_batch`, and so is what a crash between them leaves.
+        The steps are those of `ChannelWriter.commit_batch`, and so is what a crash between them leaves. Files
+        that lie elsewhere than in the table are read and written again by Delta's own writer.
 
         Raises:
             Fenced: a newer run or attempt has taken over.
             CommitStateUnknown: the store did not say; repeat the call.
         """
-        note = replace(self._note(batch=batch), plans=plans)
+        note = replace(self._note(batch=batch), plans=tuple(plans), evaluated=tuple(evaluated))
         while True:
             self._table.refresh()
             self._require_current()
-            last = self._table.transaction(self._writer.app)
-            if last is not None and last >= batch:
+            if self.last_batch() >= batch:
                 return self._standing(batch)
-            if not written.files:
+            if files is None or not files.written.files:
                 return None
-            staged = written.files[0].path.startswith(f"{self._staging}/")
-            if staged or why_not_plain(self._table.delta) is not None:
-                return self._append(written, note, staged)
+            if files.place != self._table.place or not self.plain:
+                return self._append(files, note)
             try:
                 version = self._table.commit_next(
-                    Commit(written.files, {self._writer.app: int(batch)}, to_json(note))
+                    Commit(files.written.files, {self._writer.app: int(batch)}, to_json(note))
                 )
             except CommitConflict:
                 continue
-            return Standing(replace(_entry(version, note), files=written.entry_files), fresh=True)
+            return Standing(replace(_entry(version, note), files=files.written.entry_files), fresh=True)
 
     def last_batch(self) -> BatchId:
         """Return the newest batch that was committed, as of the version read; `NO_BATCH` if none was."""
         last = self._table.transaction(self._writer.app)
         return NO_BATCH if last is None else BatchId(last)
+
+    def note_of_batch(self, batch: BatchId) -> SinkNote | None:
+        """Return what the commit of a batch says, as of the version read; None if there is none."""
+        found = self._commit_of(batch)
+        return None if found is None else found[1]
 
     def plans(self, after: BatchId) -> dict[BatchId, str]:
         """Return what its commits say of batches behind `after`."""
@@ -273,44 +289,22 @@ class DeltaSink:
         elif changes and plain and version == NO_TABLE:
             self._table.commit_next(Commit((), mark, to_json(note), replace=True))
         elif changes and plain:
-            self._restore_plain(version, note)
+            self._table.restore(version, Commit(transactions=mark, metadata=to_json(note)))
         else:
             if changes:
                 through_spark.restore(self._session(), self._table.place, version, to_json(note))
             self._mark(mark, note)
 
-    def _restore_plain(self, version: Version, note: SinkNote) -> None:
-        before = self._table.version
-        try:
-            self._table.delta.restore(
-                int(version),
-                commit_properties=CommitProperties(
-                    custom_metadata={"userMetadata": to_json(note)},
-                    max_commit_retries=0,
-                    app_transactions=[Transaction(self._writer.restore_app, int(version))],
-                ),
-                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
-            )
-        except (DeltaError, OSError) as error:
-            self._table.refresh()
-            if self._table.version != before:
-                raise CommitConflict(f"{self.uri} has moved on from {before}") from error
-            raise DamageError(f"{self.uri} cannot be brought back to version {version}: {error}") from error
-
-    def _append(self, written: Written, note: SinkNote, staged: bool) -> Standing:
+    def _append(self, files: Files, note: SinkNote) -> Standing:
         """Append through Delta's writer; killed behind it, the repeat finds the batch in the log."""
-        base = self._root.uri if staged else self.uri
-        files = [f"{base}/{file.path}" for file in written.files]
         through_spark.append(
-            self._session(), self.uri, files, self._writer.app, int(note.batch), to_json(note)
+            self._session(), self.uri, files.uris, self._writer.app, int(note.batch), to_json(note)
         )
         self._table.refresh()
         self._require_current()
         standing = self._standing(note.batch)
         if standing is None:
             raise CommitStateUnknown(f"batch {note.batch} was written to {self.uri} and is not in its log")
-        if staged:
-            self._root.fs.delete_dir(self._root.path(os.path.dirname(written.files[0].path)))
         return replace(standing, fresh=True)
 
     def _mark(self, transactions: Mapping[str, int], note: SinkNote) -> None:
@@ -327,9 +321,13 @@ class DeltaSink:
 
     def _standing(self, batch: BatchId) -> Standing | None:
         """Return what stands for a batch as of the version read; None if it had no rows."""
+        found = self._commit_of(batch)
+        return None if found is None else Standing(_entry(*found), fresh=False)
+
+    def _commit_of(self, batch: BatchId) -> tuple[Version, SinkNote] | None:
         for version, note in self._backwards(self._table):
             if note is not None and note.batch == batch:
-                return Standing(_entry(version, note), fresh=False)
+                return version, note
             if note is not None and (note.begins or NO_BATCH < note.batch < batch):
                 return None
         return None
@@ -352,10 +350,7 @@ class DeltaSink:
         return note.restored is not None or note.stage == self._writer.stage
 
     def _note(
-        self,
-        batch: BatchId = NO_BATCH,
-        restored: Version | None = None,
-        attached: bool = False,
+        self, batch: BatchId = NO_BATCH, restored: Version | None = None, attached: bool = False
     ) -> SinkNote:
         writer = self._writer
         return SinkNote(
@@ -367,14 +362,6 @@ class DeltaSink:
             attached=attached,
             root=writer.root,
         )
-
-    def _sweep(self) -> None:
-        """Delete what older runs have staged and not committed."""
-        selector = fs.FileSelector(self._root.path(self._staging), allow_not_found=True)
-        for info in self._root.fs.get_file_info(selector):
-            staged = evaluation_of(info.base_name)
-            if staged is not None and staged.run < self._run:
-                self._root.fs.delete_dir(info.path)
 
 
 def _entry(version: Version, note: SinkNote) -> Entry:

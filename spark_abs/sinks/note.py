@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spark_abs.codec import from_plain
 from spark_abs.errors import DamageError
 from spark_abs.model import FORMAT, NO_BATCH, AttemptId, Barrier, BatchId, CheckpointId, RunId, Version
+from spark_abs.protocol.evaluation import Staged
 from spark_abs.store.log import LogCommit
 
 
@@ -39,6 +40,8 @@ class SinkNote:
     """Of a stage without channels: what this batch read, and those without rows before it."""
     root: str = ""
     """The identity of the root that wrote it; empty in commits of attempts that an earlier version began."""
+    evaluated: tuple[Staged, ...] = ()
+    """In the first commit of a batch: the files of all its outputs."""
     took_over: bool = False
     """Set in a commit that fences all other roots that had written to the table by then."""
     v: int = FORMAT

@@ -228,6 +228,30 @@ class Table:
         self.refresh()
         return target
 
+    def restore(self, version: Version, commit: Commit) -> None:
+        """Bring the rows back to what they were at a version, in one commit with ids and metadata.
+
+        Raises:
+            CommitConflict: somebody else took the next version.
+            DamageError: that version, or a file of it, is not there any more.
+        """
+        before = self.version
+        try:
+            self._table.restore(
+                int(version),
+                commit_properties=CommitProperties(
+                    custom_metadata={} if commit.metadata is None else {"userMetadata": commit.metadata},
+                    max_commit_retries=0,
+                    app_transactions=[Transaction(app, v) for app, v in commit.transactions.items()],
+                ),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            )
+        except (DeltaError, OSError) as error:
+            self.refresh()
+            if self.version != before:
+                raise CommitConflict(f"{self.uri} has moved on from {before}") from error
+            raise DamageError(f"{self.uri} cannot be brought back to version {version}: {error}") from error
+
     def commit(self, decide: Callable[[Table], Commit | None]) -> Version | None:
         """Refresh, let `decide` look, commit exactly; again until it stands or `decide` returns None."""
         while True:

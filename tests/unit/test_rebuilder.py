@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_abs.channels.files import read_written
+from spark_abs.channels.staged import Files
 from spark_abs.config import Settings
 from spark_abs.errors import Refused
 from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId
@@ -28,6 +29,7 @@ from spark_abs.runtime.rebuild import Rebuilder
 from spark_abs.sinks.note import PlannedBatch
 from spark_abs.store.control import Control
 from spark_abs.store.probe import no_probe
+from spark_abs.store.storage import Place
 from tests.channel_support import JOB, numbers
 from tests.root_support import CHANNEL, SmallJob, no_session, offsets_of
 
@@ -55,7 +57,8 @@ class Lossy:
         pq.write_table(pa.table({"n": pa.array(values, pa.int64())}), f"{job.table}/{place}/part-0.parquet")
         before = range(job.sink.last_batch() + 1, number + 1)
         plans = tuple(PlannedBatch(BatchId(n), offsets_of("b", n)) for n in before)
-        job.sink.commit_batch(read_written(job.root.fs, job.table, place), batch, plans=plans)
+        files = Files(Place(job.table), read_written(job.root.fs, job.table, place))
+        job.sink.commit_batch(files, batch, plans=plans)
 
     @property
     def ctx(self) -> RunContext:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from spark_abs.model import (
 )
 from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.credit import Credit
+from spark_abs.runtime.evaluation import Evaluated
 from spark_abs.runtime.outputs import Outputs
 from spark_abs.runtime.snapshotter import Taken
 from spark_abs.runtime.stage import StageRunner
@@ -61,15 +63,16 @@ class Both:
         )
         spec: Any = SimpleNamespace(name=StageId("both"), outputs={})
         outputs = Outputs(ctx, spec, [make_writer(root, "both")], {}, [])
-        outputs.write_files = self._evaluate  # type: ignore[method-assign,assignment]
+        outputs.evaluated = self._evaluated  # type: ignore[method-assign,assignment]
         snapshots: Any = SimpleNamespace(submit=self.taken.append, permits=lambda *_: True)
         first = (position("a.main", 0), position("b.main", 0))
         credit = Credit(ctx, (), Consumers(ctx, {}), Version(0), 0)
         self.runner = StageRunner(ctx, StageId("both"), outputs, first, snapshots, credit)
 
-    def _evaluate(self, *_: object) -> dict[str, Any]:
+    @contextmanager
+    def _evaluated(self, *_: object) -> Iterator[Evaluated]:
         self.during()
-        return {}
+        yield Evaluated({}, (), {})
 
     def plan(self, batch: int, *positions: Position) -> None:
         self._file("offsets", batch, "\n".join(["v1", "{}", *map(to_json, positions)]))

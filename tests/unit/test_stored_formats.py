@@ -52,6 +52,7 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
 from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, Run
+from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks.note import PlannedBatch, SinkNote
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
@@ -130,6 +131,17 @@ def test_the_metadata_of_a_channel_commit() -> None:
         "offsets": "v1\n{}",
         "v": 1,
     }
+    files = Staged("late", "channels/match.late", "data/2-3-12-0123456789ab", 1, 20, 1234)
+    assert json.loads(encode_note(replace(note, evaluated=(files,))))["evaluated"] == [
+        {
+            "output": "late",
+            "table": "channels/match.late",
+            "directory": "data/2-3-12-0123456789ab",
+            "files": 1,
+            "rows": 20,
+            "size": 1234,
+        }
+    ]
     end = EntryNote(AttemptId(2), RunId(3), end=True)
     assert json.loads(encode_note(end)) == {"attempt": 2, "run": 3, "batch": -1, "end": True, "v": 1}
 
@@ -174,7 +186,7 @@ def words_of_the_record() -> set[str]:
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
         *(StateFunction, Head, SegmentNote, Record, Origin),
         *(Position, Barrier, EntryNote, Attempt, Run, Claim, Aborted, Command, Lease),
-        *(SinkNote, PlannedBatch, Rebuilt, StartedFunctions),
+        *(SinkNote, PlannedBatch, Rebuilt, StartedFunctions, Staged),
     ],
 )
 def test_every_stored_field_is_in_the_record_of_formats(stored: type) -> None:

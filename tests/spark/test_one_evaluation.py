@@ -1,0 +1,169 @@
+"""Each output of a batch is evaluated once for all who take it, also behind a crash between two commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_abs.errors import StageFailed
+from spark_abs.runtime.job import Job
+from tests.job_support import Feed, read_table
+from tests.spark.conftest import Start
+
+ROWS = 6
+
+
+def keyed(frame: DataFrame) -> DataFrame:
+    return frame.withColumn("k", F.expr("uuid()"))
+
+
+@dataclass
+class Drawn:
+    """A job in which every output is random, or reads a table that moves on.
+
+    numbers ─┬─ keyed ─┬─ after ── table after
+             │         ├─ tables keyed, parted
+             │         └─ function handed
+             ├─ priced: table priced, function quoted
+             └─ alone, sure: a function each
+    drawn ───┬─ main: table drawn
+             └─ even: table even, function called
+    """
+
+    spark: SparkSession
+    base: Path
+    handed: dict[str, dict[int, list[tuple[object, ...]]]] = field(default_factory=dict)
+    """What functions were given, by sink and batch: of a batch that is repeated, the last time."""
+    fails_at: str = ""
+
+    def __post_init__(self) -> None:
+        self.feed = Feed(self.spark, self.base / "feed", "id long")
+        self.prices(1)
+        parted = f"delta.`{self.base / 'parted'}` (id bigint, k string) USING delta PARTITIONED BY (id)"
+        self.spark.sql(f"CREATE TABLE {parted}")
+
+    def prices(self, price: int) -> None:
+        frame = self.spark.createDataFrame([(price,)], "price long")
+        frame.write.format("delta").mode("overwrite").save(str(self.base / "prices"))
+
+    def write(self) -> None:
+        first = ROWS * len(self.feed.files)
+        self.feed.write(*({"id": first + i} for i in range(ROWS)))
+
+    def probe(self, point: str) -> None:
+        if point == self.fails_at:
+            self.fails_at = ""
+            raise OSError(f"no luck at {point}")
+
+    def declare(self) -> Job:
+        job = Job("drawn", root=str(self.base / "root"), spark=self.spark, probe=self.probe, interval="1h")
+        priced = self.spark.read.format("delta").load(str(self.base / "prices"))
+        numbers = job.source(
+            "numbers",
+            self.feed.stream(),
+            outputs={
+                "keyed": keyed,
+                "priced": lambda frame: frame.crossJoin(F.broadcast(priced)),
+                "alone": keyed,
+                "sure": lambda frame: frame.where("id >= 0"),
+            },
+        )
+        after = job.stage("after", [numbers["keyed"]], lambda frame: frame)
+        drawn = job.source(
+            "drawn",
+            keyed(self.feed.stream()),
+            outputs={"even": lambda frame: frame.where("id % 2 = 0")},
+        )
+        for name, source in {
+            "after": after,
+            "keyed": numbers["keyed"],
+            "parted": numbers["keyed"],
+            "priced": numbers["priced"],
+            "drawn": drawn,
+            "even": drawn["even"],
+        }.items():
+            job.sink(name, source, table=str(self.base / name))
+        for name, source in {
+            "handed": numbers["keyed"],
+            "quoted": numbers["priced"],
+            "called": drawn["even"],
+            "alone": numbers["alone"],
+            "sure": numbers["sure"],
+        }.items():
+            job.sink(name, source, foreach_batch=self._function(name))
+        return job
+
+    def _function(self, name: str) -> Callable[[DataFrame, int], None]:
+        def take(frame: DataFrame, batch: int) -> None:
+            self.handed.setdefault(name, {})[batch] = [tuple(row) for row in frame.collect()]
+
+        return take
+
+    def rows(self, sink: str) -> list[tuple[object, ...]]:
+        if sink == "parted":
+            read = self.spark.read.format("delta").load(str(self.base / sink)).collect()
+            return sorted((row.id, row.k) for row in read)
+        if sink in self.handed:
+            return sorted(row for rows in self.handed[sink].values() for row in rows)
+        return sorted(tuple(row.values()) for row in read_table(self.base / sink).to_pylist())
+
+    def assert_alike(self) -> None:
+        keys = self.rows("keyed")
+        assert [row[0] for row in keys] == list(range(ROWS * len(self.feed.files)))
+        for other in ("after", "parted", "handed"):
+            assert self.rows(other) == keys, other
+        assert self.rows("quoted") == self.rows("priced")
+        drawn = self.rows("drawn")
+        assert len(drawn) == len(keys)
+        assert self.rows("even") == self.rows("called") == [row for row in drawn if row[0] % 2 == 0]  # type: ignore[operator]
+
+
+@pytest.fixture
+def drawn(spark: SparkSession, tmp_path: Path) -> Drawn:
+    return Drawn(spark, tmp_path)
+
+
+def run(drawn: Drawn, start: Start) -> None:
+    assert start(drawn.declare(), available_now=True).await_termination(120)
+
+
+def fail(drawn: Drawn, start: Start, point: str) -> None:
+    drawn.fails_at = point
+    with pytest.raises((StageFailed, OSError)):
+        run(drawn, start)
+    assert not drawn.fails_at, f"it did not come to {point}"
+
+
+def test_all_who_take_an_output_get_the_same_rows(drawn: Drawn, start: Start) -> None:
+    """Tables of every kind, a stage, functions; two outputs of a frame that is random.
+
+    Killed behind its last commit, a batch gives functions the rows again that all have.
+    """
+    drawn.write()
+    fail(drawn, start, "batch.numbers.handover.before")
+    before = {sink: sorted(drawn.handed[sink][0]) for sink in ("handed", "alone", "sure")}
+    assert [path.name for path in (drawn.base / "root/staging").iterdir()] == ["numbers.alone"]
+    drawn.write()
+    run(drawn, start)
+    drawn.assert_alike()
+    assert {sink: sorted(drawn.handed[sink][0]) for sink in before} == before
+
+
+def test_what_one_output_has_committed_decides_the_others(drawn: Drawn, start: Start) -> None:
+    """Killed between the commits of a batch, by a channel and by a table; what an output reads moves on."""
+    drawn.write()
+    fail(drawn, start, "batch.numbers.commit-keyed.after")
+    drawn.prices(2)
+    run(drawn, start)
+    drawn.assert_alike()
+    assert {price for _, price in drawn.rows("priced")} == {1}
+
+    drawn.write()
+    fail(drawn, start, "batch.drawn.commit-drawn.after")
+    run(drawn, start)
+    drawn.assert_alike()
