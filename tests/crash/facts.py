@@ -75,6 +75,7 @@ def check(base: Path) -> tuple[Manifest, ...]:
         require(same_order(channel, seen, in_order(seen)))
     if all((base / sink / "_delta_log").is_dir() for sink in SINKS):
         require(_nothing_twice(base))
+        require(_one_evaluation(base))
     return manifests
 
 
@@ -247,6 +248,20 @@ def _nothing_twice(base: Path) -> Iterator[str]:
     for sink in SINKS:
         rows = Counter(table(base, sink))
         yield from same_rows(4, sink, rows.elements(), rows.keys())
+
+
+def _one_evaluation(base: Path) -> Iterator[str]:
+    """What was drawn for an event is the same wherever the event went: in its table, and through channels."""
+    drawn = {(row["id"], row["kind"]): row["token"] for row in _all(base / "arrivals", "id", "kind", "token")}
+    for row in _all(base / "pairs", "id", "token", "ordered"):
+        for kind, token in (("click", row["token"]), ("order", row["ordered"])):
+            if drawn.get((row["id"], kind), token) != token:  # the table may not have it yet
+                yield f"{kind} {row['id']} was evaluated twice: a pair and table arrivals differ in its token"
+
+
+def _all(table: Path, *columns: str) -> Iterator[dict[str, Any]]:
+    for file in DeltaTable(str(table)).file_uris():
+        yield from _rows(Path(file), columns)
 
 
 def _reachable(

@@ -24,8 +24,8 @@ STAGES = ("events", "pair", "tail")
 
 
 def pair(events: DataFrame, orders: DataFrame) -> DataFrame:
-    clicks = events.where("kind = 'click'").select("id", "key")
-    return clicks.join(orders.select("id", "amount"), "id")
+    clicks = events.where("kind = 'click'").drop("kind", "amount")
+    return clicks.join(orders.drop("key", "kind").withColumnRenamed("token", "ordered"), "id")
 
 
 def totals(pairs: DataFrame) -> DataFrame:
@@ -61,7 +61,8 @@ def declare(
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config, probe=probe)
     files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(base / "input"))
-    events = job.source("events", files, outputs={"orders": lambda batch: batch.where("kind = 'order'")})
+    drawn = files.withColumn("token", F.expr("uuid()"))  # two evaluations of a batch do not agree
+    events = job.source("events", drawn, outputs={"orders": lambda batch: batch.where("kind = 'order'")})
     clicks = job.stage("through", [events], lambda frame: frame) if through else events
     if through:
         beside = job.stage("beside", [events["orders"]], lambda frame: frame)
