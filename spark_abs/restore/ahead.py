@@ -89,12 +89,11 @@ def write_ahead(
 
 
 def clear_ahead(natives: Place, run: RunId) -> None:
-    """Remove what was written ahead of restores that were planned before a run began, and never carried out.
+    """Remove what restores wrote ahead, and edits and readers of state for themselves, before a run began.
 
-    Such a plan is void: carrying it out refuses when a newer run has begun.
+    Whoever did was killed, or the plan is void: carrying it out refuses when a newer run has begun. Every
+    start, restore and edit calls this. Costs a listing of the attempts.
     """
-    if not natives.local:
-        return
     for info in natives.fs.get_file_info(fs.FileSelector(natives.path, allow_not_found=True)):
         planned, _, chance = info.base_name.removeprefix(_PREFIX).partition("-")
         if info.base_name.startswith(_PREFIX) and chance and planned.isdecimal() and int(planned) < run:

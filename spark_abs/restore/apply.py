@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
@@ -328,6 +329,9 @@ class _Restorer:
     def _finish(self) -> None:
         self._record()
         clear_ahead(self._root.anywhere(self._plan.natives), self.run)
+        for elsewhere in {a.natives for a in self._control.state.attempts} - {self._plan.natives}:
+            with suppress(OSError):  # a disk that was lost
+                clear_ahead(self._root.anywhere(elsewhere), self.run)
 
         def finish(state: ledger.ControlState) -> ledger.ControlState:
             ledger.require_current(state, self.run)

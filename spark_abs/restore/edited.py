@@ -18,7 +18,7 @@ from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Aborted
-from spark_abs.restore.ahead import passing_place
+from spark_abs.restore.ahead import clear_ahead, passing_place
 from spark_abs.restore.check import damaged_rows, require_intact
 from spark_abs.restore.edited_rows import require_one_row_a_key, require_something
 from spark_abs.restore.rewrite import NewState, OperatorChange, rewrite_stage
@@ -71,6 +71,7 @@ def write_edited(
         with breathing(root, run):
             checkpoints = Checkpoints.open(root, state.job)
             checkpoints.fence(run)
+            clear_ahead(root.anywhere(state.attempt.natives), run)
             abort_open(control, checkpoints, run)
             kept = KeptState.open(root, state.job, run, checkpoints.load_all())
             editor = _Editor(session, root, control, checkpoints, kept, run)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from pyarrow import fs
 
 from spark_abs.channels.trim import trim
 from spark_abs.cli.main import main
 from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.model import ChannelId, CheckpointId, RunId, Version
+from spark_abs.restore.ahead import clear_ahead
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.materialise import empty, is_whole, materialise, put
 from spark_abs.snapshots.verify import verify_state
@@ -40,6 +42,20 @@ def test_of_two_commits_of_one_version_one_is_refused(root: Root) -> None:
         second.commit_next(Commit(transactions={"a": 2}))
     second.refresh()
     assert second.transaction("a") == 1
+
+
+def test_what_an_edit_has_left_among_native_checkpoints_goes_with_the_next_run(root: Root) -> None:
+    natives = root.place("native")
+    clear_ahead(natives, RunId(3))  # there are none yet
+    for directory in ("1/match", "ahead-2-4f/target", "ahead-3-8a/source"):
+        put(natives, f"{directory}/metadata", [b"x"])
+        put(natives, f"{directory}/state/0/1.zip", [b"x"])
+    clear_ahead(natives, RunId(3))
+    there = fs.FileSelector(natives.path, recursive=True)
+    files = [i.path.removeprefix(f"{natives.path}/") for i in natives.fs.get_file_info(there) if i.is_file]
+    assert {path.rpartition("/state/")[0] or path for path in files} == {
+        "1/match", "1/match/metadata", "ahead-3-8a/source", "ahead-3-8a/source/metadata"
+    }  # fmt: skip
 
 
 def test_writers_that_race_for_versions_lose_nothing(root: Root) -> None:

@@ -21,13 +21,16 @@ from spark_abs.observe.progress import SILENT
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.restore import edited as module
+from spark_abs.restore.ahead import passing_place
 from spark_abs.restore.apply import restore
 from spark_abs.restore.check import require_intact
 from spark_abs.restore.edited import StageChange, write_edited
 from spark_abs.restore.lookup import lookup
+from spark_abs.snapshots.materialise import make_directory, put
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.history import History
+from spark_abs.store.storage import Place
 from tests.root_support import SmallJob
 
 SESSION: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]"))
@@ -51,6 +54,27 @@ def edited(job: SmallJob, of: int, name: str = "corrected") -> int:
     manifest = lookup(job.root, of).manifest
     changes = {StageId("a"): StageChange({0: None}, {}, {})}
     return int(write_edited(SESSION, job.root, manifest, changes, name, SILENT))
+
+
+def test_what_a_killed_edit_has_left_is_swept_by_the_next_edit_and_by_a_restore(job: SmallJob) -> None:
+    """Also among native checkpoints that are elsewhere by now."""
+    first = job.checkpoint(1)
+    natives, elsewhere = job.root.place("native"), Place(f"{job.root.uri}-elsewhere/natives")
+
+    def leave(place: Place) -> Path:
+        left = passing_place(place, job.state.runs[-1].id)
+        make_directory(left, "target")
+        put(left, "target/metadata", [b"x"])
+        return Path(left.path)
+
+    left = leave(natives)
+    edited(job, first)
+    assert not left.exists()
+    here, there = leave(natives), leave(elsewhere)
+    moved = Control.open(job.root)
+    moved.update(lambda s: replace(s, attempts=(replace(s.attempt, natives=elsewhere.uri),)))
+    restore(job.root.uri, first, native_root="")
+    assert (here.exists(), there.exists()) == (False, False)
 
 
 def test_it_is_a_savepoint_and_on_no_path(job: SmallJob) -> None:
