@@ -9,7 +9,8 @@ import click
 from spark_abs.cli.output import Output
 from spark_abs.cli.verb import Context, verb
 from spark_abs.errors import UsageError
-from spark_abs.restore.plan import Force, RestorePlan, plan_plain
+from spark_abs.restore.plan import RestorePlan, plan_plain
+from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted
 from spark_abs.restore.steps import sentence
 from spark_abs.store.root import Root
@@ -18,11 +19,11 @@ from spark_abs.store.root import Root
 @click.command
 @verb
 @click.option("--to", metavar="ID|NAME|latest", required=True, help="Where to go back to.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; the job may run.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
     "--force",
-    type=click.Choice([*Force, "all"]),
+    type=click.Choice([*(each.value for each in Force), "all"]),
     is_flag=False,
     flag_value="all",
     multiple=True,
@@ -66,6 +67,7 @@ def restore(
         native_root=native_root,
         shuffle_partitions=_partitions(shuffle_partitions),
         writing=yes and not dry_run,
+        dry_run=dry_run,
         progress=out,
     )
     plan = prepared.plan

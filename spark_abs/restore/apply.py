@@ -23,8 +23,9 @@ from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import attempts
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.ahead import clear_ahead
-from spark_abs.restore.plan import Force, RestorePlan, plan_json
+from spark_abs.restore.plan import RestorePlan, plan_json
 from spark_abs.restore.prepare import Prepared, prepare
+from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted, is_rescaled, rescale
 from spark_abs.restore.steps import (
     AbortOpen,
@@ -96,7 +97,7 @@ def restore(
             that others have changed since, which is undone; `inputs`, input files that are gone, whose rows
             are lost. True: all of them. Rows that jobs on other roots wrote always stay.
         fallback: if that checkpoint is damaged, take the newest intact one of the current path instead.
-        dry_run: only plan.
+        dry_run: only plan, beside a run that is alive too.
         native_root: the `native_root` of the job from now on; None if it stays what it was.
         shuffle_partitions: into how many partitions state is divided from now on: a number for all stages
             that keep state, or numbers by stage. State must be in RocksDB. None leaves it as it was. Declare
@@ -123,6 +124,7 @@ def restore(
         native_root=native_root,
         shuffle_partitions=shuffle_partitions,
         writing=not dry_run,
+        dry_run=dry_run,
         progress=progress,
     )
     if dry_run:

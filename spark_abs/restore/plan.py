@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import MappingProxyType
 
 from spark_abs.codec import from_json, to_plain
-from spark_abs.errors import DamageError, Refused, RunAlive
+from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import (
     FORMAT,
@@ -31,6 +30,7 @@ from spark_abs.observe.alive import LiveRun
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, replaced_by
 from spark_abs.protocol.control import ControlState
+from spark_abs.restore.refusals import Force, alive, forced_by, lost_inputs
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -49,20 +49,8 @@ from spark_abs.restore.steps import (
 )
 from spark_abs.sinks.changes import NO_CHANGES, Changes
 from spark_abs.store.checkpoints import Summary
-from spark_abs.wording import way
 
 _FUNCTION = "a function sink has no versions: what it has done stays"
-
-
-class Force(StrEnum):
-    """What a restore goes on in spite of, each only if it is asked for."""
-
-    RUN = "run"
-    """A run that is alive: it is fenced."""
-    ROWS = "rows"
-    """Rows of sinks that others have changed since: their changes are undone, too."""
-    INPUTS = "inputs"
-    """Input files that are gone: their rows are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +162,7 @@ def plan_restore(
     notes: Sequence[str] = (),
     natives: str | None = None,
     partitions: Mapping[str, int] = MappingProxyType({}),
+    dry_run: bool = False,
 ) -> RestorePlan:
     """Plan the way back to a checkpoint.
 
@@ -188,14 +177,15 @@ def plan_restore(
         notes: sentences to hand on, for example that this is a fallback.
         natives: where native checkpoints shall be from now on; None if they stay where they were.
         partitions: from `rescale.changes`: the stages whose state gets another number of partitions.
+        dry_run: the plan is only shown: beside a run that is alive, too, and then it says so.
 
     Raises:
         RunAlive: a run of the job is alive.
         DamageError: the recorded version of a sink cannot come back; no force helps.
         Refused: a sink was replaced, others have changed its rows, or input files are gone.
     """
-    _refuse_alive(state, facts.alive, Force.RUN in force)
-    lost = _lost_inputs(manifest.id, facts.lost_inputs, Force.INPUTS in force)
+    living = alive(state, facts.alive, forced=Force.RUN in force, dry_run=dry_run)
+    lost = lost_inputs(manifest.id, facts.lost_inputs, forced=Force.INPUTS in force)
     # Every attempt before the one that last ran was burnt when that one was restored.
     parent = manifest.cut.attempt
     begins = begin_attempt(state, parent, manifest.id, "", "", 0, 0, natives, partitions).attempt
@@ -205,9 +195,7 @@ def plan_restore(
     said = [*notes, *lost]
     if not state.attempt.ready and state.attempt.id != attempt:
         said.append(f"the unfinished restore to checkpoint {state.attempt.checkpoint} is given up")
-    if facts.alive is not None:
-        where = f"process {facts.alive.pid} on {facts.alive.host}"
-        said.append(f"run {facts.alive.run} is alive ({where}) and will be fenced")
+    said += living
     if any(sink.needs_spark for sink in facts.sinks):
         said.append("a sink uses table features that only Spark can write: a Spark session is needed")
     said += [
@@ -264,40 +252,6 @@ def plan_restore(
         partitions=dict(partitions),
         base=manifest.edited.checkpoint if manifest.edited is not None else None,
     )
-
-
-def _refuse_alive(state: ControlState, alive: LiveRun | None, forced: bool) -> None:
-    if alive is None:
-        return
-    who = f"process {alive.pid} on {alive.host}"
-    if not state.attempt.ready and state.run is not None and alive.run == state.run.id:
-        raise RunAlive(
-            f"job {state.job!r} is being restored by {who}: wait for it, or end it; two that write "
-            "the same native directories cannot be kept apart"
-        )
-    if not forced:
-        stop = way("run.stop() where it was started, or `spark-abs stop ROOT`", "`spark-abs stop ROOT`")
-        raise RunAlive(
-            f"run {alive.run} of job {state.job!r} is alive: {who}, heard of {alive.heard_ms / 1000:.0f} s "
-            f"ago; stop it with {stop}, or fence it with {_forced(Force.RUN)}"
-        )
-
-
-def _forced(force: Force) -> str:
-    return way(f"force=[{force.value!r}]", f"--force {force}")
-
-
-def _lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], forced: bool) -> tuple[str, ...]:
-    if not lost:
-        return ()
-    named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-    what = f"input files read since checkpoint {checkpoint} are not there any more: {named}"
-    if not forced:
-        raise Refused(
-            f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
-            f"checkpoint, or say {_forced(Force.INPUTS)} if they may be missing"
-        )
-    return (f"{what}; their rows will be missing",)
 
 
 def _abandoned(
@@ -366,7 +320,7 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
         raise Refused(
             f"sink {where}: others have changed rows since the checkpoint, in version "
             f"{', '.join(map(str, found.changes.of_others[:5]))}; a restore takes that back too: say "
-            f"{_forced(Force.ROWS)} if it may"
+            f"{forced_by(Force.ROWS)} if it may"
         )
     return RestoreSink(
         table=found.table,

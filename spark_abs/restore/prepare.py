@@ -17,7 +17,8 @@ from spark_abs.restore.check import damaged_rows, require_intact, require_way_ba
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import lost_inputs
 from spark_abs.restore.lookup import choose, load, readable
-from spark_abs.restore.plan import Force, RestorePlan, plan_restore
+from spark_abs.restore.plan import RestorePlan, plan_restore
+from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted, changes
 from spark_abs.restore.target import newest_first
 from spark_abs.snapshots.materialise import fresh_query_id
@@ -50,6 +51,7 @@ def prepare(
     native_root: str | None = None,
     shuffle_partitions: Wanted | None = None,
     writing: bool = False,
+    dry_run: bool = False,
     progress: Progress = SILENT,
 ) -> Prepared:
     """Plan the way back to a checkpoint, after reading every byte that it needs.
@@ -64,6 +66,7 @@ def prepare(
         shuffle_partitions: for the state of all stages or of some, as `restore` takes it.
         writing: copy the bytes while they are read, to where nothing uses them yet: for whoever carries the
             plan out at once. `Prepared.ahead` is then for them to move or to discard; `apply` does.
+        dry_run: the plan is only shown, beside a run that is alive too.
         progress: told what is being looked at.
 
     Raises:
@@ -87,7 +90,17 @@ def prepare(
     found = survey(root, state.job)
     manifests, rows = readable(root, found), damaged_rows(root)
     planner = _Planner(
-        root, state, found, manifests, rows, frozenset(force), natives, shuffle_partitions, writing, progress
+        root,
+        state,
+        found,
+        manifests,
+        rows,
+        frozenset(force),
+        natives,
+        shuffle_partitions,
+        writing,
+        dry_run,
+        progress,
     )
     wanted: Summary | None = None
     try:
@@ -121,6 +134,7 @@ class _Planner:
     natives: str
     shuffle_partitions: Wanted | None
     writing: bool
+    dry_run: bool
     progress: Progress
 
     def plan(self, summary: Summary, notes: tuple[str, ...] = ()) -> Prepared:
@@ -144,6 +158,7 @@ class _Planner:
             notes=notes,
             natives=self.natives,
             partitions=partitions,
+            dry_run=self.dry_run,
         )
         ahead = self._write_ahead(manifest, plan) if self.writing else None
         if ahead is None:

@@ -141,8 +141,8 @@ def _unfinished_drain(job: Job, control: Control, available_now: bool) -> str | 
 
 def _back_to_checkpoint(job: Job, drafted: Drafted, takeover: bool, leave: bool) -> None:
     from spark_abs.restore.apply import apply
-    from spark_abs.restore.plan import Force
     from spark_abs.restore.prepare import prepare
+    from spark_abs.restore.refusals import Force
 
     if not Checkpoints.open(job.root, job.name).summaries():
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -344,7 +345,7 @@ def test_refusals_have_their_exit_codes(job: SmallJob, cli: Cli) -> None:
     assert "latest" not in cli("restore", "--to", "9", "--yes", exits=1).stdout
     job.checkpoint(1)
     job.come_alive()
-    assert "--force" in cli("restore", "--to", "1", "--yes", exits=1).stderr
+    assert "--force run" in cli("restore", "--to", "1", "--yes", exits=1).stderr
     result = cli("restore", "--to", "1", "--yes", "--output", "json", exits=1)
     assert '"RunAlive"' in result.stderr
     cli("restore", "--to", "1", "--yes", "--force")
@@ -438,6 +439,20 @@ def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
     job.start()
     module.clear_ahead(natives, job.run)
     assert ahead_of(job) == []
+
+
+def test_a_dry_run_shows_its_plan_beside_a_run_that_is_alive(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.come_alive()
+    shown = cli("restore", "--to", "1", "--dry-run").stdout
+    assert re.search(r"Note: run 1 is alive .* and goes on; to carry this out stop it with `spark-abs", shown)
+    (note,) = restore(job.root.uri, 1, dry_run=True).plan.notes
+    assert "run.stop() where it was started" in note
+    assert "force=['run']" in note
+    assert "will be fenced" in cli("restore", "--to", "1", "--dry-run", "--force", "run").stdout
+    with pytest.raises(RunAlive):
+        restore(job.root.uri, 1)
+    assert (job.state.attempt.id, len(job.state.runs)) == (1, 1)
 
 
 def test_a_plan_that_is_not_carried_out_copies_nothing(job: SmallJob, cli: Cli) -> None:

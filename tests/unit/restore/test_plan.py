@@ -34,7 +34,8 @@ from spark_abs.protocol.control import (
     place_natives,
 )
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.plan import Facts, Force, RestorePlan, SinkFacts, plan_json, plan_restore
+from spark_abs.restore.plan import Facts, RestorePlan, SinkFacts, plan_json, plan_restore
+from spark_abs.restore.refusals import Force
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -283,8 +284,11 @@ def test_targets() -> None:
 def test_input_that_would_be_read_again_and_is_gone_is_named_and_only_force_does_without_it() -> None:
     lost = tuple(f"file:///in/{n}.json" for n in range(5))
     found = replace(facts(), lost_inputs=lost)
-    with pytest.raises(Refused, match=r"since checkpoint 5 .*/in/0\.json.* and 2 more.*put the files back"):
+    with pytest.raises(
+        Refused, match=r"since checkpoint 5 .*/in/0\.json.* and 2 more.*put the files back"
+    ) as no:
         planned(started(), manifest(5), found)
+    assert "wrong input files, put them back, restore, take them away, then start" in str(no.value)
     plan = planned(started(), manifest(5), found, Force.INPUTS)
     assert plan.notes[-1].endswith("their rows will be missing")
     assert plan.steps == planned(started(), manifest(5), facts(), Force.INPUTS).steps

@@ -1,0 +1,70 @@
+"""What a restore refuses unless it is forced: a run that is alive, input files that are gone."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from spark_abs.errors import Refused, RunAlive
+from spark_abs.model import CheckpointId
+from spark_abs.observe.alive import LiveRun
+from spark_abs.protocol.control import ControlState
+from spark_abs.wording import way
+
+
+class Force(StrEnum):
+    """What a restore goes on in spite of, each only if it is asked for."""
+
+    RUN = "run"
+    """A run that is alive: it is fenced."""
+    ROWS = "rows"
+    """Rows of sinks that others have changed since: their changes are undone, too."""
+    INPUTS = "inputs"
+    """Input files that are gone: their rows are lost."""
+
+
+def forced_by(force: Force) -> str:
+    """Return what one says to go on in spite of something."""
+    return way(f"force=[{force.value!r}]", f"--force {force}")
+
+
+def alive(state: ControlState, found: LiveRun | None, *, forced: bool, dry_run: bool) -> tuple[str, ...]:
+    """Refuse beside a run that is alive; returns what a plan says of one that is not in the way.
+
+    Raises:
+        RunAlive: it is neither forced nor a dry run, or the run is a restore.
+    """
+    if found is None:
+        return ()
+    who = f"process {found.pid} on {found.host}"
+    if not state.attempt.ready and state.run is not None and found.run == state.run.id:
+        raise RunAlive(
+            f"job {state.job!r} is being restored by {who}: wait for it, or end it; two that write "
+            "the same native directories cannot be kept apart"
+        )
+    if forced:
+        return (f"run {found.run} is alive ({who}) and will be fenced",)
+    stop = way("run.stop() where it was started, or `spark-abs stop ROOT`", "`spark-abs stop ROOT`")
+    ways = f"stop it with {stop}, or fence it with {forced_by(Force.RUN)}"
+    if dry_run:
+        return (f"run {found.run} is alive ({who}), and goes on; to carry this out {ways}",)
+    heard = f"heard of {found.heard_ms / 1000:.0f} s ago"
+    raise RunAlive(f"run {found.run} of job {state.job!r} is alive: {who}, {heard}; {ways}")
+
+
+def lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool) -> tuple[str, ...]:
+    """Refuse to lose the rows of input files that are gone; returns what a plan says if it is forced to.
+
+    Raises:
+        Refused: names the files, and says how wrong files are got rid of.
+    """
+    if not lost:
+        return ()
+    named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+    what = f"input files read since checkpoint {checkpoint} are not there any more: {named}"
+    if not forced:
+        raise Refused(
+            f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
+            f"checkpoint, or say {forced_by(Force.INPUTS)} if they may be missing. To be rid of wrong input "
+            "files, put them back, restore, take them away, then start: so only they are missing"
+        )
+    return (f"{what}; their rows will be missing",)
