@@ -26,7 +26,7 @@ POINTS = (
     "start.through.query.after",
     "batch.through.commit-main.after",
 )
-KEPT = {"num_retained": 1000}
+KEPT = {"numRetained": 1000}
 BEFORE, AFTER = 2, 2
 """Files that are read before the change, and behind it."""
 
