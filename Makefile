@@ -1,19 +1,36 @@
-# What a person types: make demo, make test, make test-s3, make soak. Everything else is their set-up.
+# What a person types: make demo, check, test, test-all, test-s3, soak, changes, bench. The rest is their set-up.
 PYTHON := python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: bench demo soak test test-s3 venv
+.PHONY: bench changes check demo soak test test-all test-s3 venv
 
 demo: venv
 	@$(BIN)/python jobs/demo.py
 
+# What needs no Spark: style, types, unit tests.
+check: venv
+	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
+	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
+	@echo "pytest tests/unit" && $(BIN)/python -m pytest tests/unit
+
+# A part of everything: real Spark, kills, restores, the command.
+PART := tests/sim tests/cli tests/spark/test_job_life.py tests/spark/test_changed_jobs.py \
+  tests/spark/test_restore.py tests/spark/test_consistent_cut.py tests/spark/test_one_evaluation.py \
+  tests/crash/test_leftovers.py tests/crash/test_rollback.py
+test: check
+	@echo "pytest, a part" && $(BIN)/python -m pytest $(PART)
+
 # Cheap checks first; the last line is pytest's own.
-test: venv
+test-all: venv
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
 	@echo "pytest" && $(BIN)/python -m pytest
+
+# Every kind of change between two starts, from a plain stop, after a kill, and from a savepoint.
+changes: venv
+	@PYTHONPATH=.:jobs $(BIN)/python -m tests.soak.changes
 
 # Needs a machine that does nothing else; about an hour and a half on two cores; BENCH="hop state" for some.
 bench: venv

@@ -36,6 +36,8 @@ TOP_LEVEL = {
     "pyproject.toml",
     "Makefile",
     "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "LICENSE",
     ".gitignore",
     ".ci",
