@@ -14,8 +14,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
+from threading import Event
 
 import click
 from deltalake import DeltaTable
@@ -215,18 +215,16 @@ class World:
             run = self.job(BASE).start()
             run.stop(savepoint="before")
             return
-        seen, limit = count(1), 3
-        reached = [False]
+        reached = Event()
 
         def probe(point: str) -> None:
-            if point == _POINT and next(seen) >= limit:
-                reached[0] = True
+            if point == _POINT:
+                reached.set()
                 if how == "kill":
                     raise Killed(point)
 
         run = self.job(BASE, probe).start()
-        while not reached[0]:
-            run.await_termination(0.05)
+        assert reached.wait(300), "no batch within five minutes"
         try:
             run.stop()
         except AbsError:
