@@ -7,8 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from spark_abs.errors import CheckpointNotFound
+from spark_abs.manifest import StageShape
 from spark_abs.model import AttemptId, CheckpointId, RunId, RunKind
-from spark_abs.protocol.attempt import Attempt, StartedFunctions
+from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
+from spark_abs.protocol.changes import Comparison, Verdict
 from spark_abs.protocol.control import ControlState, require_current, with_run
 
 
@@ -85,6 +87,38 @@ def start_functions(state: ControlState, run: RunId, started: Sequence[StartedFu
     others = (f for f in attempt.functions if f.stage not in stages)
     attempt = replace(attempt, functions=(*others, *found))
     return replace(state, attempts=(*state.attempts[:-1], attempt))
+
+
+def record_change(
+    state: ControlState,
+    run: RunId,
+    shapes: tuple[StageShape, ...],
+    moved: Sequence[Rebuilt],
+    comparison: Comparison,
+) -> ControlState:
+    """Record the job that a run starts: the commit behind which it is the job of the root.
+
+    Args:
+        state: the newest.
+        run: the run.
+        shapes: the stages as they are declared.
+        moved: the native checkpoints whose sources were rearranged.
+        comparison: what becomes of the stages.
+
+    Raises:
+        Fenced: somebody has taken over.
+    """
+    require_current(state, run)
+    names, attempt = {record.stage for record in moved}, state.attempt
+    left = {c.stage for c in comparison.stages if c.verdict is Verdict.LEFT}
+    changed = replace(
+        attempt,
+        shapes=shapes,
+        starts=tuple(start for change in comparison.stages for start in change.starts),
+        left=tuple(sorted({*attempt.left, *left})),
+        rebuilt=(*(r for r in attempt.rebuilt if r.stage not in names), *moved),
+    )
+    return replace(state, attempts=(*state.attempts[:-1], changed))
 
 
 def finish_attempt(state: ControlState, attempt: AttemptId) -> ControlState:

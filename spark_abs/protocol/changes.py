@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from spark_abs.manifest import StageShape
+from spark_abs.manifest import CHANNEL, StageShape
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
@@ -71,11 +72,36 @@ class Standing:
     """Whether one of its sinks is a function: what that has seen of a batch is not recorded."""
     lost: bool = False
     """Its native checkpoint is not whole."""
+    first: tuple[Position | None, ...] = ()
+    """Where it begins to read each source if it has finished no batch: its first one is repeated from there.
+    Empty if that is where it stands."""
 
     @property
     def positions(self) -> tuple[Position, ...]:
         """Where it stands in its channels."""
         return tuple(p for p in self.sources if p is not None)
+
+    @property
+    def ended(self) -> BatchId:
+        """The last batch that is all there: what its outputs hold behind it is not."""
+        return BatchId(self.finished + 1) if self.under_way is UnderWay.WRITTEN else self.finished
+
+
+def newly_read(shape: StageShape, standing: Standing) -> frozenset[ChannelId]:
+    """Return the channels that a stage is declared to read and did not read before."""
+    return frozenset(_read(shape)) - {p.channel for p in standing.positions}
+
+
+def less_read(standing: Standing, shape: StageShape | None) -> tuple[Position, ...]:
+    """Return where a stage stands, at the least, in each channel that it is declared to read less often."""
+    now = _read(shape) if shape is not None else Counter[ChannelId]()
+    gone = Counter(p.channel for p in standing.positions) - now
+    found = {p.channel: p for p in sorted(standing.positions, key=lambda p: -p.version) if p.channel in gone}
+    return tuple(found.values())
+
+
+def _read(shape: StageShape) -> Counter[ChannelId]:
+    return Counter(ChannelId(s.name) for s in shape.sources if s.kind == CHANNEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +148,8 @@ class StageChange:
     starts: tuple[Start, ...] = ()
     """Where it begins to read its channels, if it has finished no batch."""
     layout: Layout | None = None
-    """If its sources are others than before, or in another order, and it has run a batch."""
+    """If its sources are others than before, or in another order; also before its first batch: a driver that
+    was frozen may still plan that one, of the old sources, where it was."""
     ends_batch: bool = False
     """Whether the batch under way, which all its outputs hold, is to be recorded as finished first."""
 

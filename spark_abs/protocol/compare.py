@@ -22,6 +22,7 @@ from spark_abs.protocol.changes import (
     UnderWay,
     Verdict,
     first_position,
+    newly_read,
 )
 
 REBUILD_FIRST = (
@@ -111,10 +112,10 @@ class _Comparing:
             return StageChange(shape.stage, Verdict.REFUSED, tuple(reasons))
         if not same and not gone and None not in places:
             notes.append(f"inputs are in another order: {_listed(shape.sources)}")
-        begun = standing.finished != NO_BATCH or standing.under_way is not UnderWay.NOTHING
-        layout = Layout(tuple(sources)) if begun and not same else None
+        layout = Layout(tuple(sources)) if not same else None
         notes += _said(before, shape)
-        first = [standing.sources[s] if isinstance(s, int) else s for s in sources]
+        begins = standing.first or standing.sources
+        first = [begins[s] if isinstance(s, int) else s for s in sources]
         starts = tuple(Start(shape.stage, p) for p in first if p is not None)
         if standing.finished != NO_BATCH or ends:
             starts = ()  # its offset file says where it stands
@@ -192,16 +193,19 @@ class _Comparing:
 
     def _taken_over(self) -> set[ChannelId]:
         """Return the channels that a stage begins to read while another one gives them up."""
-        begun = set()
+        begun: set[ChannelId] = set()
         for shape in self._declared:
-            standing = self._recorded.standings.get(shape.stage, Standing())
-            had = {p.channel for p in standing.positions}
-            begun |= {ChannelId(s.name) for s in shape.sources if s.kind == CHANNEL} - had
+            begun |= newly_read(shape, self._recorded.standings.get(shape.stage, Standing()))
         return begun & self._given_up.keys()
 
     def _begins(self, stage: StageId, source: SourceShape) -> tuple[Position | None, list[str]]:
         """Return where a stage begins to read a channel and what to say of it; None if it cannot begin."""
         channel = ChannelId(source.name)
+        standing = self._recorded.standings.get(stage, Standing())
+        own = [p for p in standing.positions if p.channel == channel]
+        if own:  # a second reading of the channel: the two have one first position
+            position = min(own, key=lambda p: p.version)
+            return position, [f"reads channel {channel} once more, from behind entry {position.version}"]
         asked = self._begin.get(stage, "cut")
         given = self._given_up.get(channel, {})
         if given and asked == "cut":

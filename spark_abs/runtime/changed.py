@@ -14,12 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.fence import fence_run
-from spark_abs.manifest import StageShape
 from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
-from spark_abs.protocol import control as ledger
 from spark_abs.protocol.attempt import Attempt, Rebuilt
-from spark_abs.protocol.changes import Comparison, Verdict
-from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.attempts import record_change
+from spark_abs.protocol.changes import Comparison
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.recorded import Declared, Knowledge
@@ -80,7 +78,7 @@ def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declare
     ]
     ctx.probe("change.record.before")
     shapes = tuple(replace(s, outputs=dict.fromkeys(s.outputs, "")) for s in declared.shapes)
-    state = control.update(partial(_recorded, ctx, shapes, moved, comparison))  # 3
+    state = control.update(lambda state: record_change(state, ctx.run, shapes, moved, comparison))  # 3
     ctx.probe("change.record.after")
     return replace(ctx, directories=state.attempt.directories, starts=state.attempt.first_positions)
 
@@ -103,24 +101,3 @@ def _rearranged(
     rearrange(native, target, NativeLog(native).newest_committed(), record.query, given, breath)
     ctx.probe(f"change.{stage}.write.after")
     return record
-
-
-def _recorded(
-    ctx: RunContext,
-    shapes: tuple[StageShape, ...],
-    moved: Sequence[Rebuilt],
-    comparison: Comparison,
-    state: ControlState,
-) -> ControlState:
-    ledger.require_current(state, ctx.run)
-    names = {record.stage for record in moved}
-    attempt = state.attempt
-    left = {c.stage for c in comparison.stages if c.verdict is Verdict.LEFT}
-    changed = replace(
-        attempt,
-        shapes=shapes,
-        starts=tuple(start for change in comparison.stages for start in change.starts),
-        left=tuple(sorted({*attempt.left, *left})),
-        rebuilt=(*(r for r in attempt.rebuilt if r.stage not in names), *moved),
-    )
-    return replace(state, attempts=(*state.attempts[:-1], changed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from spark_abs.channels.entries import entry_of
 from spark_abs.channels.follow import follow
@@ -12,14 +13,15 @@ from spark_abs.channels.trim import earliest
 from spark_abs.manifest import CHANNEL, Manifest, StageShape, StageSnapshot
 from spark_abs.model import (
     NO_BATCH,
-    AttemptId,
     BatchId,
     ChannelId,
+    Entry,
     Position,
     StageId,
     Version,
     app_id,
     channel_id,
+    counts,
     positions_of,
 )
 from spark_abs.protocol.changes import (
@@ -28,13 +30,14 @@ from spark_abs.protocol.changes import (
     Recorded,
     StageChange,
     Standing,
-    UnderWay,
     Verdict,
-    first_position,
+    less_read,
+    newly_read,
 )
 from spark_abs.protocol.compare import REBUILD_FIRST, compare
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
+from spark_abs.protocol.standing import begins_at, current_cut, standing_after, under_way, whole_after
 from spark_abs.runtime.frames import Frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts, producer
 from spark_abs.runtime.job import Job
@@ -53,11 +56,9 @@ class Declared:
     shapes: tuple[StageShape, ...]
     begin: Mapping[StageId, Begin]
 
-    def reads(self, stage: StageId) -> frozenset[ChannelId]:
-        """Return the channels that a stage reads."""
-        shape = next((s for s in self.shapes if s.stage == stage), None)
-        found = shape.sources if shape is not None else ()
-        return frozenset(ChannelId(s.name) for s in found if s.kind == CHANNEL)
+    def shape(self, stage: StageId) -> StageShape | None:
+        """Return what is declared of a stage."""
+        return next((s for s in self.shapes if s.stage == stage), None)
 
 
 def declare(job: Job, graph: JobGraph, drafts: Frames, plans: Mapping[StageId, PlanFacts]) -> Declared:
@@ -109,10 +110,7 @@ class Knowledge:
         shapes = self._shapes(declared)
         standings = {s.stage: self._standing(s) for s in shapes}
         begun = [
-            (s.stage, c)
-            for s in declared.shapes
-            for c in declared.reads(s.stage)
-            if c not in {p.channel for p in standings.get(s.stage, Standing()).positions}
+            (s.stage, c) for s in declared.shapes for c in newly_read(s, standings.get(s.stage, Standing()))
         ]
         begins = {c for _, c in begun if self._channel(c).exists()}
         wanted = {c for s, c in begun if c in begins and declared.begin.get(s) == "earliest"}
@@ -122,12 +120,11 @@ class Knowledge:
             standings=standings,
             left=() if self._at_checkpoint else self._attempt.left,
             ends={c: self._end(c, standings) for c in begins},
-            earliest={c: earliest(self._root, c) for c in wanted},
+            earliest={c: self._earliest(c, standings) for c in wanted},
             unread={
                 (stage, p.channel): self._unread(p)
                 for stage, standing in standings.items()
-                for p in standing.positions
-                if p.channel not in declared.reads(stage)
+                for p in less_read(standing, declared.shape(stage))
             },
             epoch=self._state.last_claimed,
         )
@@ -187,18 +184,16 @@ class Knowledge:
         held = self._held(shape) if planned > finished or not there else []
         if planned < cut or (not there and any(batch is not None for batch in held)):
             return Standing(self._sources(shape, at_cut), cut, stateful=stateful, lost=True)
-        under_way = _under_way(finished, planned, held)
-        newest = planned if under_way is UnderWay.WRITTEN or finished == NO_BATCH else finished
+        way = under_way(finished, planned, held)
+        newest, stands = standing_after(finished, planned, way)
+        text = log.offsets_text(newest) if newest != NO_BATCH else None
         return Standing(
-            self._sources(
-                shape,
-                log.offsets_text(newest) if newest != NO_BATCH else None,
-                begun=finished != NO_BATCH or under_way is UnderWay.WRITTEN,
-            ),
+            self._sources(shape, text, stands),
             finished,
-            under_way,
+            way,
             stateful=native.below("state").exists(),
             calls_functions=bool(shape.sinks.keys() - self._tables(shape).keys()),
+            first=self._sources(shape, text, False) if finished == NO_BATCH else (),
         )
 
     def _cut(self, stage: StageId) -> BatchId:
@@ -223,12 +218,10 @@ class Knowledge:
         return tuple(found)
 
     def _start(self, stage: StageId, channel: ChannelId, feedback: bool) -> Position:
-        recorded = self._attempt.first_positions
-        if not self._at_checkpoint and (stage, channel) in recorded:
-            return recorded[stage, channel]
+        recorded = {} if self._at_checkpoint else self._attempt.first_positions
         snapshot = self._snapshot(stage)
         at_cut = snapshot.positions if snapshot is not None and snapshot.cut_batch == NO_BATCH else ()
-        return next((p for p in at_cut if p.channel == channel), first_position(channel, feedback))
+        return begins_at(stage, channel, recorded, at_cut, feedback)
 
     def _tables(self, shape: StageShape) -> Mapping[str, str]:
         """Return where the tables of a stage's sinks are; shapes of earlier versions do not say it."""
@@ -255,27 +248,23 @@ class Knowledge:
         return found
 
     def _end(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
-        """Return the last entry behind which a stage that begins now reads: all that its producer has ended.
-
-        A batch that the producer has not ended may stand in one of its channels and not yet in another: it is
-        read in both.
-        """
+        """Return the last entry behind which a stage that begins now reads."""
         if self._at_checkpoint and (cut := self._cuts().get(channel)) is not None:
             return cut
-        stage = producer(channel)
         table = Table.open(self._channel(channel))
-        ended = standings.get(stage, Standing()).finished
-        end = table.version
-        for version in range(table.version, -1, -1):
-            commit = table.read_commit(version)
-            entry = entry_of(commit) if commit is not None else None
-            if entry is None or entry.attempt not in (AttemptId(0), self._attempt.id):
-                break
-            if entry.batch > ended:
-                end = Version(version - 1)
-            elif entry.batch != NO_BATCH:
-                break
-        return end
+        ended = standings.get(producer(channel), Standing()).ended
+        return current_cut(_newest_first(table), table.version, ended, self._attempt.id)
+
+    def _earliest(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
+        """Return the entry behind which a channel has all the rows of its producer."""
+        table, path = Table.open(self._channel(channel)), channel_path(self._state, channel)
+        commits = map(table.read_commit, range(table.version, -1, -1))
+        entries = (
+            entry_of(commit) for commit in takewhile(lambda commit: commit is not None, commits) if commit
+        )
+        counted = (entry for entry in entries if counts(path, entry.attempt, entry.version))
+        ended = standings.get(producer(channel), Standing()).ended
+        return max(earliest(self._root, channel), whole_after(counted, table.version, ended))
 
     def _unread(self, position: Position) -> int:
         """Count the entries with rows behind a position."""
@@ -297,10 +286,8 @@ class Knowledge:
         }
 
 
-def _under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId | None]) -> UnderWay:
-    if planned <= finished:
-        return UnderWay.NOTHING
-    have = [batch is not None and batch >= planned for batch in held]
-    if not any(have):
-        return UnderWay.PLANNED
-    return UnderWay.WRITTEN if all(have) else UnderWay.TORN
+def _newest_first(table: Table) -> Iterator[Entry | None]:
+    """Iterate the entries of a channel; None for one that was removed."""
+    for version in range(table.version, -1, -1):
+        commit = table.read_commit(version)
+        yield entry_of(commit) if commit is not None else None

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape, StageShape
-from spark_abs.model import NO_BATCH, AttemptId, BatchId, ChannelId, CheckpointId, Position, StageId, Version
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    Entry,
+    Position,
+    StageId,
+    Version,
+)
 from spark_abs.protocol.changes import (
     Comparison,
     Recorded,
@@ -17,8 +27,11 @@ from spark_abs.protocol.changes import (
     UnderWay,
     Verdict,
     first_position,
+    less_read,
+    newly_read,
 )
 from spark_abs.protocol.compare import compare
+from spark_abs.protocol.standing import current_cut, whole_after
 
 FILES = SourceShape("json", "/in")
 COUNT = OperatorShape("Aggregate", ("by k bigint", "count(1)"))
@@ -130,6 +143,62 @@ def test_an_input_with_unread_rows_is_not_given_up_unasked() -> None:
     assert "2 entries of it are unread" in of(found, "b").notes[0]
     assert compare(seen, rewired, leave=True).ok
     assert compare(SEEN, rewired).ok, "nothing is unread"
+
+
+def test_a_channel_that_is_read_once_more_is_read_from_where_the_stage_stands() -> None:
+    twice = shape("b", reading("a.main"), reading("a.main"))
+    layout = of(compare(SEEN, (A, twice)), "b").layout
+    assert layout is not None
+    assert layout.sources == (0, at("a.main", 7))
+    fresh = {**STANDS, StageId("b"): standing(at("a.main", 3), finished=NO_BATCH)}
+    assert starts(compare(replace(SEEN, standings=fresh), (A, twice)), "b") == {"a.main": 3}
+
+
+def test_a_channel_that_is_read_once_less_is_read_to_its_end_before() -> None:
+    slow, fast = at("a.main", 3), at("a.main", 7)
+    assert less_read(standing(slow, fast), B) == (slow,)
+    assert less_read(standing(fast, at("c.main", 1)), shape("b", reading("a.main"))) == (at("c.main", 1),)
+    assert less_read(standing(fast), None) == (fast,)
+    assert newly_read(shape("b", reading("a.main"), reading("c.main")), standing(fast)) == {"c.main"}
+
+
+def entries(*batches: int) -> list[Entry | None]:
+    found = [Entry(Version(n), AttemptId(1), batch=BatchId(b)) for n, b in enumerate(batches, 1)]
+    return [*reversed(found), None]
+
+
+def test_the_current_cut_is_behind_every_batch_that_all_outputs_hold() -> None:
+    ends = [current_cut(entries(0, 1, -1, 2), Version(4), BatchId(b), AttemptId(1)) for b in (0, 1, 2)]
+    assert ends == [1, 3, 4]
+    assert current_cut(entries(0, 1), Version(2), NO_BATCH, AttemptId(2)) == 2, "of an attempt that was left"
+    way = {UnderWay.WRITTEN: 5, UnderWay.TORN: 4, UnderWay.PLANNED: 4, UnderWay.NOTHING: 4}
+    assert {w: standing(None, under_way=w).ended for w in way} == way, "written: only its end is not recorded"
+
+
+def test_the_earliest_is_behind_the_batches_that_nobody_read() -> None:
+    found = [whole_after(only(entries(*batches)), Version(len(batches)), BatchId(3)) for batches in GAPS]
+    assert found == [0, 0, 2, 4, 3]
+
+
+GAPS = ((0, 1, 2, 3), (2, -1, 3), (0, 1, 3), (0, 1, 2, -1), (0, 1, -1, 3, 4))
+"""Batches of a channel whose producer has ended batch 3."""
+
+
+def only(found: list[Entry | None]) -> list[Entry]:
+    return [entry for entry in found if entry is not None]
+
+
+def test_a_first_batch_that_is_repeated_begins_where_it_began() -> None:
+    """Its outputs hold it, its state does not: were it to begin behind itself, its rows would be in no state."""
+    first = standing(
+        at("a.main", 9),
+        finished=NO_BATCH,
+        under_way=UnderWay.WRITTEN,
+        stateful=True,
+        first=(at("a.main", 3),),
+    )
+    seen = replace(SEEN, standings={**STANDS, StageId("b"): first})
+    assert starts(compare(seen, (A, B)), "b") == {"a.main": 3}
 
 
 def test_a_native_source_is_found_by_what_it_reads() -> None:

@@ -1,0 +1,113 @@
+"""Where a stage stands that has run: decided from what its logs, its outputs and its channels say.
+
+`runtime.recorded` reads what goes in; the simulator does so, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    BatchId,
+    ChannelId,
+    Entry,
+    Position,
+    StageId,
+    Version,
+)
+from spark_abs.protocol.changes import FIRST_ENTRY, UnderWay, first_position
+
+
+def under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId | None]) -> UnderWay:
+    """Say how far the batch behind the last finished one has come.
+
+    Args:
+        finished: the last batch whose end is recorded.
+        planned: the last batch that is planned.
+        held: the newest batch that each output holds.
+    """
+    if planned <= finished:
+        return UnderWay.NOTHING
+    have = [batch is not None and batch >= planned for batch in held]
+    if not any(have):
+        return UnderWay.PLANNED
+    return UnderWay.WRITTEN if all(have) else UnderWay.TORN
+
+
+def standing_after(finished: BatchId, planned: BatchId, way: UnderWay) -> tuple[BatchId, bool]:
+    """Return the batch whose offset file names the sources, and whether they stand where it says.
+
+    They do not if it has yet to be run: then they stand where the stage begins to read them.
+    """
+    if way is UnderWay.WRITTEN:
+        return planned, True
+    return (finished, True) if finished != NO_BATCH else (planned, False)
+
+
+def begins_at(
+    stage: StageId,
+    channel: ChannelId,
+    recorded: Mapping[tuple[StageId, ChannelId], Position],
+    at_cut: Iterable[Position],
+    feedback: bool = False,
+) -> Position:
+    """Return where a stage that has finished no batch begins to read a channel that it knows.
+
+    Args:
+        stage: the stage.
+        channel: the channel.
+        recorded: the first positions that the attempt has recorded.
+        at_cut: where the checkpoint has the stage with which the attempt began, if it had run no batch.
+        feedback: whether the channel closes a loop.
+    """
+    found = recorded.get((stage, channel))
+    if found is not None:
+        return found
+    return next((p for p in at_cut if p.channel == channel), first_position(channel, feedback))
+
+
+def current_cut(
+    newest_first: Iterable[Entry | None], end: Version, ended: BatchId, attempt: AttemptId
+) -> Version:
+    """Return the last entry behind which a stage that begins now reads: all that the producer has ended.
+
+    A batch that the producer has not ended may stand in one of its channels and not yet in another: it is
+    read in both.
+
+    Args:
+        newest_first: the entries of the channel down from `end`; None for one that was removed.
+        end: its newest version.
+        ended: the last batch of the producer that all its outputs hold.
+        attempt: the current attempt.
+    """
+    found = end
+    for entry in newest_first:
+        if entry is None or entry.attempt not in (AttemptId(0), attempt):
+            break
+        if entry.batch > ended:
+            found = Version(entry.version - 1)
+        elif entry.batch != NO_BATCH:
+            break
+    return found
+
+
+def whole_after(newest_first: Iterable[Entry], end: Version, ended: BatchId) -> Version:
+    """Return the least entry behind which a channel has the rows of every batch of its producer.
+
+    While nobody reads an output it is not written: its channel then has a gap in the numbers of its batches.
+
+    Args:
+        newest_first: the entries of the channel that count, down from `end`, as far as they are kept.
+        end: its newest version.
+        ended: the last batch of the producer that all its outputs hold.
+    """
+    found, expected = end, ended
+    for entry in newest_first:
+        if entry.batch == NO_BATCH or entry.batch > ended:
+            continue
+        if entry.batch < expected:
+            return found
+        found, expected = Version(entry.version - 1), BatchId(entry.batch - 1)
+    return FIRST_ENTRY
