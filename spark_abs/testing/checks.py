@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from spark_abs.model import NO_BATCH, AttemptId, CheckpointMode, Position, Version, counts
-from spark_abs.testing.cluster import (
-    Checkpoint,
-    Row,
-    Stage,
-    State,
-    Storage,
-    apply,
-    carried,
-    digest,
-    record,
-)
+from spark_abs.testing.cluster import Checkpoint, Stage, State, Storage, apply, carried, digest, record
 from spark_abs.testing.ideal import ideal
 from spark_abs.testing.invariants import (
     Edge,
@@ -34,6 +24,7 @@ from spark_abs.testing.invariants import (
     same_rows,
     state_and_flight,
 )
+from spark_abs.testing.table import Row
 
 
 def check_checkpoint(storage: Storage, row: Checkpoint) -> None:
@@ -195,7 +186,7 @@ def _like_no_failure(storage: Storage) -> Iterator[str]:
             same = none_lost
         yield from same(4, f"state of {stage.id}", _tagged(held), _tagged(expected[stage.id]))
         if stage.sink:
-            table = storage.tables[f"{stage.id}/sink"]
+            table = storage.tables[stage.target]
             yield from same(4, table.name, table.read(table.version), expected[table.name])
 
 

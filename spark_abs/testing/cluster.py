@@ -7,14 +7,12 @@ outcomes. Nothing here is lost in a crash. Every method is one atomic commit, as
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
-from spark_abs.errors import AbsError, CommitConflict, DamageError, Fenced
+from spark_abs.errors import AbsError, DamageError
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import (
-    FENCED,
     NO_BATCH,
     NO_EPOCH,
     AttemptId,
@@ -25,29 +23,23 @@ from spark_abs.model import (
     CheckpointId,
     CheckpointKind,
     CheckpointMode,
-    DataFile,
-    Entry,
     Position,
     RunId,
     StageId,
     Version,
     app_id,
     channel_id,
-    counts,
-    run_app_id,
+    owner_of,
 )
 from spark_abs.protocol import control
 from spark_abs.protocol.loops import find_loops
 from spark_abs.protocol.path import channel_path
-from spark_abs.testing.invariants import Logged
+from spark_abs.testing.table import JOB, Planned, Row, Table
 
-JOB = "sim"
 LATE, AGAIN = "late", "again"
 ROUNDS = 2  # how often a row goes round in loops
-ROW_BYTES = 10
 RETAINED_BATCHES = 8  # like Spark's minBatchesToRetain: state of older batches is gone
 
-Row = tuple[int, str]  # a key, and where the row came from
 State = tuple[tuple[Row, ...], ...]
 """What a stage remembers: the rows of each input, native ones last."""
 
@@ -66,11 +58,21 @@ class Stage:
     sink: bool = False
     feedback: tuple[ChannelId, ...] = ()
     """Those of the inputs that close a loop."""
+    counts: bool = False
+    """Whether it numbers the rows that it has seen, from 1."""
+    table: str = ""
+    """The table of its sink, which is its own if it has no name."""
+    sink_name: str = "sink"
 
     @property
     def channels(self) -> tuple[ChannelId, ...]:
         """The channels it writes, in the order of its commits."""
         return tuple(channel_id(self.id, output) for output in self.outputs)
+
+    @property
+    def target(self) -> str:
+        """The table that its sink writes, if it has one."""
+        return self.table or f"{self.id}/sink"
 
 
 Graph = tuple[Stage, ...]
@@ -85,6 +87,12 @@ def record(stage: StageId, number: int) -> Row:
 def apply(stage: Stage, state: State, news: State) -> tuple[State, tuple[Row, ...]]:
     """Run one micro-batch of a stage: the new state, and the rows that come out."""
     seen = tuple(old + new for old, new in zip(state, news, strict=True))
+    if stage.counts:
+        begun = sum(map(len, state))
+        rows = (row for new in news for row in new)
+        return seen, tuple(
+            (key, f"{stage.id}[{n}]({label})") for n, (key, label) in enumerate(rows, begun + 1)
+        )
     if not stage.join:
         return seen, tuple((key, f"{stage.id}({label})") for new in news for key, label in new)
     pairs = [(a, b) for a in news[0] for b in state[1] if a[0] == b[0]]
@@ -96,140 +104,7 @@ def carried(output: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return the rows that go to one output."""
     if output == AGAIN:
         return tuple((key, f"{AGAIN} {label}") for key, label in rows if label.count(AGAIN) < ROUNDS)
-    return tuple(row for row in rows if row[0] % 2 == 0) if output == LATE else rows
-
-
-class Table:
-    """A channel or a sink: a log of entries with the rows of each, and transaction ids as Delta has them."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.entries: list[Entry | None] = [Entry(Version(0))]
-        self.rows: list[tuple[Row, ...]] = [()]
-        self.transactions: dict[str, int] = {}
-        self.log: list[Logged] = []
-        self.plans: dict[tuple[AttemptId, BatchId], Planned] = {}  # what commits say of their batches
-        self.visible: list[tuple[int, ...]] = [()]
-        """For a sink: the versions whose rows are visible at each version."""
-
-    @property
-    def channel(self) -> ChannelId:
-        """The channel that the table is."""
-        return ChannelId(self.name)
-
-    @property
-    def version(self) -> Version:
-        """The newest version."""
-        return Version(len(self.entries) - 1)
-
-    @property
-    def next(self) -> Version:
-        """The version that the next commit takes."""
-        return Version(len(self.entries))
-
-    def require_alive(self, app: str, run: RunId) -> None:
-        """Raise Fenced if the attempt was burnt or a newer run has begun."""
-        if self.transactions.get(app, 0) >= FENCED or self.transactions.get(run_app_id(JOB), 0) > run:
-            raise Fenced(f"{app}, run {run}, was fenced on {self.name}")
-
-    def commit(
-        self,
-        *,
-        at: Version,
-        attempt: AttemptId,
-        run: RunId,
-        transactions: dict[str, int],
-        rows: tuple[Row, ...] = (),
-        batch: BatchId = NO_BATCH,
-        barrier: Barrier | None = None,
-        cancel: CheckpointId | None = None,
-        end: bool = False,
-        plans: Mapping[BatchId, Planned] = MappingProxyType({}),
-    ) -> Version:
-        """Commit work at exactly `at`.
-
-        Raises:
-            CommitConflict: the version is taken.
-        """
-        if at != self.version + 1:
-            raise CommitConflict(f"version {at} of {self.name}")
-        files = (DataFile(f"{at}.parquet", len(rows) * ROW_BYTES, len(rows)),) if rows else ()
-        self.entries.append(Entry(at, attempt, run, batch, barrier, cancel, end, None, files))
-        self.rows.append(rows)
-        self.visible.append((*self.visible[-1], at))
-        self.transactions.update(transactions)
-        self.plans |= {(attempt, number): planned for number, planned in plans.items()}
-        self.log.append(Logged(self.name, at, attempt, run))
-        return at
-
-    def commit_foreign(self) -> None:
-        """Commit something that is none of the job's work, like OPTIMIZE."""
-        self._commit_empty(Logged(self.name, self.next))
-
-    def fence_runs(self, run: RunId) -> None:
-        """Refuse all runs before `run` from now on."""
-        if self.transactions.get(run_app_id(JOB), 0) < run:
-            self.transactions[run_app_id(JOB)] = run
-            self._commit_empty(Logged(self.name, self.next, fences_runs_below=run))
-
-    def burn(self, stage: StageId, output: str, attempt: AttemptId) -> None:
-        """Refuse an attempt from now on."""
-        app = app_id(JOB, stage, output, attempt)
-        if self.transactions.get(app, 0) < FENCED:
-            self.transactions.update({app: FENCED, f"{app}/barrier": FENCED, f"{app}/end": FENCED})
-            self._commit_empty(Logged(self.name, self.next, burns=frozenset((attempt,))))
-
-    def restore(self, version: Version) -> None:
-        """Make visible what was visible at `version`, as Delta RESTORE does; the log and the ids stay."""
-        visible = self.visible[version]
-        self._commit_empty(Logged(self.name, self.next))
-        self.visible[-1] = visible
-
-    def read(self, version: Version) -> tuple[Row, ...]:
-        """Return the rows of a sink at a version."""
-        return tuple(row for v in self.visible[version] for row in self.rows[v])
-
-    def _commit_empty(self, logged: Logged) -> None:
-        self.entries.append(Entry(logged.version))
-        self.rows.append(())
-        self.visible.append(self.visible[-1])
-        self.log.append(logged)
-
-    def after(self, version: Version, path: Sequence[Branch]) -> Iterator[Entry]:
-        """Yield the entries behind `version` that lie on the path.
-
-        Raises:
-            DamageError: clean-up has removed one of them.
-        """
-        for number in range(version + 1, len(self.entries)):
-            entry = self.entries[number]
-            if entry is None:
-                raise DamageError(f"6: entry {number} of {self.name} is gone, a reader stands at {version}")
-            if entry.attempt and counts(path, entry.attempt, entry.version):
-                yield entry
-
-    def newest_first(self, path: Sequence[Branch]) -> Iterator[Entry]:
-        """Yield the entries on the path, newest first, as far back as they are kept."""
-        for entry in reversed(self.entries):
-            if entry is None:
-                return
-            if entry.attempt and counts(path, entry.attempt, entry.version):
-                yield entry
-
-    def marker(self, path: Sequence[Branch]) -> CheckpointId:
-        """Return the newest barrier or cancel id on the path."""
-        for entry in self.newest_first(path):
-            if entry.barrier or entry.cancel is not None:
-                return max(entry.barrier.id if entry.barrier else NO_EPOCH, entry.cancel or NO_EPOCH)
-        return NO_EPOCH
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A file of the offset log."""
-
-    positions: tuple[Position, ...]
-    native: int
+    return tuple((key, f"{LATE} {label}") for key, label in rows if key % 2 == 0) if output == LATE else rows
 
 
 class Lost(AbsError):
@@ -307,6 +182,16 @@ class Native:
             self.states.pop(old + 1, None)
 
 
+SinkApp = Callable[[control.ControlState, AttemptId, StageId, str], str]
+"""Names the application id of a sink."""
+
+
+def named_by_writer(state: control.ControlState, attempt: AttemptId, stage: StageId, sink: str) -> str:
+    """Name it as the product does."""
+    (made,) = (a for a in state.attempts if a.id == attempt)
+    return state.writer(made, stage, sink).app
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A row of `checkpoints/`."""
@@ -316,6 +201,8 @@ class Checkpoint:
     kind: CheckpointKind
     snapshots: tuple[StageSnapshot, ...]
     mode: CheckpointMode = CheckpointMode.ALIGNED
+    graph: Graph = ()
+    """The job that it is of."""
 
     def snapshot(self, stage: StageId) -> StageSnapshot:
         """Return one stage's part."""
@@ -325,12 +212,13 @@ class Checkpoint:
 class Storage:
     """All that survives: one root."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, root: str = "", sink_app: SinkApp = named_by_writer) -> None:
         self.graph = graph
+        self.sink_app = sink_app
         self.loops = find_loops(
             (StageId(c.partition(".")[0]), c, stage.id) for stage in graph for c in stage.inputs
         )
-        self.control: list[control.ControlState] = [control.begin_job(JOB, 0)]
+        self.control: list[control.ControlState] = [control.begin_job(JOB, 0, root)]
         self.claimed: list[Barrier] = []
         # Ids that commits of `control/` have said to be unaligned by now, and the stages of an attempt that
         # hold rows from behind the barrier where it branched off (P7).
@@ -346,7 +234,7 @@ class Storage:
         for stage in graph:
             self.tables |= {channel: Table(channel) for channel in stage.channels}
             if stage.sink:
-                self.tables[f"{stage.id}/sink"] = Table(f"{stage.id}/sink")
+                self.tables[stage.target] = Table(stage.target)
             self.native[AttemptId(1), stage.id] = self.fresh(stage, AttemptId(1))
 
     def fresh(self, stage: Stage, attempt: AttemptId) -> Native:
@@ -364,8 +252,22 @@ class Storage:
 
     def outputs(self, stage: Stage) -> list[tuple[str, Table]]:
         """Return a stage's outputs by name, channels first."""
-        found = [(o, self.tables[channel_id(stage.id, o)]) for o in stage.outputs]
-        return [*found, ("sink", self.tables[f"{stage.id}/sink"])] if stage.sink else found
+        found = self.written(stage)
+        return [*found, (stage.sink_name, self.tables[stage.target])] if stage.sink else found
+
+    def written(self, stage: Stage) -> list[tuple[str, Table]]:
+        """Return a stage's channels by name."""
+        return [(o, self.tables[channel_id(stage.id, o)]) for o in stage.outputs]
+
+    def owner(self, stage: Stage, output: str) -> str:
+        """As what its runs are fenced on an output."""
+        return JOB if output in stage.outputs else owner_of(JOB, self.state.root)
+
+    def app(self, stage: Stage, output: str, attempt: AttemptId) -> str:
+        """Name the application id of the batches of an output."""
+        if output in stage.outputs:
+            return app_id(JOB, stage.id, output, attempt)
+        return self.sink_app(self.state, attempt, stage.id, output)
 
     def path(self, channel: ChannelId, attempt: AttemptId) -> tuple[Branch, ...]:
         """Return what counts in a channel for an attempt."""

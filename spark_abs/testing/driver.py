@@ -18,6 +18,7 @@ from spark_abs.model import (
     BatchId,
     CheckpointId,
     CheckpointKind,
+    RunId,
     StageId,
 )
 from spark_abs.protocol import control, gate
@@ -47,7 +48,7 @@ from spark_abs.protocol.trigger import (
     TriggerSettings,
 )
 from spark_abs.testing.chance import Chance
-from spark_abs.testing.cluster import Checkpoint, Lost, Native, Planned, Stage, Storage, digest
+from spark_abs.testing.cluster import Checkpoint, Lost, Native, Stage, Storage, digest
 from spark_abs.testing.memory import Captured, Deciding, detached
 from spark_abs.testing.parts import Parts
 from spark_abs.testing.process import Process
@@ -71,6 +72,8 @@ class Driver:
         seen: Counter[str],
     ) -> None:
         self.storage = storage
+        self.graph = storage.graph
+        """The job as it is declared."""
         self.chance = chance
         self.parts = parts
         self.settings = settings
@@ -149,7 +152,7 @@ class Driver:
         if self.processes[stage].is_ending:
             return False
         self.run.handed = {(c, s) for c, s in self.run.handed if s != stage}
-        self._start(next(s for s in self.storage.graph if s.id == stage))
+        self._start(next(s for s in self.graph if s.id == stage))
         return True
 
     def crash_snapshotter(self) -> None:
@@ -176,12 +179,17 @@ class Driver:
         storage.control.append(control.begin_run(storage.state, "sim", 1, self.clock()))
         run = storage.state.run
         assert run is not None
-        attempt, floor = storage.state.attempt.id, storage.state.last_claimed
+        floor = storage.state.last_claimed
         yield from fence(storage, run.id, before=AttemptId(0))
-        paths = {c: storage.path(c, attempt) for stage in storage.graph for c in stage.channels}
-        self.run = Run(storage, self.chance, self.parts, run.id, attempt, floor, paths)
+        self._begin(run.id, floor)
+
+    def _begin(self, run: RunId, floor: CheckpointId) -> None:
+        """Start the processes; nothing on storage changes."""
+        storage, attempt = self.storage, self.storage.state.attempt.id
+        paths = {c: storage.path(c, attempt) for stage in self.graph for c in stage.channels}
+        self.run = Run(storage, self.chance, self.parts, run, attempt, floor, paths)
         self._new_coordinator()
-        for stage in storage.graph:
+        for stage in self.graph:
             self._start(stage)
         self._attach_shared()
 
@@ -203,7 +211,7 @@ class Driver:
         self.actors[f"agent:{stage}"] = process.look
 
     def _new_coordinator(self) -> None:
-        self.coordinator = self.parts.coordinator((s.id for s in self.storage.graph), lambda: self.settings)
+        self.coordinator = self.parts.coordinator((s.id for s in self.graph), lambda: self.settings)
         self._feed(StatusChanged(self.clock(), JobStatus.RUNNING))
 
     # -- coordinator and what it asks for
@@ -211,7 +219,7 @@ class Driver:
     def _deliver(self) -> None:
         """Hand one message to the coordinator: any of them, perhaps twice, perhaps never."""
         happens = self.chance.happens
-        if len(self.run.ended) == len(self.storage.graph) and happens("the job ends", 0.05):
+        if len(self.run.ended) == len(self.graph) and happens("the job ends", 0.05):
             self._finish(JobStatus.FINISHED)
         if self.alignment_limit is not None and happens("somebody looks at what inputs hold up", 0.3):
             self._watch_alignments(self.alignment_limit)
@@ -323,7 +331,9 @@ class Driver:
             reason = effect.reason
         elif all(file.at.pack in storage.packs for s in effect.snapshots for file in s.files):
             barrier = self.run.claimed(effect.id)
-            row = Checkpoint(effect.id, self.run.attempt, barrier.kind, effect.snapshots, barrier.mode)
+            row = Checkpoint(
+                effect.id, self.run.attempt, barrier.kind, effect.snapshots, barrier.mode, self.graph
+            )
         known = {checkpoint for checkpoint, _ in storage.checkpoints}
         completed = storage.decide(effect.id, row, self.run.id)
         if effect.id not in known:
@@ -368,7 +378,7 @@ class Driver:
     def _captured(self, barrier: Barrier, stage: Stage, batch: BatchId) -> Captured | Acked | None:
         native = self._native(stage)
         if batch == NO_BATCH:
-            return self._acknowledgement(barrier, stage, batch, native.start, ())
+            return self.run.acknowledgement(barrier, stage, batch, native.start, ())
         if batch not in native.commits:
             gone = f"batch {batch} is no longer in the native checkpoint"
             self.mail.append(Declined(0, barrier.id, stage.id, AbortReason.DECLINED, gone))
@@ -381,20 +391,7 @@ class Driver:
         self.storage.packs[sha256] = captured.state
         self.storage.captured.setdefault(barrier.id, set()).add(sha256)
         file = StoredFile(f"state/{batch + 1}", size, sha256, Location(sha256, 0, 1))
-        return self._acknowledgement(barrier, captured.stage, batch, captured.planned, (file,))
-
-    def _acknowledgement(
-        self, barrier: Barrier, stage: Stage, batch: BatchId, planned: Planned, files: tuple[StoredFile, ...]
-    ) -> Acked:
-        snapshot = StageSnapshot(
-            stage.id,
-            batch,
-            offsets=str(planned.native),
-            positions=planned.positions,
-            outputs=self.run.output_versions(barrier, stage, batch),
-            files=files,
-        )
-        return Acked(0, barrier.id, snapshot)
+        return self.run.acknowledgement(barrier, captured.stage, batch, captured.planned, (file,))
 
     def _native(self, stage: Stage) -> Native:
         return self.storage.native[self.run.attempt, stage.id]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from spark_abs.model import NO_EPOCH, AttemptId, BatchId, Branch, Position, Version
 from spark_abs.protocol import credit
-from spark_abs.testing.cluster import Native, Storage, Table
+from spark_abs.testing.cluster import Native, Storage
 from spark_abs.testing.invariants import within_bound
 from spark_abs.testing.parts import Parts, Paths
+from spark_abs.testing.table import Table
 
 if TYPE_CHECKING:
     from spark_abs.testing.process import Process
@@ -23,8 +24,9 @@ def consumed(storage: Storage, attempt: AttemptId, table: Table) -> Iterator[Ver
 def _readers(storage: Storage, attempt: AttemptId, table: Table) -> Iterator[tuple[Native, Position]]:
     for stage in storage.graph:
         if table.channel in stage.inputs and table.channel not in stage.feedback:
-            native = storage.native[attempt, stage.id]
-            yield from ((native, p) for p in native.durable.positions if p.channel == table.channel)
+            native = storage.native.get((attempt, stage.id))
+            if native is not None:
+                yield from ((native, p) for p in native.durable.positions if p.channel == table.channel)
 
 
 def has_room(

@@ -6,16 +6,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_abs.model import AttemptId, Barrier, BatchId, Branch, ChannelId, Entry, RunId, Version
-from spark_abs.protocol import credit, cut, gate, loops, rebuild
+from spark_abs.model import (
+    AttemptId,
+    Barrier,
+    BatchId,
+    Branch,
+    ChannelId,
+    Entry,
+    Position,
+    RunId,
+    StageId,
+    Version,
+)
+from spark_abs.protocol import credit, cut, gate, loops, rebuild, standing
+from spark_abs.protocol.changes import Comparison, UnderWay
+from spark_abs.protocol.compare import compare
+from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.rebuild import Repeat
-from spark_abs.testing.cluster import Native, Planned, Stage, State, Storage, Table
+from spark_abs.testing.cluster import Checkpoint, Native, SinkApp, Stage, State, Storage, named_by_writer
+from spark_abs.testing.table import Planned, Table
 
 if TYPE_CHECKING:
     from spark_abs.testing.process import Process
 
 Paths = Mapping[ChannelId, Sequence[Branch]]
+Sinks = Iterable[tuple[StageId, str]]
+"""Stages and names of sinks."""
 
 
 def in_log(table: Table, app: str, version: int) -> bool:
@@ -39,6 +56,19 @@ def loop_ended(storage: Storage, attempt: AttemptId, paths: Paths, head: Stage, 
     return loops.has_ended(loop, members, run)
 
 
+def first_positions(state: ControlState) -> Mapping[tuple[StageId, ChannelId], Position]:
+    """Return where stages begin to read channels, as a run finds it."""
+    return state.attempt.first_positions
+
+
+def table_version(
+    checkpoint: Checkpoint, table: str, _sinks: Iterable[tuple[StageId, str]]
+) -> Version | None:
+    """Return to which version a checkpoint brings a table back; None if it does not have the table."""
+    outputs = (output for snapshot in checkpoint.snapshots for output in snapshot.outputs)
+    return min((o.version for o in outputs if o.table == table and o.version is not None), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the simulated job is made of; a test puts a broken part in the place of one."""
@@ -57,3 +87,8 @@ class Parts:
     slowest: Callable[[Iterable[Version]], Version | None] = credit.slowest
     at_once: Callable[..., bool] = credit.at_once
     loop_ended: Callable[..., bool] = loop_ended
+    compare: Callable[..., Comparison] = compare
+    under_way: Callable[..., UnderWay] = standing.under_way
+    first_positions: Callable[[ControlState], Mapping[tuple[StageId, ChannelId], Position]] = first_positions
+    sink_app: SinkApp = named_by_writer
+    table_version: Callable[[Checkpoint, str, Sinks], Version | None] = table_version

@@ -21,17 +21,17 @@ from spark_abs.model import (
     Entry,
     Position,
     Version,
-    app_id,
     barrier_app_id,
 )
 from spark_abs.protocol import cut, gate
 from spark_abs.protocol.loops import forward
-from spark_abs.testing.cluster import JOB, Planned, Row, Stage, State, Table, apply, carried
+from spark_abs.testing.cluster import Stage, State, apply, carried
 from spark_abs.testing.cluster import record as native_record
 from spark_abs.testing.flow import check_bound, is_held_back, may_begin
 from spark_abs.testing.invariants import BlockedInput, none_blocked, require
 from spark_abs.testing.memory import Batch, Ending, Taking
 from spark_abs.testing.running import Run, is_it
+from spark_abs.testing.table import JOB, Planned, Row, Table
 
 
 class Process:
@@ -42,7 +42,7 @@ class Process:
         self.stage = stage
         self.storage = run.storage
         self.native = run.storage.native[run.attempt, stage.id]
-        self.channels = [(o, t) for o, t in run.storage.outputs(stage) if o != "sink"]
+        self.channels = run.storage.written(stage)
         self.at: Batch | BatchId | Ending | None = None
         """What it has in memory of the batch under way; only its number once it is planned."""
         self.taking: Taking | None = None
@@ -61,7 +61,7 @@ class Process:
 
     def app(self, output: str) -> str:
         """Name the application id of an output."""
-        return app_id(JOB, self.stage.id, output, self.run.attempt)
+        return self.storage.app(self.stage, output, self.run.attempt)
 
     def path(self, table: Table) -> tuple[Branch, ...]:
         """Return what counts in a channel."""
@@ -171,9 +171,9 @@ class Process:
         if batch.output < sink:
             return self._write_channel(batch)
         if batch.output == sink and self.stage.sink and batch.rows:
-            table = self.storage.tables[f"{self.stage.id}/sink"]
-            if not self._holds("sink", table, batch.id):
-                self._commit("sink", table, batch.id, batch.rows, None, None)
+            name, table = self.stage.sink_name, self.storage.tables[self.stage.target]
+            if not self._holds(name, table, batch.id):
+                self._commit(name, table, batch.id, batch.rows, None, None)
             return replace(batch, output=sink + 1)
         if batch.output <= sink + 1:
             if batch.barrier and batch.barrier.id > self._taken:
@@ -204,7 +204,7 @@ class Process:
 
         A burnt id is above every batch: asked the other way round, a fenced writer would find its work done.
         """
-        table.require_alive(self.app(output), self.run.id)
+        table.require_alive(self.app(output), self.run.id, self.storage.owner(self.stage, output))
         return self.run.parts.already(table, self.app(output), batch)
 
     def _commit(

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 from spark_abs.codec import to_json
 from spark_abs.errors import AbortReason
-from spark_abs.model import FENCED, NO_BATCH, AttemptId, BatchId, CheckpointId, RunId, app_id
+from spark_abs.model import FENCED, NO_BATCH, AttemptId, BatchId, CheckpointId, RunId
 from spark_abs.protocol import attempts, control
 from spark_abs.protocol.path import BranchPoint
 from spark_abs.protocol.rebuild import LostStage, Repeat
-from spark_abs.testing.cluster import JOB, Checkpoint, Native, Planned, Stage, Storage
+from spark_abs.testing.cluster import Checkpoint, Native, Stage, Storage
+from spark_abs.testing.table import Planned
 
 Clock = Callable[[], int]
 
@@ -26,11 +27,16 @@ def fence(storage: Storage, run: RunId, before: AttemptId) -> Iterator[None]:
     """Shut out older runs and the attempts before `before`, then abort every id without an outcome."""
     for stage in storage.graph:
         for output, table in storage.outputs(stage):
-            table.fence_runs(run)
+            table.fence_runs(run, storage.owner(stage, output))
             for attempt in storage.state.attempts:
                 if attempt.id < before:
-                    table.burn(stage.id, output, attempt.id)
+                    table.burn(storage.app(stage, output, attempt.id), attempt.id)
             yield
+    yield from abort_open(storage, run)
+
+
+def abort_open(storage: Storage, run: RunId) -> Iterator[None]:
+    """Abort every id without an outcome."""
     for claim in storage.state.claims:
         completed = storage.decide(claim.barrier.id, None, run)
         settle(storage, claim.barrier.id, completed, AbortReason.RUN_ENDED)
@@ -58,7 +64,7 @@ def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[
         storage.native[attempt.id, stage.id] = materialised(storage, stage, checkpoint, attempt.id)
         yield
         if stage.sink:
-            name = f"{stage.id}/sink"
+            name = stage.target
             storage.tables[name].restore(storage.cut_version(checkpoint.id, name))
             yield
     storage.control.append(attempts.finish_attempt(storage.state, attempt.id))
@@ -92,7 +98,7 @@ def rebuilt(
         return None
     written, plans = NO_BATCH, dict[BatchId, Planned]()
     for output, table in storage.outputs(stage):
-        done = table.transactions.get(app_id(JOB, stage.id, output, attempt.id), NO_BATCH)
+        done = table.transactions.get(storage.app(stage, output, attempt.id), NO_BATCH)
         assert done < FENCED
         written = max(written, BatchId(done))
         plans |= {batch: planned for (a, batch), planned in table.plans.items() if a == attempt.id}

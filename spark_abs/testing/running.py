@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from spark_abs.manifest import OutputVersion
+from spark_abs.manifest import OutputVersion, StageSnapshot, StoredFile
 from spark_abs.model import (
     NO_EPOCH,
     AttemptId,
@@ -19,10 +19,12 @@ from spark_abs.model import (
 )
 from spark_abs.protocol import gate
 from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.messages import Acked
 from spark_abs.testing.chance import Chance
 from spark_abs.testing.cluster import Stage, Storage
 from spark_abs.testing.memory import detached
 from spark_abs.testing.parts import Parts
+from spark_abs.testing.table import Planned
 
 Capture = tuple[Barrier, Stage, BatchId]
 """A cut that the snapshotter is to copy: the batch of a stage that passed the barrier on."""
@@ -91,11 +93,25 @@ class Run:
         """Return the version of every output at a cut."""
         found = []
         for output, table in self.storage.outputs(stage):
-            if output == "sink":
-                mine = [v for v in table.visible[-1] if (e := table.entries[v]) and e.batch <= batch]
-                found.append(OutputVersion(output, "delta", table.name, "", max(mine, default=0)))  # type: ignore[arg-type]
+            if output not in stage.outputs:
+                version = table.version_at(self.storage.app(stage, output, self.attempt), batch)
+                found.append(OutputVersion(output, "delta", table.name, "", version))
                 continue
             log = list(table.newest_first(self.paths[ChannelId(table.name)]))
             at = next((e.version for e in log if is_it(e, barrier)), log[0].version if log else 0)
             found.append(OutputVersion(output, "channel", table.name, "", at))  # type: ignore[arg-type]
         return tuple(found)
+
+    def acknowledgement(
+        self, barrier: Barrier, stage: Stage, batch: BatchId, planned: Planned, files: tuple[StoredFile, ...]
+    ) -> Acked:
+        """Return what a stage says of its cut."""
+        snapshot = StageSnapshot(
+            stage.id,
+            batch,
+            offsets=str(planned.native),
+            positions=planned.positions,
+            outputs=self.output_versions(barrier, stage, batch),
+            files=files,
+        )
+        return Acked(0, barrier.id, snapshot)

@@ -33,13 +33,14 @@ from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Acked, Tick
 from spark_abs.protocol.trigger import Request, TriggerSettings
 from spark_abs.testing.checks import check_checkpoint, check_end
-from spark_abs.testing.cluster import AGAIN, LATE, Graph, Native, Stage, Storage, Table
+from spark_abs.testing.cluster import AGAIN, LATE, Graph, Native, Stage, Storage
 from spark_abs.testing.driver import Driver
 from spark_abs.testing.explore import Choice, World
 from spark_abs.testing.memory import Batch, detached
 from spark_abs.testing.names import Names
 from spark_abs.testing.parts import Parts
 from spark_abs.testing.story import inputs, told
+from spark_abs.testing.table import Table
 
 TIMEOUT_MS = 1_000
 _NEVER_MS = 1_000_000
