@@ -19,6 +19,7 @@ from spark_abs.model import (
     channel_id,
 )
 from spark_abs.protocol import attempts, control
+from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.changes import (
     Begin,
     Comparison,
@@ -214,7 +215,7 @@ class Root(Storage):
         self, run: control.Run, graph: Graph, comparison: Comparison, moved: Mapping[StageId, Native]
     ) -> None:
         """Make a job the one of this root: one commit."""
-        records = [control.Rebuilt(stage, max(int(run.id), 2), "", None, done=True) for stage in moved]
+        records = [Rebuilt(stage, max(int(run.id), 2), "", None, done=True) for stage in moved]
         state = attempts.record_change(self.state, run.id, shapes(graph), records, comparison)
         self.control.append(state)
         self.graph = graph

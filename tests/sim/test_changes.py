@@ -20,6 +20,7 @@ from spark_abs.model import (
     Version,
     app_id,
 )
+from spark_abs.protocol.attempt import Start
 from spark_abs.protocol.changes import (
     Comparison,
     Layout,
@@ -30,7 +31,7 @@ from spark_abs.protocol.changes import (
     Verdict,
 )
 from spark_abs.protocol.compare import compare
-from spark_abs.protocol.control import ControlState, Start
+from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.standing import under_way
 from spark_abs.testing.changing import main, simulate_changes, simulate_two_roots
 from spark_abs.testing.cluster import Checkpoint
