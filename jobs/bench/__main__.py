@@ -12,7 +12,17 @@ import click
 from rich.console import Console
 
 import spark_abs
-from bench import big_state, commits, gate, hop, hot_key, slow_consumer, state_functions, whole_job
+from bench import (
+    big_state,
+    commits,
+    gate,
+    hop,
+    hot_key,
+    local_disk,
+    slow_consumer,
+    state_functions,
+    whole_job,
+)
 from bench.figures import Figure, save
 
 if TYPE_CHECKING:
@@ -43,6 +53,7 @@ def _groups(
         "commits": lambda: commits.figures(base, console),
         "deciding": lambda: gate.deciding(base, runs, console),
         "reading": lambda: gate.reading(_session(), base, runs, console),
+        "disk": lambda: local_disk.figures(_session(), base, runs, console),
         "hop": lambda: hop.figures(_session(), base, runs, console),
         "slow": lambda: slow_consumer.figures(_session(), base, runs, console),
         "overtaking": lambda: hot_key.figures(_session(), base, runs, console),
@@ -62,7 +73,7 @@ def _groups(
 def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, results: Path) -> None:
     """Measure GROUPS, all of them if none is named.
 
-    They are: commits, deciding, reading, hop, slow, overtaking, functions, state, job.
+    They are: commits, deciding, reading, disk, hop, slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

@@ -57,6 +57,13 @@ class UnderWay(StrEnum):
     """Every output holds it: only Spark has not recorded its end."""
     TORN = "torn"
     """Some outputs hold it."""
+    NAMED = "named"
+    """Some outputs hold it, and the first commit names the files of the others."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether every output holds it, or can be brought to without the query."""
+        return self in (UnderWay.WRITTEN, UnderWay.NAMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,7 @@ class Standing:
     @property
     def ended(self) -> BatchId:
         """The last batch that is all there: what its outputs hold behind it is not."""
-        return BatchId(self.finished + 1) if self.under_way is UnderWay.WRITTEN else self.finished
+        return BatchId(self.finished + 1) if self.under_way.decided else self.finished
 
 
 def newly_read(shape: StageShape, standing: Standing) -> frozenset[ChannelId]:
@@ -151,7 +158,7 @@ class StageChange:
     """If its sources are others than before, or in another order; also before its first batch: a driver that
     was frozen may still plan that one, of the old sources, where it was."""
     ends_batch: bool = False
-    """Whether the batch under way, which all its outputs hold, is to be recorded as finished first."""
+    """Whether the batch under way is to be brought to all its outputs, and recorded as finished, first."""
 
 
 @dataclass(frozen=True, slots=True)

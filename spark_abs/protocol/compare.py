@@ -166,7 +166,7 @@ class _Comparing:
             )
             return StageChange(stage, Verdict.REFUSED, (said,))
         what = f"leaves behind {' and '.join(held)}" if held else "it had nothing that is needed"
-        return StageChange(stage, Verdict.LEFT, (what,))
+        return StageChange(stage, Verdict.LEFT, (what,), ends_batch=standing.under_way is UnderWay.NAMED)
 
     def _gone(
         self, stage: StageId, position: Position | None, source: SourceShape
@@ -312,13 +312,14 @@ def _batch(
         return [], False
     if standing.under_way is UnderWay.PLANNED and not standing.calls_functions:
         return [], False
-    if standing.under_way is UnderWay.WRITTEN and not (standing.stateful or standing.calls_functions):
+    if standing.under_way.decided and not (standing.stateful or standing.calls_functions):
         return [], True
     number = standing.finished + 1
     what = {
         UnderWay.PLANNED: "its sink functions may have seen",
         UnderWay.WRITTEN: "its outputs hold",
         UnderWay.TORN: "some of its outputs hold",
+        UnderWay.NAMED: "some of its outputs hold",
     }[standing.under_way]
     return [f"its inputs or outputs differ while batch {number} is under way, which {what}: {_ONCE}"], False
 

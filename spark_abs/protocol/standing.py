@@ -41,7 +41,7 @@ def standing_after(finished: BatchId, planned: BatchId, way: UnderWay) -> tuple[
 
     They do not if it has yet to be run: then they stand where the stage begins to read them.
     """
-    if way is UnderWay.WRITTEN:
+    if way.decided:
         return planned, True
     return (finished, True) if finished != NO_BATCH else (planned, False)
 

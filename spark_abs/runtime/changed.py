@@ -14,10 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.fence import fence_run
+from spark_abs.errors import Refused
 from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.attempts import record_change
 from spark_abs.protocol.changes import Comparison
+from spark_abs.runtime.complete import complete_batch
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.recorded import Declared, Knowledge
@@ -53,15 +55,22 @@ def fence_recorded(
     ctx.probe("change.fence.after")
 
 
-def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declared: Declared) -> RunContext:
+def carry_out(
+    ctx: RunContext,
+    control: Control,
+    comparison: Comparison,
+    declared: Declared,
+    session: Callable[[], SparkSession],
+) -> RunContext:
     """Make the stages go on as the comparison says, and record the declared job; returns the new context.
 
-    1. End batches that all outputs hold.  2. Write native checkpoints with rearranged sources into new
-    directories.  3. Record directories, first positions and shapes: one commit.
+    1. Bring batches to all their outputs, and end them.  2. Write native checkpoints with rearranged sources
+    into new directories.  3. Record directories, first positions and shapes: one commit.
 
     Raises:
         Fenced: somebody has taken over.
-        DamageError: a native checkpoint cannot be read.
+        DamageError: a native checkpoint cannot be read, or files that were named are gone.
+        Refused: a table is gone that lacks a batch.
     """
     breath = partial(Breath(ctx.root, control), ctx.run)
     attempt = control.state.attempt
@@ -69,6 +78,12 @@ def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declare
         if change.ends_batch:  # 1
             native = ctx.native(change.stage)
             ctx.probe(f"change.{change.stage}.finish.before")
+            done = complete_batch(ctx, change.stage, control.state.sinks, session)
+            if done.torn:
+                raise Refused(
+                    f"stage {change.stage!r}: batch {done.batch} cannot be brought to "
+                    f"{', '.join(done.torn)}: start the job once as it was, and change it then"
+                )
             finish_batch(native, NativeLog(native).newest_planned())
             ctx.probe(f"change.{change.stage}.finish.after")
     moved = [  # 2

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from spark_abs.channels.entries import entry_of
+from spark_abs.channels.entries import EntryNote, entry_of
+from spark_abs.channels.entries import note_of as entry_note
 from spark_abs.channels.follow import follow
 from spark_abs.channels.trim import earliest
 from spark_abs.manifest import CHANNEL, Manifest, StageShape, StageSnapshot
@@ -30,6 +31,7 @@ from spark_abs.protocol.changes import (
     Recorded,
     StageChange,
     Standing,
+    UnderWay,
     Verdict,
     less_read,
     newly_read,
@@ -42,8 +44,11 @@ from spark_abs.runtime.frames import Frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts, producer
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.native import NativeLog, check_native, native_of
+from spark_abs.sinks.note import SinkNote
+from spark_abs.sinks.note import note_of as sink_note
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.rearrange import source_offsets
+from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -185,6 +190,8 @@ class Knowledge:
         if planned < cut or (not there and any(batch is not None for batch in held)):
             return Standing(self._sources(shape, at_cut), cut, stateful=stateful, lost=True)
         way = under_way(finished, planned, held)
+        if way is UnderWay.TORN and self._named(shape, planned):
+            way = UnderWay.NAMED
         newest, stands = standing_after(finished, planned, way)
         text = log.offsets_text(newest) if newest != NO_BATCH else None
         return Standing(
@@ -228,19 +235,40 @@ class Knowledge:
         attached = {s.sink: s.table for s in self._state.sinks if s.stage == shape.stage}
         return shape.tables or {sink: attached[sink] for sink in shape.sinks if sink in attached}
 
+    def _outputs(self, shape: StageShape) -> Iterator[tuple[Place, str]]:
+        """Iterate the tables of a stage's outputs, with the id under which its batches are in each."""
+        attempt, job = self._attempt, self._state.job
+        for output in shape.channels:
+            place = self._channel(channel_id(shape.stage, output))
+            yield place, app_id(job, shape.stage, output, attempt.id)
+        for sink, table in self._tables(shape).items():
+            yield self._root.storage.place(table), self._state.writer(attempt, shape.stage, sink).app
+
+    def _named(self, shape: StageShape, batch: BatchId) -> bool:
+        """Say whether a commit of a batch names the files of all its outputs."""
+        for place, app in self._outputs(shape):
+            with suppress(FileNotFoundError):
+                table = Table.open(place)
+                for version in range(table.version, -1, -1):
+                    commit = table.read_commit(version)
+                    if commit is None or table.transaction(app) is None:
+                        break
+                    note = self._note(commit, place, shape.stage)
+                    if note is not None and (note.attempt, note.batch) == (self._attempt.id, batch):
+                        return bool(note.evaluated)
+        return False
+
+    def _note(self, commit: LogCommit, place: Place, stage: StageId) -> EntryNote | SinkNote | None:
+        """Return what a commit of a channel or a sink says of a batch of a stage."""
+        found = sink_note(commit, place.uri)
+        if found is None:
+            return entry_note(commit)
+        return found if (found.stage, found.root) == (stage, self._attempt.root) else None
+
     def _held(self, shape: StageShape) -> list[BatchId | None]:
         """Return the newest batch that each output holds."""
-        attempt, job = self._attempt, self._state.job
-        places = [
-            (self._channel(channel_id(shape.stage, output)), app_id(job, shape.stage, output, attempt.id))
-            for output in shape.channels
-        ]
-        places += [
-            (self._root.storage.place(table), self._state.writer(attempt, shape.stage, sink).app)
-            for sink, table in self._tables(shape).items()
-        ]
         found: list[BatchId | None] = []
-        for place, app in places:
+        for place, app in self._outputs(shape):
             batch = None
             with suppress(FileNotFoundError):
                 batch = Table.open(place).transaction(app)

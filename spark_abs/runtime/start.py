@@ -85,7 +85,7 @@ def start_job(
             if comparison.rests_on_outputs:
                 fence_recorded(ctx, found.knowledge, found.job, lambda: job.spark)
                 comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
-            ctx = carry_out(ctx, control, comparison, found.job)
+            ctx = carry_out(ctx, control, comparison, found.job, lambda: job.spark)
             lost = _lost_natives(ctx, graph, past.manifest)
             started = check_functions(past, drafted.frames, plans, lost)
             control.update(lambda state: start_functions(state, ctx.run, started))

@@ -189,7 +189,7 @@ def only(found: list[Entry | None]) -> list[Entry]:
 
 
 def test_a_first_batch_that_is_repeated_begins_where_it_began() -> None:
-    """Its outputs hold it, its state does not: begun behind itself, its rows would be in no state."""
+    """Its outputs hold it and its state does not: begun behind itself, its rows would be in no state."""
     first = standing(
         at("a.main", 9),
         finished=NO_BATCH,
@@ -276,6 +276,8 @@ def test_the_sides_of_a_join_stay() -> None:
         (UnderWay.WRITTEN, {"stateful": True}, False),
         (UnderWay.WRITTEN, {"calls_functions": True}, False),
         (UnderWay.TORN, {}, False),
+        (UnderWay.NAMED, {}, True),
+        (UnderWay.NAMED, {"stateful": True}, False),
     ],
 )
 def test_a_batch_under_way_is_settled_before_inputs_or_outputs_change(
@@ -290,7 +292,7 @@ def test_a_batch_under_way_is_settled_before_inputs_or_outputs_change(
     ):
         found = compare(seen, (A, changed))
         assert found.ok == ok, found
-        assert of(found, "b").ends_batch == (ok and under_way is UnderWay.WRITTEN)
+        assert of(found, "b").ends_batch == (ok and under_way.decided)
     assert compare(seen, (A, outputs)).ok, "an unchanged stage repeats it"
 
 
