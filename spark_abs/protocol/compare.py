@@ -28,6 +28,8 @@ from spark_abs.protocol.changes import (
 REBUILD_FIRST = (
     "start the job as it was, which rebuilds the stage, and change it then; or restore a checkpoint"
 )
+_UNNAMED = "native"
+"""The kind of a native source that an earlier version recorded without a name."""
 _LEAVE = "start with allow_non_restored_state=True"
 _ONCE = "start the job once as it was: it ends that batch; stop it, then change it"
 
@@ -108,6 +110,12 @@ class _Comparing:
         reasons += batch_reasons
         if standing.lost and not same:
             reasons.append(f"its inputs differ, and its native checkpoint is lost: {REBUILD_FIRST}")
+        native = [source for source in names if source.kind not in (CHANNEL, _UNNAMED)]
+        if not same and (again := [s for s in native if native.count(s) > 1]):
+            reasons.append(
+                f"it reads {again[0]} more than once, and its inputs differ: Spark's files do not say which "
+                "is which of them; declare its inputs as they were, or read that in a source of its own"
+            )
         if reasons:
             return StageChange(shape.stage, Verdict.REFUSED, tuple(reasons))
         if not same and not gone and None not in places:
@@ -238,7 +246,7 @@ def _names(before: StageShape | None, standing: Standing) -> list[SourceShape]:
         if position is not None:
             found.append(SourceShape(CHANNEL, position.channel, position.feedback))
         else:
-            found.append(known[place] if known else SourceShape("native", ""))
+            found.append(known[place] if known else SourceShape(_UNNAMED, ""))
     return found
 
 
@@ -248,7 +256,7 @@ def _match(names: Sequence[SourceShape], declared: Sequence[SourceShape]) -> lis
     Native sources that an earlier version recorded without names are taken in order, if there are as many.
     """
     free = dict(enumerate(names))
-    unnamed = [place for place, source in free.items() if source.kind == "native" and not source.name]
+    unnamed = [place for place, source in free.items() if source.kind == _UNNAMED and not source.name]
     native = [s for s in declared if s.kind != CHANNEL]
     in_order = iter(unnamed) if len(unnamed) == len(native) else iter(())
     found: list[int | None] = []

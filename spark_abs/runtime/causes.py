@@ -15,6 +15,8 @@ LONGEST_LINE, LONGEST_TEXT = 1000, 64_000
 
 _OURS = "spark_abs.errors."
 _WRAPPERS = ("py4j.", "pyspark.errors.")
+_UNKNOWN = "UnknownException: "
+"""What PySpark puts before the name of an error of the JVM's that it has no class for."""
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
 _CAUSED = re.compile(r"\s*Caused by: (.+)")
@@ -65,7 +67,7 @@ def deepest(text: str) -> str:
     ours = [line for line in raised if line.startswith(_OURS)]
     caused = [match[1] for line in lines if (match := _CAUSED.match(line))]
     found = [*ours[-1:], *raised[:1], *caused[-1:], *lines[:1], ""]
-    return one_line(_CLASS.sub(r"\1", found[0], count=1))
+    return one_line(_CLASS.sub(r"\1", found[0].removeprefix(_UNKNOWN), count=1))
 
 
 def _raised(lines: list[str]) -> Iterator[str]:

@@ -31,13 +31,11 @@ _OPAQUE = frozenset(
 def source_shapes(frame: DataFrame) -> tuple[SourceShape, ...]:
     """Return the streams that a plan reads, in the order in which Spark's offset files have them.
 
-    Spark collects them from the root down, left to right, and takes a relation that occurs twice once.
+    Spark collects them from the root down, left to right. One that occurs twice has a line for each place,
+    and one directory below `sources/` (`MicroBatchExecution.logicalPlan`).
     """
-    found: list[Any] = []
-    for node in nodes(frame._jdf.queryExecution().analyzed()):
-        if _is_source(node) and not any(node.equals(other) for other in found):
-            found.append(node)
-    return tuple(_source(node) for node in found)
+    plan = frame._jdf.queryExecution().analyzed()
+    return tuple(_source(node) for node in nodes(plan) if _is_source(node))
 
 
 def operator_shapes(frame: DataFrame) -> tuple[OperatorShape, ...]:

@@ -86,6 +86,8 @@ def test_what_the_jvm_says_beside_its_message_counts_too() -> None:
     assert cause_of(ValueError("one\ntwo")) == "ValueError: one"
     beside = FromJvm("Python worker failed to connect back.\n=== Streaming Query ===", STACK, hidden)
     assert cause_of(beside) == "IOException: full"
+    unknown = type("UnknownException", (FromJvm,), {})(f"java.net.SocketTimeoutException: {TIMEOUT}")
+    assert cause_of(FromJvm("no worker", STACK, unknown)) == f"SocketTimeoutException: {TIMEOUT}"
     chained = ValueError("not read")
     chained.__cause__ = OSError("no route")
     assert cause_of(chained) == "ValueError: not read; caused by OSError: no route"

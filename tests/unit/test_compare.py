@@ -107,6 +107,17 @@ def test_a_channel_read_twice_keeps_both_positions() -> None:
     assert of(compare(seen, (before,)), "u").layout is None
 
 
+def test_a_native_source_read_twice_stays_as_it_is_or_is_refused() -> None:
+    """Spark keeps its files once, and its position twice."""
+    before = shape("u", FILES, FILES, reading("x.main"))
+    stands = {StageId("u"): standing(None, None, at("x.main", 3))}
+    seen = Recorded("the last run", (before,), stands)
+    assert of(compare(seen, (before,)), "u").layout is None
+    moved = of(compare(seen, (shape("u", reading("x.main"), FILES, FILES),)), "u")
+    assert moved.verdict is Verdict.REFUSED
+    assert "it reads json source /in more than once, and its inputs differ" in moved.notes[0]
+
+
 def test_a_new_reader_begins_at_the_cut_or_with_the_earliest() -> None:
     other = shape("c", reading("a.main"))
     assert starts(compare(SEEN, (A, B, other)), "c") == {"a.main": 9}
