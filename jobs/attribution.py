@@ -133,8 +133,6 @@ def main(
     run = declare(spark, config).start(available_now=available_now, takeover=takeover, restart=restart)
     try:
         run.await_termination()
-    except KeyboardInterrupt:
-        run.stop()
     finally:
         spark.stop()
 

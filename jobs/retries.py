@@ -117,8 +117,6 @@ def main(base: str, master: str | None, available_now: bool) -> None:
     run = declare(spark, clicks, orders, base).start(available_now=available_now)
     try:
         run.await_termination()
-    except KeyboardInterrupt:
-        run.stop()
     finally:
         spark.stop()
 

@@ -177,8 +177,6 @@ def main(base: str, master: str | None, available_now: bool, late_by: str, gap: 
     run = declare(spark, base, bounds).start(available_now=available_now)
     try:
         run.await_termination()
-    except KeyboardInterrupt:
-        run.stop()
     finally:
         spark.stop()
 

@@ -191,9 +191,7 @@ SETTINGS: tuple[Setting, ...] = (
         "least time from an outcome to the next trigger",
         live=True,
     ),
-    Setting(
-        "checkpoint", "timeout", "10m", duration_ms, "age at which a checkpoint is aborted", 1, live=True
-    ),
+    Setting("checkpoint", "timeout", "10m", duration_ms, "age at which one is aborted", 1, live=True),
     Setting("checkpoint", "maxConcurrent", "1", _count, "checkpoints that may be open at once", 1, live=True),
     Setting(
         "checkpoint", "alignmentLimit", "-1", size_or_none, "bytes behind blocked inputs; -1: any number"
@@ -215,6 +213,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("channel", "capacityEntries", "1000", count_or_any, "the same in entries with rows, or any", 1),
     Setting("run", "leaseTimeout", "30s", duration_ms, "silence after which a run counts as dead", 1000),
     Setting("run", "requireRoot", "false", _switch, "a start refuses to make a root"),
+    Setting("run", "stopTimeout", "25s", duration_ms, "how long a stop by a signal may take", 1),
+    Setting("run", "stopSavepoint", "", _text, "savepoint of a stop by a signal; empty: none"),
     Setting("graph", "watermarkCheck", "error", _watermark_check, "error, warn or off"),
     Setting("stage", "restartStrategy", "none", _restart_strategy, "which failed stages start again"),
     Setting("stage", "restartDelay", "1s", duration_ms, "from a failure to the restart, at first"),
@@ -265,6 +265,8 @@ class Settings:
     capacity_entries: int | None
     lease_timeout_ms: int
     require_root: bool
+    stop_timeout_ms: int
+    stop_savepoint: str
     watermark_check: WatermarkCheck
     restart_strategy: RestartStrategy
     restart_delay_ms: int

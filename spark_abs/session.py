@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from delta import configure_spark_with_delta_pip
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from spark_abs.errors import UsageError
+from spark_abs.gateway import KnownJars, may_name_jars, quiet_log
 from spark_abs.store.storage import Storage
 
 SESSION_CONF: Mapping[str, str] = {
@@ -30,6 +32,8 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Delta splits the state of a table's log into 50 tasks otherwise, of any table, however small.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # A bar that is drawn over the lines of the log: pyspark has it by default.
+    "spark.ui.showConsoleProgress": "false",
 }
 """What a session needs, or is much better with."""
 
@@ -57,10 +61,20 @@ def spark_session(
     Raises:
         UsageError: this is Spark Connect, or a version that spark_abs does not run on.
     """
-    builder = configure(SparkSession.builder.appName(app_name), packages=packages)
+    builder = _prepared(SparkSession.builder.appName(app_name))
     if master is not None:
         builder = builder.master(master)
-    session = builder.config(map=dict(conf)).getOrCreate()
+    known = KnownJars([*(version(name) for name in ("pyspark", "delta-spark")), *packages])
+    jars = known.find() if may_name_jars(conf) else ()
+    if jars:
+        builder = builder.config("spark.jars", ",".join(jars))
+    else:
+        builder = configure_spark_with_delta_pip(builder, list(packages))
+    fresh = SparkContext._active_spark_context is None
+    with quiet_log():
+        session = builder.config(map=dict(conf)).getOrCreate()
+    if fresh and not jars and may_name_jars(conf):
+        known.keep(session.sparkContext.getConf().get("spark.jars", "") or "")
     check_session(session)
     return session
 
@@ -74,11 +88,15 @@ def configure(builder: SparkSession.Builder, *, packages: Sequence[str] = ()) ->
     Raises:
         UsageError: as for `spark_session`.
     """
+    return configure_spark_with_delta_pip(_prepared(builder), list(packages))
+
+
+def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
     if type(builder) is not SparkSession.Builder or _connect_requested():
         raise UsageError(_NO_CONNECT)
     _check_versions()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return configure_spark_with_delta_pip(builder.config(map=dict(SESSION_CONF)), list(packages))
+    return builder.config(map=dict(SESSION_CONF))
 
 
 def lend(session: SparkSession, storage: Storage) -> None:

@@ -9,6 +9,7 @@ What it keeps in memory only saves it from reading the same thing twice.
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,6 +102,8 @@ class GateSpec:
 
 
 _registering = threading.Lock()
+_registered: WeakKeyDictionary[SparkSession, Storage] = WeakKeyDictionary()
+"""What the class has that a session knows: Spark warns when one takes the place of another."""
 
 
 def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) -> DataFrame:
@@ -110,7 +114,9 @@ def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) 
     """
     _show_shipped_code()
     with _registering:  # a frame keeps the class that was registered when it was made
-        spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
+        if _registered.get(spark) != storage:
+            spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
+            _registered[spark] = storage
         return spark.readStream.format(FORMAT_NAME).option(_SPEC, to_json(spec)).load()
 
 
@@ -141,6 +147,9 @@ class Gate(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader; Spark makes one per process."""
+        if threading.current_thread() is threading.main_thread():
+            # Ctrl-C on a terminal is for the driver, which stops in order; this process ends with its pipe.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         spec = self._spec()
         return GateReader(spec, schema, Root(spec.root, self.storage))
 

@@ -79,14 +79,15 @@ class Output:
             yield lambda done: bar.advance(task, done)
 
     @contextmanager
-    def waiting(self, text: str) -> Iterator[None]:
-        """Show on stderr that something is being waited for."""
+    def waiting(self, text: str, told: bool = True) -> Iterator[None]:
+        """Show on stderr that something is being waited for; without a terminal only if it is to be told."""
         terminal = console(stderr=True)
         if not self.json and terminal.is_terminal:
             with terminal.status(Text(printable(text))):
                 yield
         else:
-            self.say(text)
+            if told:
+                self.say(text)
             yield
 
     def error(self, error: AbsError) -> None:

@@ -43,7 +43,7 @@ def state(
     found = find_state(root, stage, checkpoint, operator, store)
     before = None if diff is None else same_at(root, found, diff)
     target = None if export is None else _target(root, export)
-    with ctx.out.waiting(f"reading the state of stage {stage} at checkpoint {found.manifest.id}"):
+    with ctx.out.waiting(f"reading the state of stage {stage} at checkpoint {found.manifest.id}", told=False):
         from spark_abs.observe.state import state_frame
 
         frame = state_frame(_session(root, found, target), root, found, before)
@@ -71,11 +71,13 @@ def _target(root: Root, export: str) -> Place:
 
 
 def _session(root: Root, found: StateAt, target: Place | None) -> SparkSession:
+    from spark_abs.gateway import errors_kept
     from spark_abs.session import HADOOP_AWS, lend, spark_session
 
     packages = [HADOOP_AWS] if target is not None and in_object_store(target.uri) else []
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-    session = spark_session(f"state of {found.manifest.job}", "local[*]", packages=packages, **quiet)
+    quiet = {"spark.ui.enabled": "false"}
+    with errors_kept():
+        session = spark_session(f"state of {found.manifest.job}", "local[*]", packages=packages, **quiet)
     session.sparkContext.setLogLevel("ERROR")
     lend(session, root.storage)
     return session

@@ -6,6 +6,7 @@ run and the same attempt. Nothing starts from half of it: a run begins only on a
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Collection
@@ -18,6 +19,7 @@ from pyarrow.fs import FileType
 
 from spark_abs.channels.fence import fence_attempt, fence_run
 from spark_abs.errors import CheckpointNotFound, DamageError, Refused, UsageError
+from spark_abs.logs import speak
 from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import attempts
@@ -59,6 +61,8 @@ from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ def restore(
         DamageError: the checkpoint is damaged; says what.
         Fenced: another restore or run has taken over meanwhile.
     """
+    speak()
     at = Root(root, Storage.given(dict(spark.conf.getAll) if spark else {}, settings))
     prepared = prepare(
         at,
@@ -168,7 +173,9 @@ def _carry_out(
             probe(f"{name}.after")
     finally:
         restorer.breathe_out()
-    return RestoreResult(prepared.plan, restorer.run)
+    plan = prepared.plan
+    log.info("job %s is restored to checkpoint %s, as attempt %s", plan.job, plan.checkpoint, plan.attempt)
+    return RestoreResult(plan, restorer.run)
 
 
 class _Restorer:

@@ -162,7 +162,7 @@ class Drain:
         if query is None:  # a source, of a run that begins with the drain
             return
         runner.turns.await_quiet()
-        while query.isActive and runner.native.idle_at() is None:
+        while query.isActive and runner.native.idle_at() is None and not runner.turns.parked:
             look()
             self._pause.wait(_POLL_S)
         query.stop()

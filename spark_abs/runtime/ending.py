@@ -114,7 +114,7 @@ def halt(ctx: RunContext, runner: StageRunner, query: StreamingQuery) -> None:
     """Stop a query in order: its batch ends, one that was planned meanwhile is left to the next run."""
     runner.turns.stop()
     ctx.probe(f"end.{runner.name}.halt")
-    while query.isActive and runner.native.idle_at() is None:
+    while query.isActive and runner.native.idle_at() is None and not runner.turns.parked:
         _quiet.wait(_LOOK_S)
     query.stop()
 

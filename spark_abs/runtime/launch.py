@@ -31,6 +31,7 @@ from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.drain import Drain
+from spark_abs.runtime.driver_jvm import drain_events, sleep_until_stopped
 from spark_abs.runtime.frames import Frames, build_frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl
 from spark_abs.runtime.job import Job
@@ -53,7 +54,7 @@ from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
@@ -146,7 +147,7 @@ def launch(given: Launch) -> Run:
         snapshots,
         recovery,
         drain,
-        lambda: job.spark.streams.removeListener(late),
+        partial(_stop_listening, job.spark, late),
     )
     coordination = Coordination(
         ctx,
@@ -185,6 +186,11 @@ def launch(given: Launch) -> Run:
     return run
 
 
+def _stop_listening(spark: SparkSession, late: LateRows) -> None:
+    spark.streams.removeListener(late)
+    drain_events(spark)
+
+
 def _start(given: Launch, stage: StageId, frames: Frames, runner: StageRunner) -> StreamingQuery:
     keeps_state = given.plans[stage].keeps_state
     return start_query(
@@ -213,7 +219,9 @@ def _runner(
     certain = given.plans[stage.name].repeatable
     outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain)
     start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
-    return StageRunner(ctx, stage.name, outputs, start, snapshots, _credit(ctx, given.graph, stage.name))
+    runner = StageRunner(ctx, stage.name, outputs, start, snapshots, _credit(ctx, given.graph, stage.name))
+    runner.turns.await_stop = partial(sleep_until_stopped, job.spark)
+    return runner
 
 
 def _restart(

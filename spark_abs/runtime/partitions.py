@@ -26,6 +26,10 @@ class Partitions:
     fixed: bool
     """Whether a batch was planned with it: only a restore can change it then."""
 
+    def __str__(self) -> str:
+        """Say it to a person."""
+        return f"{self.number} shuffle partitions ({self.why})"
+
 
 def partitions_of(
     native: NativeLog, declared: int | None, session: str | None, slots: int
@@ -47,19 +51,19 @@ def partitions_of(
     planned = native.newest_planned()
     if planned != NO_BATCH:
         recorded = native.offsets(planned).conf.get(PARTITIONS_KEY)
-        return None if recorded is None else Partitions(int(recorded), "as its first batch had", True)
+        return None if recorded is None else Partitions(int(recorded), "from its first batch on", True)
     if declared is not None:
         return Partitions(declared, "as declared", False)
     if session is not None:
         try:
-            return Partitions(int(session), f"the session's {PARTITIONS_KEY}", False)
+            return Partitions(int(session), f"{PARTITIONS_KEY} of the session", False)
         except ValueError:
             raise UsageError(f"{PARTITIONS_KEY} is {session!r}: expected a whole number") from None
     return Partitions(slots, "one for each core", False)
 
 
-def tell(stage: StageId, found: Partitions, declared: int | None, keeps_state: bool, slots: int) -> None:
-    """Log the number, and warn of one that is far from the cores before the first batch fixes it."""
+def warn(stage: StageId, found: Partitions, declared: int | None, keeps_state: bool, slots: int) -> None:
+    """Warn of a number that is not what was declared, or far from the cores while it can be changed."""
     if found.fixed and declared not in (None, found.number):
         log.warning(
             "stage %s goes on with %s shuffle partitions, not with %s as declared: Spark fixes the "
@@ -81,5 +85,3 @@ def tell(stage: StageId, found: Partitions, declared: int | None, keeps_state: b
             slots,
             slots,
         )
-    elif keeps_state:
-        log.info("stage %s has %s shuffle partitions, %s", stage, found.number, found.why)

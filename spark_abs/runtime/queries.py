@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from pyspark.errors import StreamingQueryException
 
 from spark_abs.errors import StageFailed
 from spark_abs.model import BatchId
 from spark_abs.runtime.causes import cause_of
 from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.driver_jvm import make_pool
 from spark_abs.runtime.jvm import local_disk_conf, task_slots
 from spark_abs.runtime.lifetime import query_name
 from spark_abs.runtime.native import clear_leftovers, clear_unplanned, forget_plans
-from spark_abs.runtime.partitions import partitions_of, tell
+from spark_abs.runtime.partitions import partitions_of, warn
 from spark_abs.runtime.specs import PROVIDERS, StageSpec
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.snapshots.layout import PARTITIONS_KEY
@@ -25,6 +29,11 @@ if TYPE_CHECKING:
 
 _SOURCES_POLL_S = 0.02
 _BATCH_POLL_S = 0.02
+_MORE_STARTS = 3
+_TOO_SLOW = ("Python worker to connect back", "Python worker failed to connect back")
+_starting = threading.Lock()
+"""A query that starts changes settings of a session that other jobs may start queries on."""
+log = logging.getLogger(__name__)
 
 
 def start_query(
@@ -41,11 +50,6 @@ def start_query(
     conf = dict(local_disk_conf(spark)) if native.local else {}
     if conf:
         clear_leftovers(native)
-    slots, session = task_slots(spark), spark.conf.getAll.get(PARTITIONS_KEY)
-    partitions = partitions_of(runner.native, spec.shuffle_partitions, session, slots)
-    if partitions is not None:
-        tell(spec.name, partitions, spec.shuffle_partitions, keeps_state, slots)
-        conf[PARTITIONS_KEY] = str(partitions.number)
     if spec.state_provider is not None:
         conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
     writer = (
@@ -58,9 +62,26 @@ def start_query(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=spec.trigger or "0 seconds")
-    with session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
-        query = writer.start()
-        _await_sources(query)
+    slots = task_slots(spark)
+    with _starting:
+        session = spark.conf.getAll.get(PARTITIONS_KEY)
+        partitions = partitions_of(runner.native, spec.shuffle_partitions, session, slots)
+        if partitions is not None:
+            warn(spec.name, partitions, spec.shuffle_partitions, keeps_state, slots)
+            conf[PARTITIONS_KEY] = str(partitions.number)
+        spread = f" in {partitions}" if keeps_state and partitions is not None else ""
+        log.info("stage %s begins with batch %s%s", spec.name, runner.native.newest_committed() + 1, spread)
+        with session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
+            query = writer.start()
+            _await_sources(query)
+            for _ in range(_MORE_STARTS):
+                if not _was_too_slow(query):
+                    break
+                log.warning(
+                    "stage %s: its gates did not come up in ten seconds, it is tried again", spec.name
+                )
+                query = writer.start()
+                _await_sources(query)
     return query
 
 
@@ -72,6 +93,15 @@ def _await_sources(query: StreamingQuery) -> None:
     pause = threading.Event()
     while query.isActive and str(query.status["message"]).startswith("Initializing"):
         pause.wait(_SOURCES_POLL_S)
+
+
+def _was_too_slow(query: StreamingQuery) -> bool:
+    """Say whether a query has ended because the process behind a gate had not come up in time."""
+    if query.isActive and not str(query.status["message"]).startswith("Terminated"):
+        return False
+    with suppress(StreamingQueryException):
+        query.awaitTermination()
+    return any(said in str(query.exception()) for said in _TOO_SLOW)
 
 
 @contextmanager
@@ -93,6 +123,7 @@ def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[Non
 @contextmanager
 def _pool(spark: SparkSession, name: str) -> Iterator[None]:
     """Start a query in a scheduler pool of its own: its thread inherits it."""
+    make_pool(spark, name)
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     try:
         yield

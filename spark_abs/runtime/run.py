@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from spark_abs.errors import Refused, UsageError
+from spark_abs.errors import AbsError, Refused, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.loops import Loop
 from spark_abs.protocol.messages import (
@@ -23,9 +23,11 @@ from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.drain import Drain
 from spark_abs.runtime.ending import EndOfInput, halt
+from spark_abs.runtime.farewell import Guest, attend
 from spark_abs.runtime.lifetime import end
 from spark_abs.runtime.loops import Loops
 from spark_abs.runtime.recovery import Recovery, StageEnd
+from spark_abs.runtime.signals import SignalledStop
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.store.clock import now_ms
@@ -69,6 +71,7 @@ class Run:
         self._said = ""
         """What the coordinator was last told of stages that fail."""
         self._coordination: Coordination | None = None
+        self._signals = SignalledStop(ctx.job, ctx.settings.stop_timeout_ms, self._stop_for_signal)
         self._watcher = threading.Thread(target=self._watch, name=f"spark-abs-watch-{ctx.job}", daemon=True)
 
     def __repr__(self) -> str:
@@ -152,11 +155,16 @@ class Run:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the job ends, at most `timeout` seconds; say whether it has.
 
+        In the main thread of a script, SIGTERM and Ctrl-C stop the job in order meanwhile, unless the script
+        has a handler of its own. A second one, or `spark.abs.run.stopTimeout`, ends the process at once, with
+        128 and the signal's number as exit code. With `spark.abs.run.stopSavepoint` a savepoint is taken
+        first, if that takes no more than six tenths of the time: its name is that and the run's number.
+
         Raises:
             StageFailed: a stage failed; names the stage, the batch and the cause.
             Fenced: the run was replaced.
         """
-        ended = self._done.wait(timeout)
+        ended = self._signals.wait(self._done, timeout)
         if ended:
             self._raise_failure()
         return ended
@@ -167,6 +175,8 @@ class Run:
         self._coordination = coordination
         coordination.start()
         self._watcher.start()
+        settings = self._ctx.settings
+        attend(Guest(self._ctx.job, self.request_stop, self._done, settings.stop_timeout_ms / 1000))
 
     def fail(self, error: Exception) -> None:
         """Stop because of an error; the first one is kept."""
@@ -190,6 +200,16 @@ class Run:
 
     def request_stop(self) -> None:
         """Stop in order, without waiting."""
+        self._stop.set()
+
+    def _stop_for_signal(self) -> None:
+        settings = self._ctx.settings
+        if settings.stop_savepoint:
+            name, patience_s = f"{settings.stop_savepoint}-{self.id}", settings.stop_timeout_ms / 1000 * 0.6
+            try:
+                self._request(CheckpointKind.SYNC_SAVEPOINT, name, patience_s)
+            except AbsError as error:
+                log.warning("job %s stops without savepoint %r: %s", self._ctx.job, name, error)
         self._stop.set()
 
     def _request(self, kind: CheckpointKind, name: str | None, timeout: float | None) -> CheckpointId:
@@ -329,9 +349,20 @@ class Run:
         status = JobStatus.STOPPING if self._failure is None else JobStatus.FAILED
         why = self._said if self._failure is None else one_line(str(self._failure))
         self._coordination.put(StatusChanged(now_ms(), status, why))
+        for runner in self._stages.values():
+            runner.turns.refuse()
+        log.info("job %s is stopping%s", self._ctx.job, self._under_way())
         for name, query in self._queries.items():
             halt(self._ctx, self._stages[name], query)
         self._coordination.close()
         self._snapshots.close()
         end(self._ctx, how if self._failure is None else self._failure)
+        ended = how if self._failure is None else f"failed: {why}"
+        log.info("job %s: run %s has ended: %s", self._ctx.job, self.id, ended)
         self._on_end()
+
+    def _under_way(self) -> str:
+        """Say which batches a stop waits for."""
+        logs = {name: self._stages[name].native for name, query in self._queries.items() if query.isActive}
+        busy = [f"{name} (batch {n.newest_planned()})" for name, n in logs.items() if n.idle_at() is None]
+        return f": it waits for {', '.join(busy)}" if busy else ""

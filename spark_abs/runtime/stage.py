@@ -6,7 +6,6 @@ after a crash decides the same. In-process state only saves reading.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from spark_abs.runtime.dormant import Member
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +119,8 @@ class StageRunner:
                     raise StageStopped(f"only batch {self.only} is run now")
                 self._run(frame, planned, waited_ms - (self.credit.waited_ms - credited_ms))
         except StageStopped:
+            if self.only is None or batch > self.only:
+                self.turns.park()
             raise
         except Exception as error:
             self.failure = Failure(batch, error)

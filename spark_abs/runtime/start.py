@@ -8,14 +8,17 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbsError, DamageError, Refused, UsageError
+from spark_abs.logs import speak
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, StageId
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import start_functions
-from spark_abs.protocol.control import place_natives
+from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
+from spark_abs.restore.target import check_savepoint_name
 from spark_abs.runtime.changed import carry_out, fence_recorded
 from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.driver_jvm import hush
 from spark_abs.runtime.graph import JobGraph, PlanFacts
 from spark_abs.runtime.inspection import Drafted, draft, inspect, require_ok
 from spark_abs.runtime.job import Job
@@ -55,10 +58,14 @@ def start_job(
     Killed anywhere, the next start does all of it again under a newer run number.
     """
     check_session(job.spark)
+    speak()
+    hush(job.spark)
     refuse_unsupported_session(job.spark)
     if restart not in ("native", "checkpoint"):
         raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
     settings = job.resolved()
+    if settings.stop_savepoint:
+        check_savepoint_name(f"{settings.stop_savepoint}-1")
     policy = policy_of(settings)
     lend(job.spark, job.root.storage)
     drafted = draft(job)  # 1
@@ -76,6 +83,7 @@ def start_job(
     control.update(lambda state: place_natives(state, natives))
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
+    log.info("job %s starts run %s at %s: %s", job.name, ctx.run, job.root.uri, _origin(control.state, ctx))
     try:
         with ExitStack() as starting:
             starting.enter_context(breathing(ctx.root, ctx.run))
@@ -109,6 +117,16 @@ def start_job(
     except Exception as error:
         end(ctx, error)
         raise
+
+
+def _origin(state: ControlState, ctx: RunContext) -> str:
+    """Say for a person from where a run goes on."""
+    attempt = state.attempt
+    if any(run.id != ctx.run and run.attempt == attempt.id for run in state.runs):
+        return f"it goes on where attempt {attempt.id} was"
+    if attempt.checkpoint is not None:
+        return f"attempt {attempt.id}, restored from checkpoint {attempt.checkpoint}"
+    return "a new root"
 
 
 def _unfinished_drain(job: Job, control: Control, available_now: bool) -> str | None:

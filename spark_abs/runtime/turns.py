@@ -32,6 +32,10 @@ class Turns:
         self._held: CheckpointId | None = None
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
+        self.parked = False
+        """Whether such a batch waits for its query to be stopped."""
+        self.await_stop: Callable[[], None] = lambda: None
+        """Returns when the query of the stage is stopped, or raises what Spark takes for that."""
 
     @contextmanager
     def batch(self, may_begin: Callable[[], bool]) -> Iterator[int]:
@@ -118,6 +122,20 @@ class Turns:
         with self._change:
             while self._busy:
                 self._change.wait(_POLL_S)
+
+    def park(self) -> None:
+        """Wait with a batch that was refused: its query is about to be stopped, and does not fail then."""
+        self.parked = True
+        try:
+            self.await_stop()
+        finally:
+            self.parked = False
+
+    def refuse(self) -> None:
+        """Let no batch begin any more; the one under way goes on."""
+        with self._change:
+            self._stopping = True
+            self._change.notify_all()
 
     def stop(self) -> None:
         """Let no batch begin any more, and wait until the one under way has ended."""

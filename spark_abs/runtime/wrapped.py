@@ -12,10 +12,12 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_abs.config import Settings
 from spark_abs.errors import AttemptNotReady, UsageError
+from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
 from spark_abs.model import MAIN_OUTPUT, BatchId, CheckpointMode, StageId, Version, checked_name
 from spark_abs.protocol import control as ledger
@@ -26,6 +28,7 @@ from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.dormant import DormantStage
+from spark_abs.runtime.driver_jvm import hush, sleep_until_stopped
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import active_query, refuse_unsupported_session
 from spark_abs.runtime.lifetime import begin, end, refuse_second
@@ -192,6 +195,8 @@ class _Host:
 
     def __init__(self, root: Root, spark: SparkSession, settings: dict[str, object]) -> None:
         check_session(spark)
+        speak()
+        hush(spark)
         refuse_unsupported_session(spark)
         resolved = _resolved(dict(spark.conf.getAll), settings)
         job = Job(WRAPPED_JOB, root=root.uri, spark=spark)
@@ -200,6 +205,7 @@ class _Host:
         refuse_second(job, False, resolved)
         self._job, self._spark = job, spark
         self._ctx = begin(job, control, resolved, takeover=False, bounded=False)
+        log.info("queries at %s: run %s begins", root.uri, self._ctx.run)
         self._checkpoints = Checkpoints.open(root, job.name)
         kept = KeptState.open(root, job.name, self._ctx.run, self._checkpoints.load_all())
         self._facts: dict[StageId, StageFacts] = {}
@@ -297,7 +303,9 @@ class _Host:
         spec = StageSpec(wrapped.stage, (), lambda only: only, {}, "append", None, None, None)
         outputs = Outputs(self._ctx, spec, (), {}, [sink], wrapped.tables)
         credit = Credit(self._ctx, (), Consumers(self._ctx, {}), Version(0), 0)
-        return StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit)
+        runner = StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit)
+        runner.turns.await_stop = partial(sleep_until_stopped, self._spark)
+        return runner
 
     def _shapes(self) -> tuple[StageShape, ...]:
         with self._lock:
@@ -380,6 +388,7 @@ class _Host:
         self._coordination.close()
         self._snapshots.close()
         end(self._ctx, self._failure or "stopped")
+        log.info("queries at %s: run %s has ended", self._ctx.root.uri, self._ctx.run)
 
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:

@@ -16,10 +16,10 @@ HERE = Path(__file__).resolve().parents[2]
 PACKAGE = HERE / "spark_abs"
 
 LAYERS = (
-    {"model", "errors", "codec", "manifest", "config", "wording"},
+    {"model", "errors", "codec", "manifest", "config", "logs", "wording"},
     {"protocol"},
     {"store"},
-    {"session", "jvm", "channels", "state", "snapshots", "sinks"},
+    {"session", "gateway", "jvm", "channels", "state", "snapshots", "sinks"},
     {"restore", "observe"},
     {"runtime"},
     {"cli"},

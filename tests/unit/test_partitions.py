@@ -10,7 +10,7 @@ import pytest
 
 from spark_abs.model import StageId
 from spark_abs.runtime.native import NativeLog
-from spark_abs.runtime.partitions import FAR_MORE, Partitions, partitions_of, tell
+from spark_abs.runtime.partitions import FAR_MORE, Partitions, partitions_of, warn
 from spark_abs.snapshots.layout import PARTITIONS_KEY
 from spark_abs.store.storage import DEFAULTS
 
@@ -61,7 +61,7 @@ def test_far_more_than_the_cores_are_warned_about_while_they_can_be_changed(
     said: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tell(STAGE, found, declared, keeps_state, 2)
+    warn(STAGE, found, declared, keeps_state, 2)
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == (1 if said else 0)
     assert all("stage totals" in text and said in text for text in warned)

@@ -1,0 +1,115 @@
+"""How the JVM of a session is started without noise: jars that are known, and a configuration of its log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_OPTIONS = "SPARK_SUBMIT_OPTS"
+_LOG_CONFIGURATION = Path(__file__).with_name("log4j2.properties")
+_LOG_PATTERNS = ("log4j2*.properties", "log4j2*.xml", "log4j2*.y*ml", "log4j2*.json")
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Let a JVM that is started within log warnings and errors, without those that mean nothing on a laptop.
+
+    Whoever has a configuration of his own, in Spark's directory of configurations or as a Java option, keeps
+    it: options of the driver come behind this one.
+    """
+    before = os.environ.get(_OPTIONS)
+    theirs = any(any(_conf_dir().glob(pattern)) for pattern in _LOG_PATTERNS)
+    if theirs or "log4j" in (before or "") or not _LOG_CONFIGURATION.exists():
+        yield
+        return
+    os.environ[_OPTIONS] = f"{before or ''} -Dlog4j2.configurationFile={_LOG_CONFIGURATION.as_uri()}".strip()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_OPTIONS]
+        else:
+            os.environ[_OPTIONS] = before
+
+
+@contextmanager
+def errors_kept() -> Iterator[None]:
+    """Keep what a JVM that is started within writes to stderr from a command's user, for as long as it lives.
+
+    What goes wrong there comes as an error of Python. Shown if one comes before the JVM has started.
+    """
+    sys.stderr.flush()
+    theirs = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(theirs, kept.read())
+            raise
+        finally:
+            os.dup2(theirs, 2)
+            os.close(theirs)
+
+
+def may_name_jars(conf: Mapping[str, str]) -> bool:
+    """Say whether a session may be given its jars by name: nobody else says anything about jars."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ or any(name.startswith("spark.jars") for name in conf):
+        return False
+    if os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell").strip() != "pyspark-shell":
+        return False
+    try:
+        return "spark.jars" not in (_conf_dir() / "spark-defaults.conf").read_text(errors="replace")
+    except OSError:
+        return True
+
+
+class KnownJars:
+    """The jars to which Ivy has resolved some packages before, kept in the user's cache directory.
+
+    Ivy reports 150 lines for each start otherwise. What is kept is a list of files: it counts while all of
+    them are there in their size.
+    """
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        """Take everything that decides which jars they are, versions included."""
+        name = hashlib.sha256(json.dumps(list(packages)).encode()).hexdigest()[:16]
+        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        self._path = Path(cache) / "spark_abs" / f"jars-{name}.json"
+
+    def find(self) -> tuple[str, ...]:
+        """Return their paths; nothing if they are not known, or one of them is not there any more."""
+        try:
+            sizes = json.loads(self._path.read_text())
+            there = all(Path(path).stat().st_size == size for path, size in sizes.items())
+        except (OSError, ValueError, AttributeError):
+            return ()
+        return tuple(sizes) if there else ()
+
+    def keep(self, jars: str) -> None:
+        """Keep what `spark.jars` of a session says that was started with the packages."""
+        paths = [Path(unquote(urlsplit(uri).path)) for uri in jars.split(",") if uri]
+        new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with suppress(OSError):
+            sizes = {str(path): path.stat().st_size for path in paths}
+            if sizes:
+                new.parent.mkdir(parents=True, exist_ok=True)
+                new.write_text(json.dumps(sizes))
+                new.replace(self._path)
+
+
+def _conf_dir() -> Path:
+    given = os.environ.get("SPARK_CONF_DIR")
+    if given:
+        return Path(given)
+    from pyspark.find_spark_home import _find_spark_home
+
+    return Path(_find_spark_home()) / "conf"

@@ -1,0 +1,55 @@
+"""What a job says of itself is heard: a handler on stderr where nobody has configured logging."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+
+_LOGGER = logging.getLogger("spark_abs")
+_OURS = logging.INFO - 1
+"""A level that nobody else sets: it lets INFO through, and can be taken back."""
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def speak() -> None:
+    """Let INFO lines of this package go to stderr, unless somebody has configured logging; repeatable.
+
+    Who configures it later is left alone from then on: nothing is said twice, and nothing below the level
+    that he sets. In a notebook nothing is said: it would stand in any cell.
+    """
+    if hasattr(builtins, "__IPYTHON__"):
+        return
+    if _LOGGER.handlers or logging.getLogger().handlers:
+        return
+    _LOGGER.addHandler(_Stderr())
+    if _LOGGER.level == logging.NOTSET:
+        _LOGGER.setLevel(_OURS)
+    _LOGGER.propagate = False
+
+
+class _Stderr(logging.Handler):
+    """Writes to what `sys.stderr` is at the time; silent for good once somebody else has a handler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(_FORMAT))
+        self._replaced = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or leave the record to the handlers that were added since."""
+        if not self._replaced and (logging.getLogger().handlers or _LOGGER.handlers != [self]):
+            self._replaced = True
+            if _LOGGER.level == _OURS:
+                _LOGGER.setLevel(logging.NOTSET)
+        if not self._replaced:
+            self._write(record)
+        elif _LOGGER.isEnabledFor(record.levelno):
+            _LOGGER.propagate = True  # this record goes on to the root's handlers, too
+
+    def _write(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001 - as every handler of the standard library does
+            self.handleError(record)

@@ -1,0 +1,96 @@
+"""Signals while a script waits: processes of their own, without Spark."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+WAITS = """
+import logging, os, signal, sys, threading, time
+from spark_abs.logs import speak
+from spark_abs.runtime.signals import SignalledStop
+
+speak()
+done = threading.Event()
+stop = lambda: print("stop", flush=True) or {stops}
+signals = SignalledStop("job", {timeout_ms}, stop)
+{before}
+threading.Timer(0.2, lambda: os.kill(os.getpid(), {first})).start()
+{later}
+print("done", signals.wait(done, {patience}), flush=True)
+{after}
+"""
+AT_ONCE = "threading.Timer({s}, lambda: os.kill(os.getpid(), signal.SIGINT)).start()"
+
+
+def run(
+    stops: str = "done.set()",
+    timeout_ms: int = 60_000,
+    first: str = "signal.SIGTERM",
+    before: str = "",
+    later: str = "",
+    patience: str = "None",
+    after: str = "",
+) -> subprocess.CompletedProcess[str]:
+    code = WAITS.format(
+        stops=stops,
+        timeout_ms=timeout_ms,
+        first=first,
+        before=before,
+        later=later,
+        patience=patience,
+        after=after,
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("first", ["signal.SIGTERM", "signal.SIGINT"])
+def test_the_first_stops_in_order_and_the_script_goes_on(first: str) -> None:
+    ended = run(first=first, after="print('after')")
+    assert (ended.returncode, ended.stdout.split("\n")) == (0, ["stop", "done True", "after", ""])
+    assert f"{first.removeprefix('signal.')}, stopping in order within 60 s" in ended.stderr
+
+
+def test_the_second_ends_it_at_once() -> None:
+    ended = run(stops="None", later=AT_ONCE.format(s=1.5))
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGINT, "stop\n")
+    assert "SIGINT again: it ends at once" in ended.stderr
+
+
+def test_signals_that_come_by_two_ways_are_one() -> None:
+    ended = run(stops="threading.Timer(2, done.set).start()", later=AT_ONCE.format(s=0.4))
+    assert (ended.returncode, ended.stdout) == (0, "stop\ndone True\n")
+
+
+def test_a_stop_that_takes_too_long_ends_at_once() -> None:
+    ended = run(stops="None", timeout_ms=500)
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGTERM, "stop\n")
+    assert "has not stopped in time" in ended.stderr
+
+
+def test_a_stop_goes_on_over_waits_that_end_before_it() -> None:
+    ended = run(
+        stops="threading.Timer(1, done.set).start()", patience="0.5", after="signals.wait(done, None)"
+    )
+    assert (ended.returncode, ended.stdout) == (0, "stop\ndone False\n")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "signal.signal(signal.SIGTERM, lambda *_: (print('theirs', flush=True), done.set()))",
+        "sys.ps1 = '>'; signal.signal(signal.SIGTERM, lambda *_: (print('theirs', flush=True), done.set()))",
+    ],
+)
+def test_handlers_of_others_are_left_alone(before: str) -> None:
+    ended = run(before=before)
+    assert (ended.returncode, ended.stdout) == (0, "theirs\ndone True\n")
+
+
+def test_a_notebook_keeps_its_signals() -> None:
+    ended = run(before="import builtins; builtins.__IPYTHON__ = True", first="signal.SIGINT")
+    assert ended.returncode == -signal.SIGINT or "KeyboardInterrupt" in ended.stderr
+    assert "stop" not in ended.stdout
