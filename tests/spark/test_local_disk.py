@@ -128,9 +128,9 @@ def test_a_root_goes_on_without_checksum_files_and_with_them_again(
         job.sink("counts", counted, table=str(tmp_path / "counts"))
         start(job, available_now=True).await_termination()
         assert sorted(read_table(tmp_path / "counts")["count"].to_pylist()) == list(range(1, number + 2))
-        sidecars = list((root / "native").rglob(".*.crc"))
-        assert bool(sidecars) == (session is default)
-        for path in sidecars if number == 0 else ():
+        # Not those of state: what the first run kept may upload a snapshot late.
+        assert any((root / "native").glob("1/*/offsets/.*.crc")) == (session is default)
+        for path in (root / "native").rglob(".*.crc") if number == 0 else ():
             path.write_bytes(path.read_bytes()[:-1] + b"?")
     verified = CliRunner().invoke(main, ["verify", str(root)])
     assert verified.exit_code == 0, verified.output
