@@ -16,7 +16,7 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.runtime.fingerprint import operator_shapes, source_shapes
 from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
 from spark_abs.runtime.job import Job
-from spark_abs.runtime.jvm import DRAFT, plan_facts
+from spark_abs.runtime.jvm import DRAFT, as_active, plan_facts
 from spark_abs.runtime.specs import PROVIDERS, Feedback, Output, StageSpec
 from spark_abs.state.declared import NOTHING, Before, Declared, gathering
 
@@ -60,19 +60,20 @@ def build_frames(
     schemas: dict[ChannelId, StructType] = {}
     declared: dict[StageId, Declared] = {}
     settings = job.resolved()
-    for decl in graph.order():
-        spec = job.stages[decl.name]
-        inputs = [_input(spec, given, schemas, open_gate) for given in spec.inputs]
-        provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
-        known = checked.get(spec.name)
-        evolved = {f.uid: f for f in known.functions} if known is not None else {}
-        mine = Declared(spec.name, settings, provider, before(spec.name), evolved)
-        with gathering(mine) as declared[spec.name]:
-            frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
-        stages[spec.name] = frame
-        schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)
-        for output, schema in _further(job, spec, frame).items():
-            schemas[channel_id(spec.name, output)] = schema
+    with as_active(job.spark):
+        for decl in graph.order():
+            spec = job.stages[decl.name]
+            inputs = [_input(spec, given, schemas, open_gate) for given in spec.inputs]
+            provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
+            known = checked.get(spec.name)
+            evolved = {f.uid: f for f in known.functions} if known is not None else {}
+            mine = Declared(spec.name, settings, provider, before(spec.name), evolved)
+            with gathering(mine) as declared[spec.name]:
+                frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
+            stages[spec.name] = frame
+            schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)
+            for output, schema in _further(job, spec, frame).items():
+                schemas[channel_id(spec.name, output)] = schema
     for feedback in job.feedbacks:
         check_feedback(feedback, schemas[feedback.channel])
     return Frames(stages, schemas, declared)

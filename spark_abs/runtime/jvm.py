@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from spark_abs.errors import UsageError
@@ -202,6 +203,24 @@ def local_disk_conf(spark: SparkSession) -> Mapping[str, str]:
         first.setWriteChecksum(False)
         return {_MANAGER: _BY_FILE_SYSTEM}
     return {_FILE_CONTEXT: f"{_HADOOP}.local.RawLocalFs"}
+
+
+@contextmanager
+def as_active(spark: SparkSession) -> Iterator[None]:
+    """While this lasts, a session is the active one of this thread.
+
+    Spark registers and finds Python data sources by the active session, whichever it was asked through.
+    """
+    sessions: Any = spark._get_j_spark_session_class(spark._jvm)
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def active_query(spark: SparkSession, query_id: str) -> Any | None:

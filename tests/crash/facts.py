@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,9 @@ JOB = "small"
 _BURNT = re.compile(r".*@(\d+)")
 
 
-def check(base: Path) -> tuple[Manifest, ...]:
+def check(base: Path, gone: Collection[str] = ()) -> tuple[Manifest, ...]:
     """Check everything that must hold whenever the job is down; returns the completed checkpoints."""
-    manifests = check_root(base, SINKS)
+    manifests = check_root(base, SINKS, gone)
     for manifest in manifests:
         require(_rows_at(base, manifest))
     for channel in ("events.main", "events.orders"):
@@ -79,8 +79,14 @@ def check(base: Path) -> tuple[Manifest, ...]:
     return manifests
 
 
-def check_root(base: Path, sinks: Iterable[str]) -> tuple[Manifest, ...]:
-    """Check what must hold of the root of any job that is down; `sinks` are tables below `base`."""
+def check_root(base: Path, sinks: Iterable[str], gone: Collection[str] = ()) -> tuple[Manifest, ...]:
+    """Check what must hold of the root of any job that is down.
+
+    Args:
+        base: holds `root` and the sinks.
+        sinks: names of tables below `base`.
+        gone: names of files of channels that were deleted by hand, with entries that no attempt needs.
+    """
     root = Root(str(base / "root"))
     if not (base / "root" / "checkpoints" / "_delta_log").is_dir():
         return ()
@@ -92,7 +98,7 @@ def check_root(base: Path, sinks: Iterable[str]) -> tuple[Manifest, ...]:
     require(only_completed([m.id for m in manifests], outcomes))
     require(intact(_named(root, manifests)))
     require(no_dead_work(_logged(base, state.job, sinks)))
-    require(nothing_lost(*_reachable(base, state, manifests)))
+    require(nothing_lost(*_reachable(base, state, manifests, gone)))
     for manifest in manifests:
         require(consistent_cut(_edges(manifest)))
     return manifests
@@ -104,9 +110,9 @@ def native_of(base: Path, stage: str) -> Path:
     return base / "root" / "native" / str(attempt.id) / attempt.directory(StageId(stage))
 
 
-def check_complete(base: Path, files: int) -> None:
+def check_complete(base: Path, files: int, gone: Collection[str] = ()) -> None:
     """Check that all input has come through, once."""
-    check(base)
+    check(base, gone)
     events = [event for file in range(files) for event in events_of(file)]
     require(same_rows(4, "arrivals", table(base, "arrivals"), events))
     require(same_rows(4, "pairs", table(base, "pairs"), pairs_of(events).elements()))
@@ -265,7 +271,7 @@ def _all(table: Path, *columns: str) -> Iterator[dict[str, Any]]:
 
 
 def _reachable(
-    base: Path, state: ControlState, manifests: Iterable[Manifest]
+    base: Path, state: ControlState, manifests: Iterable[Manifest], gone: Collection[str]
 ) -> tuple[list[Need], set[object]]:
     """Invariant 6: entries behind every retained and every durable position, with their files."""
     needs: list[Need] = []
@@ -289,7 +295,9 @@ def _reachable(
             if position.channel == place.name:
                 for version in range(position.version + 1, newest + 1):
                     needs.append(Need(by, (place.name, version)))
-                    needs += [Need(by, (place.name, f.name)) for f in files.get(version, ())]
+                    needs += [
+                        Need(by, (place.name, f.name)) for f in files.get(version, ()) if f.name not in gone
+                    ]
     return needs, present
 
 

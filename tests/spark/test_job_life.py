@@ -413,3 +413,19 @@ def test_the_next_batch_waits_for_the_copy_only_in_the_synchronous_arm(
     assert [(t.async_ms == 0) for t in timings] == [synchronous]
     line.assert_all_once()
     line.assert_cuts()
+
+
+def test_a_job_runs_on_a_session_beside_the_active_one(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Spark registers a Python data source in one session and looks for its name in the active one."""
+    other = spark.newSession()
+    for number, session in enumerate((spark, other)):
+        spark.createDataFrame([(0,)], "id long")  # makes its session the active one
+        feed = Feed(session, tmp_path / f"in{number}", "id long")
+        feed.write({"id": number})
+        job = Job(f"beside{number}", root=str(tmp_path / f"root{number}"), spark=session)
+        rows = job.source("rows", feed.stream())
+        job.sink("copied", job.stage("copy", [rows], lambda f: f), table=str(tmp_path / f"copied{number}"))
+        start(job, available_now=True).await_termination()
+        assert read_table(tmp_path / f"copied{number}")["id"].to_pylist() == [number]
