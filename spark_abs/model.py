@@ -69,6 +69,11 @@ def channel_id(stage: str, output: str = MAIN_OUTPUT) -> ChannelId:
     return ChannelId(f"{stage}.{output}")
 
 
+def producer(channel: ChannelId) -> StageId:
+    """Return the stage that writes a channel."""
+    return StageId(channel.partition(".")[0])
+
+
 class CheckpointKind(StrEnum):
     """What a barrier asks for (P1)."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -126,8 +126,8 @@ class Recorded:
     not named."""
     earliest: Mapping[ChannelId, Version] = field(default_factory=dict)
     """Behind which entry each channel is still whole."""
-    unread: Mapping[tuple[StageId, ChannelId], int] = field(default_factory=dict)
-    """How many entries with rows a stage has not read of a channel that it read."""
+    unread: Callable[[Position], int] = lambda _: 0
+    """Counts the entries with rows behind a position in its channel."""
     epoch: CheckpointId = NO_EPOCH
     """The newest id that was ever claimed: it has an outcome."""
 

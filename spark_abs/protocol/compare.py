@@ -22,8 +22,10 @@ from spark_abs.protocol.changes import (
     UnderWay,
     Verdict,
     first_position,
+    less_read,
     newly_read,
 )
+from spark_abs.protocol.moved import moved_sinks
 
 REBUILD_FIRST = (
     "start the job as it was, which rebuilds the stage, and change it then; or restore a checkpoint"
@@ -75,8 +77,19 @@ class _Comparing:
     def run(self) -> Comparison:
         found = [self._stage(shape) for shape in self._declared]
         names = {shape.stage for shape in self._declared}
+        if all(change.verdict is not Verdict.REFUSED for change in found):
+            found = self._with_moved_sinks(found)
         found += [self._left(s.stage) for s in self._recorded.shapes if s.stage not in names]
         return Comparison(self._recorded.where, tuple(found))
+
+    def _with_moved_sinks(self, found: Sequence[StageChange]) -> list[StageChange]:
+        reasons: dict[StageId, tuple[str, ...]] = {}
+        for stage, reason in moved_sinks(self._recorded, self._declared, found):
+            reasons[stage] = (*reasons.get(stage, ()), reason)
+        return [
+            StageChange(c.stage, Verdict.REFUSED, reasons[c.stage]) if c.stage in reasons else c
+            for c in found
+        ]
 
     def _stage(self, shape: StageShape) -> StageChange:
         standing = self._recorded.standings.get(shape.stage)
@@ -89,7 +102,7 @@ class _Comparing:
         reasons = list(_state_reasons(before, shape, standing))
         gone = [i for i in range(len(standing.sources)) if i not in places]
         for place in gone:
-            reason, note = self._gone(shape.stage, standing.sources[place], names[place])
+            reason, note = self._gone(standing.sources[place], names[place])
             reasons += reason
             notes += note
         sources: list[int | Position | None] = list(places)
@@ -163,9 +176,9 @@ class _Comparing:
         held = ["state"] if standing.stateful and begun else []
         held += ["positions in its sources"] if begun and None in standing.sources else []
         held += [
-            f"{n} unread entries of channel {c}"
-            for (s, c), n in self._recorded.unread.items()
-            if s == stage and n and c not in self._taken_over()
+            f"{n} unread entries of channel {p.channel}"
+            for p in less_read(standing, None)
+            if p.channel not in self._taken_over() and (n := self._recorded.unread(p))
         ]
         if held and not self._leave:
             said = (
@@ -176,9 +189,7 @@ class _Comparing:
         what = f"leaves behind {' and '.join(held)}" if held else "it had nothing that is needed"
         return StageChange(stage, Verdict.LEFT, (what,), ends_batch=standing.under_way is UnderWay.NAMED)
 
-    def _gone(
-        self, stage: StageId, position: Position | None, source: SourceShape
-    ) -> tuple[list[str], list[str]]:
+    def _gone(self, position: Position | None, source: SourceShape) -> tuple[list[str], list[str]]:
         """Return why a source cannot be given up, or what to say if it can."""
         if position is None:
             if self._leave:
@@ -189,7 +200,7 @@ class _Comparing:
             ], []
         if position.channel in self._taken_over():
             return [], [f"channel {position.channel} is read by another stage from here on"]
-        unread = self._recorded.unread.get((stage, position.channel), 0)
+        unread = self._recorded.unread(position)
         if unread and not self._leave:
             return [
                 f"channel {position.channel} is read no more, and {unread} entries of it are unread: start "

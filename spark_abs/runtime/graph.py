@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from spark_abs.errors import GraphError
 from spark_abs.manifest import OperatorShape, SourceShape
-from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name
+from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name, producer
 from spark_abs.protocol.loops import Loop, find_loops
 
 OUTPUT_MODES = ("append", "update")
@@ -187,11 +187,6 @@ def _check_stage(stage: StageDecl) -> None:
     if not stage.forward and not stage.has_native:
         what = "nothing but feedback to read" if stage.inputs else "no streaming input"
         raise GraphError(f"stage {stage.name!r} has {what}")
-
-
-def producer(channel: ChannelId) -> StageId:
-    """Return the stage that writes a channel."""
-    return StageId(channel.partition(".")[0])
 
 
 def check_plans(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> None:

@@ -24,6 +24,7 @@ from spark_abs.model import (
     channel_id,
     counts,
     positions_of,
+    producer,
 )
 from spark_abs.protocol.changes import (
     Begin,
@@ -33,7 +34,6 @@ from spark_abs.protocol.changes import (
     Standing,
     UnderWay,
     Verdict,
-    less_read,
     newly_read,
 )
 from spark_abs.protocol.compare import REBUILD_FIRST, compare
@@ -41,7 +41,7 @@ from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.standing import begins_at, current_cut, standing_after, under_way, whole_after
 from spark_abs.runtime.frames import Frames
-from spark_abs.runtime.graph import JobGraph, PlanFacts, producer
+from spark_abs.runtime.graph import JobGraph, PlanFacts
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.native import NativeLog, check_native, native_of
 from spark_abs.sinks.note import SinkNote
@@ -126,11 +126,7 @@ class Knowledge:
             left=() if self._at_checkpoint else self._attempt.left,
             ends={c: self._end(c, standings) for c in begins},
             earliest={c: self._earliest(c, standings) for c in wanted},
-            unread={
-                (stage, p.channel): self._unread(p)
-                for stage, standing in standings.items()
-                for p in less_read(standing, declared.shape(stage))
-            },
+            unread=self._unread,
             epoch=self._state.last_claimed,
         )
         found = compare(recorded, declared.shapes, begin=declared.begin, leave=leave)

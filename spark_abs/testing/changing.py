@@ -80,8 +80,6 @@ class Changing:
         self.left_steps = 0
         self.ended_by = "kill"
         self.starts = 0
-        self.saved = False
-        """Whether the last run ended with a savepoint and nothing has run since."""
         self.quiet = False
         first = self.rewiring.first()
         self.intent = Intent("first", Declared(first), lambda path: path, True)
@@ -178,14 +176,12 @@ class Changing:
     def _next(self) -> None:
         rng = self.rng
         if self.driver is not None and any(answer.ok for answer in self.driver.answers.values()):
-            self.saved = True
             self.seen["ended by a savepoint"] += 1
         self.driver = None
         if self.storage.retained and rng.random() < 0.25:
             self.going_back: Checkpoint = rng.choice(list(self.storage.retained.values()))
             self.restoring = self.storage.restore(self.going_back, lambda: self.now_ms)
             self.ahead = self.history
-            self.saved = False
             self.seen["restores"] += 1
             return
         self._start(self._chosen())
@@ -209,7 +205,7 @@ class Changing:
         if rng.random() < 0.2:
             begin = {s.id: "earliest" for s in rewired.graph if s.inputs and s.id not in known}
         leave = rng.random() < 0.1
-        keeps = not leave and not begin and (self.saved or not rewired.behind_savepoint)
+        keeps = not leave and not begin
         renamed = rewired.renamed if keeps else _same
         return Intent(_named(rewired, leave, bool(begin)), Declared(rewired.graph, begin, leave), renamed)
 
@@ -256,7 +252,6 @@ class Changing:
         if not self.history or step.graph != self.history[-1].graph:
             self.history = (*self.history, step)
             self.seen[f"started: {self.intent.name}"] += 1
-        self.saved = False
 
     def _completed(self, row: Checkpoint) -> None:
         self.histories[row.id] = self.history

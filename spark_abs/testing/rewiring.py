@@ -24,8 +24,6 @@ class Rewired:
     graph: Graph
     renamed: Renamed = lambda path: path
     """Which way the rows take from now on that took another one: together the two have each row once."""
-    behind_savepoint: bool = False
-    """Whether that holds only if nothing was under way."""
 
 
 def parted(channel: ChannelId) -> Hop:
@@ -313,7 +311,7 @@ class Rewiring:
             new.id: replace(new, sink=True, table=table, sink_name=name),
         }
         stages = tuple(moved.get(s.id, s) for s in graph)
-        return Rewired("sink moved", normal(stages), renamed, behind_savepoint=True)
+        return Rewired("sink moved", normal(stages), renamed)
 
     def _sink_dropped(self, graph: Graph) -> Rewired | None:
         stage = self._one_of(s for s in graph if s.sink)

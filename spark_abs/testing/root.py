@@ -27,7 +27,6 @@ from spark_abs.protocol.changes import (
     StageChange,
     Standing,
     first_position,
-    less_read,
     newly_read,
 )
 from spark_abs.protocol.path import BranchPoint
@@ -89,11 +88,7 @@ class Root(Storage):
             left=self.state.attempt.left,
             ends={c: self._end(c, standings) for c in read if c in self.tables},
             earliest={c: self._earliest(c, standings) for c in begins},
-            unread={
-                (stage, p.channel): self._unread(p)
-                for stage, standing in standings.items()
-                for p in less_read(standing, next((s for s in now if s.stage == stage), None))
-            },
+            unread=self._unread,
             epoch=self.state.last_claimed,
         )
         return self.parts.compare(recorded, now, begin=begin, leave=leave)

@@ -231,7 +231,7 @@ def unfenced(recorded: Recorded, declared: Any, **more: Any) -> Comparison:
 
 
 def unread_is_nothing(recorded: Recorded, declared: Any, **more: Any) -> Comparison:
-    return compare(replace(recorded, unread={}), declared, **more)
+    return compare(replace(recorded, unread=lambda _: 0), declared, **more)
 
 
 def violated(parts: Parts, simulate: Callable[[int, Parts], object], seeds: Sequence[int]) -> bool:
@@ -263,6 +263,11 @@ DEFECTS = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_found(defect: str) -> None:
     assert violated(DEFECTS[defect], simulate_changes, SEEDS)
+
+
+def test_a_sink_that_moves_over_unread_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_abs.protocol.compare.moved_sinks", lambda *_: ())
+    assert violated(Parts(), simulate_changes, SEEDS)
 
 
 def test_ids_that_do_not_name_the_root_are_found() -> None:

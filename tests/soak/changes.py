@@ -234,7 +234,9 @@ class World:
         want = [n for name, ids in self.written.items() if name in self._read(variant) for n in ids]
         lost = twice = 0
         if variant.with_sink and variant.table == "out":
-            have, wanted = Counter(self._rows("out", "id")), Counter(want)
+            have = Counter(self._rows("out", "id"))
+            want += [n for n in self.written["b"] if "b" not in variant.order and n in have]  # read before
+            wanted = Counter(want)
             lost, twice = (wanted - have).total(), (have - wanted).total()
         if variant.with_count and variant.value == BASE.value and not variant.stateless:
             newest: dict[int, int] = {}

@@ -128,7 +128,7 @@ def test_a_new_reader_begins_at_the_cut_or_with_the_earliest() -> None:
 
 def test_a_stage_put_between_two_begins_where_the_one_behind_it_stood() -> None:
     between, behind = shape("m", reading("a.main")), shape("b", reading("m.main"))
-    found = compare(replace(SEEN, unread={(StageId("b"), ChannelId("a.main")): 2}), (A, between, behind))
+    found = compare(replace(SEEN, unread=lambda _: 2), (A, between, behind))
     assert verdicts(found) == {"a": "kept", "m": "new", "b": "kept"}
     assert starts(found, "m") == {"a.main": 7}
     layout = of(found, "b").layout
@@ -148,7 +148,7 @@ def test_readers_that_stood_at_different_places_hand_nothing_over() -> None:
 
 
 def test_an_input_with_unread_rows_is_not_given_up_unasked() -> None:
-    seen = replace(SEEN, unread={(StageId("b"), ChannelId("a.main")): 2})
+    seen = replace(SEEN, unread=lambda _: 2)
     rewired = (A, shape("b", reading("a.valid")))
     found = compare(seen, rewired)
     assert "2 entries of it are unread" in of(found, "b").notes[0]
@@ -234,7 +234,7 @@ def test_native_sources_of_earlier_versions_are_taken_in_order() -> None:
 
 def test_a_stage_that_is_gone_is_named_with_what_it_has() -> None:
     stands = {StageId("a"): standing(None), StageId("b"): standing(at("a.main", 7), stateful=True)}
-    seen = replace(SEEN, standings=stands, unread={(StageId("b"), ChannelId("a.main")): 2})
+    seen = replace(SEEN, standings=stands, unread=lambda _: 2)
     found = compare(seen, ())
     assert "positions in its sources" in of(found, "a").notes[0]
     assert "state and 2 unread entries of channel a.main" in of(found, "b").notes[0]
@@ -321,3 +321,35 @@ def test_a_stage_that_is_changed_and_lost_is_refused() -> None:
     seen = replace(SEEN, standings=stands)
     assert compare(seen, (A, B)).ok, "it is rebuilt"
     assert not compare(seen, (A, shape("b", reading("a.main"), reading("c.main")))).ok
+
+
+@pytest.mark.parametrize(("old", "new", "times"), [("a", "c", "twice"), ("c", "a", "never")])
+def test_a_sink_moves_to_another_stage_if_nothing_between_the_two_is_unread(
+    old: str, new: str, times: str
+) -> None:
+    """Its table has what the one stage has written; the rows on the way were written by one, or by none."""
+    chain = (A, B, shape("c", reading("b.main")))
+    stands = {**STANDS, StageId("c"): standing(at("b.main", 5))}
+
+    def with_sink_at(stage: str) -> tuple[StageShape, ...]:
+        sink: Any = {"sinks": {"rows": "main"}, "tables": {"rows": "/t"}}
+        return tuple(replace(s, **sink) if s.stage == stage else s for s in chain)
+
+    seen = replace(SEEN, shapes=with_sink_at(old), standings=stands)
+    assert compare(seen, with_sink_at(new)).ok
+    for channel in ("a.main", "b.main"):
+        under_way = replace(seen, unread=lambda p, c=channel: 3 * (p.channel == c))
+        found = compare(under_way, with_sink_at(new), leave=True)
+        assert verdicts(found)[new] == "refused"
+        assert f"3 entries of channel {channel}" in of(found, new).notes[0]
+        assert f"in the table {times}" in of(found, new).notes[0]
+        assert compare(under_way, with_sink_at(old)).ok
+
+
+def test_a_sink_does_not_move_behind_a_new_stage_that_begins_with_rows_it_has() -> None:
+    sink: Any = {"sinks": {"rows": "main"}, "tables": {"rows": "/t"}}
+    seen = replace(SEEN, shapes=(replace(A, **sink), B), unread=lambda p: max(0, 9 - p.version))
+    between, behind = shape("m", reading("a.main"), **sink), shape("b", reading("m.main"))
+    found = compare(seen, (A, between, behind))
+    assert "2 entries of channel a.main" in of(found, "m").notes[0]
+    assert compare(seen, (A, B, between)).ok, "it begins at the cut"
