@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -323,6 +324,10 @@ def test_a_stage_that_is_changed_and_lost_is_refused() -> None:
     assert not compare(seen, (A, shape("b", reading("a.main"), reading("c.main")))).ok
 
 
+def _only(channel: str, position: Position) -> int:
+    return 3 if position.channel == channel else 0
+
+
 @pytest.mark.parametrize(("old", "new", "times"), [("a", "c", "twice"), ("c", "a", "never")])
 def test_a_sink_moves_to_another_stage_if_nothing_between_the_two_is_unread(
     old: str, new: str, times: str
@@ -338,7 +343,7 @@ def test_a_sink_moves_to_another_stage_if_nothing_between_the_two_is_unread(
     seen = replace(SEEN, shapes=with_sink_at(old), standings=stands)
     assert compare(seen, with_sink_at(new)).ok
     for channel in ("a.main", "b.main"):
-        under_way = replace(seen, unread=lambda p, c=channel: 3 * (p.channel == c))
+        under_way = replace(seen, unread=partial(_only, channel))
         found = compare(under_way, with_sink_at(new), leave=True)
         assert verdicts(found)[new] == "refused"
         assert f"3 entries of channel {channel}" in of(found, new).notes[0]
