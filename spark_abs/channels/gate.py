@@ -287,14 +287,14 @@ def grouped(files: Sequence[DataFile], size: int) -> list[list[DataFile]]:
 
 
 def read_file(filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read a Parquet file in the form of `schema`; a nullable column that it lacks reads as null.
+    """Read the columns of `schema` from a Parquet file, in its form; a nullable one that it lacks is null.
 
     Raises:
         DamageError: it is gone, torn, or does not fit.
     """
     try:
         with filesystem.open_input_file(path) as source, pq.ParquetFile(source) as file:
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(columns=schema.names):
                 yield conformed(batch, schema)
     except (OSError, pa.ArrowException) as error:
         raise DamageError(f"{path} of a channel cannot be read: {error}; run `spark-abs verify`") from error

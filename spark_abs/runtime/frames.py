@@ -8,11 +8,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-
 from spark_abs.channels.schema import plain_schema
 from spark_abs.errors import AbsError, GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
+from spark_abs.runtime.columns import unread_columns, used_columns
 from spark_abs.runtime.fingerprint import operator_shapes, source_shapes
 from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
 from spark_abs.runtime.job import Job
@@ -121,7 +120,7 @@ def draft_gate(spark: SparkSession, channel: ChannelId, schema: StructType) -> D
     A gate costs a Python process to look at; a draft costs none, and knows nothing of a run.
     """
     blank = spark.readStream.format("rate").option(DRAFT, channel).load()
-    return blank.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))
+    return blank.select(*unread_columns(channel, schema))
 
 
 def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, PlanFacts], tuple[str, ...]]:
@@ -131,7 +130,12 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
         GraphError: a plan cannot be part of a job.
     """
     plans = {
-        name: replace(plan_facts(frame), streams=source_shapes(frame), operators=operator_shapes(frame))
+        name: replace(
+            plan_facts(frame),
+            streams=source_shapes(frame),
+            operators=operator_shapes(frame),
+            columns=used_columns(frame) if graph.stage(name).inputs else {},
+        )
         for name, frame in frames.stages.items()
     }
     check_plans(graph, plans)

@@ -83,6 +83,8 @@ class PlanFacts:
     """What it reads as streams, in the order of Spark's offset files."""
     operators: tuple[OperatorShape, ...] = ()
     """Its stateful operators, from the root of the plan down."""
+    columns: Mapping[ChannelId, frozenset[int]] | None = None
+    """The places of the columns that it uses of each channel; None if it reads whole rows."""
     repeatable: bool = True
     """Whether the same input gives the same rows: nothing in it is random, or reads what moves on."""
 

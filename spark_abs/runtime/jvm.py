@@ -120,6 +120,19 @@ def held(frame: DataFrame) -> DataFrame:
     return table if alias is None else table.alias(alias)
 
 
+def optimized_expressions(frame: DataFrame) -> Iterator[str]:
+    """Iterate what is left of a frame's expressions when Spark has optimized its plan, as SQL.
+
+    Raises:
+        Py4JJavaError: it cannot be optimized, or an expression has no SQL.
+    """
+    state = frame.sparkSession._jsparkSession.sessionState()
+    for node in nodes(state.optimizer().execute(frame._jdf.queryExecution().analyzed())):
+        expressions = node.expressions()
+        for i in range(expressions.size()):
+            yield str(expressions.apply(i).sql())
+
+
 def nodes(plan: Any) -> Iterator[Any]:
     """Iterate a plan from the top; what expressions ask of other plans (`IN (SELECT …)`) is part of it."""
     yield plan

@@ -26,6 +26,7 @@ from spark_abs.protocol.control import AttachedSink, attach
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.restarts import RestartPolicy
+from spark_abs.runtime.columns import narrowed, widened
 from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.coordination import Coordination
@@ -38,7 +39,7 @@ from spark_abs.runtime.job import Job
 from spark_abs.runtime.native import NativeLog, check_native
 from spark_abs.runtime.outputs import Outputs, newest_output, open_writers
 from spark_abs.runtime.progress import LateRows
-from spark_abs.runtime.queries import start_query
+from spark_abs.runtime.queries import QueryStart, start_queries
 from spark_abs.runtime.rebuild import Rebuild, repeat_batches
 from spark_abs.runtime.recovery import Recovery
 from spark_abs.runtime.run import Run
@@ -168,13 +169,15 @@ def launch(given: Launch) -> Run:
             repeat_batches(ctx, given.control, rebuild, runners[name], again)
         if given.drain is not None:
             run.request_drain(given.drain, None)
-        for stage in graph.order():
+        starts = []
+        for stage in reversed(graph.order()):  # consumers first: a source that is ahead takes their cores
             if given.drain is not None and not stage.inputs:
                 drain.halted.add(stage.name)
                 runners[stage.name].only = NO_BATCH
                 continue
-            queries[stage.name] = _start(given, stage.name, frames, runners[stage.name])
-            ctx.probe(f"start.{stage.name}.query.after")
+            take = partial(_started, ctx, queries, stage.name)
+            starts.append(_query_start(given, stage.name, frames, runners[stage.name], take))
+        start_queries(job.spark, ctx, starts)
     except Exception as error:
         run.fail(error)
         given.started()
@@ -191,11 +194,30 @@ def _stop_listening(spark: SparkSession, late: LateRows) -> None:
     drain_events(spark)
 
 
-def _start(given: Launch, stage: StageId, frames: Frames, runner: StageRunner) -> StreamingQuery:
+def _started(
+    ctx: RunContext, queries: dict[StageId, StreamingQuery], stage: StageId, query: StreamingQuery
+) -> None:
+    queries[stage] = query
+    ctx.probe(f"start.{stage}.query.after")
+
+
+def _query_start(
+    given: Launch,
+    stage: StageId,
+    frames: Frames,
+    runner: StageRunner,
+    take: Callable[[StreamingQuery], None],
+) -> QueryStart:
     keeps_state = given.plans[stage].keeps_state
-    return start_query(
-        given.job.spark, given.ctx, given.job.stages[stage], frames.stages[stage], runner, keeps_state
-    )
+    return QueryStart(given.job.stages[stage], frames.stages[stage], runner, keeps_state, take)
+
+
+def _start(given: Launch, stage: StageId, frames: Frames, runner: StageRunner) -> StreamingQuery:
+    """Start the query of one stage."""
+    started: list[StreamingQuery] = []
+    one = _query_start(given, stage, frames, runner, started.append)
+    start_queries(given.job.spark, given.ctx, [one])
+    return started[0]
 
 
 def _refuse_forget(stage: StageId) -> str:
@@ -304,13 +326,14 @@ def _dropped_late(
 
 def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType) -> DataFrame:
     ctx, native = given.ctx, given.ctx.native(stage)
-    feedback = given.graph.stage(stage).feedback
-    return open_gate(
+    feedback, columns = given.graph.stage(stage).feedback, given.plans[stage].columns
+    read = schema if columns is None else narrowed(schema, columns.get(channel, frozenset()))
+    frame = open_gate(
         given.job.spark,
         GateSpec(
             root=ctx.root.uri,
             start=ctx.start(stage, channel, channel in feedback),
-            schema=schema.json(),
+            schema=read.json(),
             native=native.uri,
             path=channel_path(given.control.state, channel),
             run=ctx.run,
@@ -330,6 +353,7 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
         ),
         ctx.root.storage,
     )
+    return widened(frame, channel, schema)
 
 
 def _shapes(declared: Sequence[StageShape], ids: Mapping[ChannelId, str]) -> tuple[StageShape, ...]:

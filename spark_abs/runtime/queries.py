@@ -1,11 +1,14 @@
-"""Starting the native query of a stage."""
+"""Starting the native queries of stages."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
@@ -26,62 +29,99 @@ from spark_abs.snapshots.layout import PARTITIONS_KEY
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _SOURCES_POLL_S = 0.02
 _BATCH_POLL_S = 0.02
 _MORE_STARTS = 3
 _TOO_SLOW = ("Python worker to connect back", "Python worker failed to connect back")
 _starting = threading.Lock()
-"""A query that starts changes settings of a session that other jobs may start queries on."""
+"""Queries that start change settings of a session that other jobs may start queries on."""
+_copying = threading.Lock()
+"""A query copies the settings of its session while it is started: those of one stage at a time are set."""
 log = logging.getLogger(__name__)
 
 
-def start_query(
-    spark: SparkSession,
-    ctx: RunContext,
-    spec: StageSpec,
-    frame: DataFrame,
-    runner: StageRunner,
-    keeps_state: bool,
-) -> StreamingQuery:
-    """Start the query of a stage from its native checkpoint, and wait until it has opened its sources."""
-    native = ctx.native(spec.name)
+@dataclass(frozen=True, slots=True)
+class QueryStart:
+    """What the query of a stage is started with."""
+
+    spec: StageSpec
+    frame: DataFrame
+    runner: StageRunner
+    keeps_state: bool
+    started: Callable[[StreamingQuery], None]
+    """Takes the query when it has opened its sources; called in any thread."""
+
+
+def start_queries(spark: SparkSession, ctx: RunContext, starts: Sequence[QueryStart]) -> None:
+    """Start queries from their native checkpoints, in the given order, and wait until all have their sources.
+
+    As many at a time as there are cores: what takes the time are the processes behind the gates.
+
+    Raises:
+        Exception: what one of them, or what takes it, has raised; those behind it are not started then.
+    """
+    with _starting:
+        local = all(ctx.native(start.spec.name).local for start in starts)
+        conf = local_disk_conf(spark) if local else {}
+        # While they open their sources: those ask the session itself, and not the copy that a query has.
+        with session_conf(spark, conf), ThreadPoolExecutor(_at_a_time(), "spark-abs-start") as pool:
+            begun = [pool.submit(_start, spark, ctx, start, bool(conf)) for start in starts]
+            wait(begun, return_when=FIRST_EXCEPTION)
+            for one in begun:
+                one.cancel()
+        for one in begun:
+            if not one.cancelled():
+                one.result()
+
+
+def _at_a_time() -> int:
+    return max(1, os.cpu_count() or 1)
+
+
+def _start(spark: SparkSession, ctx: RunContext, start: QueryStart, clear: bool) -> None:
+    spec, native = start.spec, ctx.native(start.spec.name)
     clear_unplanned(native)
-    conf = dict(local_disk_conf(spark)) if native.local else {}
-    if conf:
+    if clear:
         clear_leftovers(native)
-    if spec.state_provider is not None:
-        conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
     writer = (
-        frame.writeStream.outputMode(spec.output_mode)
+        start.frame.writeStream.outputMode(spec.output_mode)
         .queryName(query_name(ctx.job, spec.name))
         .option("checkpointLocation", native.uri)
-        .foreachBatch(runner.run_batch)
+        .foreachBatch(start.runner.run_batch)
     )
     if ctx.bounded and not spec.channels:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=spec.trigger or "0 seconds")
-    slots = task_slots(spark)
-    with _starting:
+    query = _begun(spark, ctx, start, writer)
+    for _ in range(_MORE_STARTS):
+        if not _was_too_slow(query):
+            break
+        log.warning("stage %s: its gates did not come up in ten seconds, it is tried again", spec.name)
+        query = _begun(spark, ctx, start, writer)
+    start.started(query)
+
+
+def _begun(
+    spark: SparkSession, ctx: RunContext, start: QueryStart, writer: DataStreamWriter
+) -> StreamingQuery:
+    """Start a query once, and wait until it has opened its sources, or has ended."""
+    spec, runner, conf, slots = start.spec, start.runner, {}, task_slots(spark)
+    if spec.state_provider is not None:
+        conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
+    with _copying:
         session = spark.conf.getAll.get(PARTITIONS_KEY)
         partitions = partitions_of(runner.native, spec.shuffle_partitions, session, slots)
         if partitions is not None:
-            warn(spec.name, partitions, spec.shuffle_partitions, keeps_state, slots)
+            warn(spec.name, partitions, spec.shuffle_partitions, start.keeps_state, slots)
             conf[PARTITIONS_KEY] = str(partitions.number)
-        spread = f" in {partitions}" if keeps_state and partitions is not None else ""
+        spread = f" in {partitions}" if start.keeps_state and partitions is not None else ""
         log.info("stage %s begins with batch %s%s", spec.name, runner.native.newest_committed() + 1, spread)
         with session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
             query = writer.start()
-            _await_sources(query)
-            for _ in range(_MORE_STARTS):
-                if not _was_too_slow(query):
-                    break
-                log.warning(
-                    "stage %s: its gates did not come up in ten seconds, it is tried again", spec.name
-                )
-                query = writer.start()
-                _await_sources(query)
+    _await_sources(query)
     return query
 
 
@@ -106,7 +146,7 @@ def _was_too_slow(query: StreamingQuery) -> bool:
 
 @contextmanager
 def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Set session settings while a query starts: it takes a copy, but its sources ask the session itself."""
+    """Set session settings for a while."""
     before = {key: spark.conf.get(key, None) for key in values}
     for key, value in values.items():
         spark.conf.set(key, value)

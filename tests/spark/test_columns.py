@@ -1,0 +1,117 @@
+"""Gates read the columns that a stage uses, and whatever looks at whole rows gets whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as t
+
+from spark_abs.model import ChannelId
+from spark_abs.runtime.columns import narrowed, used_columns, widened
+from spark_abs.runtime.frames import draft_gate
+from spark_abs.runtime.job import Job
+from tests.job_support import Feed, read_table
+from tests.spark.conftest import Start
+
+
+def fields(**kinds: t.DataType) -> t.StructType:
+    return t.StructType([t.StructField(name, kind) for name, kind in kinds.items()])
+
+
+NESTED = fields(x=t.IntegerType(), y=t.StringType())
+SCHEMA = fields(k=t.LongType(), ts=t.TimestampType(), a=t.LongType(), b=t.StringType(), s=NESTED)
+SCHEMA = SCHEMA.add("d.`e", t.StringType())
+LEFT, RIGHT = ChannelId("left.main"), ChannelId("right.main")
+ALL = "k ts a b s d.`e"
+
+
+def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
+def joined(left: DataFrame, right: DataFrame) -> DataFrame:
+    late = (f.withWatermark("ts", "1 minute") for f in (left, right))
+    l, r = (f.alias(name) for f, name in zip(late, "lr", strict=True))  # noqa: E741
+    on = "l.k = r.k AND r.ts BETWEEN l.ts AND l.ts + INTERVAL 1 MINUTE"
+    return l.join(r, F.expr(on), "leftOuter").select("l.k", "r.a")
+
+
+@pytest.mark.parametrize(
+    ("stage", "left", "right"),
+    [
+        (lambda f, g: f, ALL, None),
+        (lambda f, g: f.mapInArrow(same, f.schema).select("k"), ALL, None),
+        (lambda f, g: f.groupBy("k").agg(F.sum("a")), "k a", None),
+        (lambda f, g: f.select("*", (F.col("a") + 1).alias("z")).groupBy("k").agg(F.sum("z")), "k a", None),
+        (lambda f, g: f.filter("b IS NOT NULL").select("k"), "k b", None),
+        (
+            lambda f, g: f.withWatermark("ts", "1 minute").groupBy(F.window("ts", "1 minute")).count(),
+            "ts",
+            None,
+        ),
+        (lambda f, g: f.dropDuplicates(["k"]).select("b"), "k b", None),
+        (lambda f, g: f.select("k", "b").dropDuplicates().select("b"), "k b", None),
+        (lambda f, g: f.select("s.x", "`d.``e`"), "s d.`e", None),
+        (lambda f, g: f.select("k", "a").union(g.select("a", "k")).select("k"), "k", "a"),
+        (joined, "k ts", "k ts a"),
+        (lambda f, g: f.groupBy().count(), "", None),
+    ],
+)
+def test_the_columns_that_a_plan_uses(
+    spark: SparkSession, stage: Callable[[DataFrame, DataFrame], DataFrame], left: str, right: str | None
+) -> None:
+    found = used_columns(stage(draft_gate(spark, LEFT, SCHEMA), draft_gate(spark, RIGHT, SCHEMA)))
+    assert found is not None
+    names = {channel: [SCHEMA.names[i] for i in sorted(places)] for channel, places in found.items()}
+    want = {LEFT: left.split()} if left else {}
+    assert names == want | ({RIGHT: right.split()} if right is not None else {})
+
+
+def test_a_plan_that_uses_a_column_which_is_not_read_fails(spark: SparkSession, tmp_path: Path) -> None:
+    schema = fields(k=t.LongType(), a=t.LongType())
+    feed = Feed(spark, tmp_path / "in", "k long")
+    feed.write({"k": 1})
+    whole = widened(feed.stream(), LEFT, schema)
+    assert whole.schema.names == schema.names
+    query = (
+        whole.writeStream.foreachBatch(lambda f, _: f.foreach(lambda row: None))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match="does not read column 1"):
+        query.awaitTermination()
+
+
+def test_at_least_one_column_is_read() -> None:
+    assert narrowed(SCHEMA, frozenset([2, 0])).names == ["k", "a"]
+    assert narrowed(SCHEMA, frozenset()).names == ["k"]
+    strings = fields(a=t.StringType(), b=t.StringType())
+    assert narrowed(strings, frozenset()).names == ["a"]
+
+
+def test_a_job_reads_less_and_has_the_same_rows(spark: SparkSession, tmp_path: Path, start: Start) -> None:
+    """The channel keeps all columns: what a stage did not use before the change is there behind it."""
+    feed = Feed(spark, tmp_path / "in", "k long, a long, b string")
+    feed.write({"k": 1, "a": 2, "b": "x"}, {"k": 1, "a": 3, "b": "y"})
+
+    def job(column: str) -> Job:
+        job = Job("narrow", root=str(tmp_path / "root"), spark=spark)
+        rows = job.source("rows", feed.stream())
+        some = job.stage("some", [rows], lambda f: f.select("k", F.col(column).cast("string").alias("v")))
+        job.sink("some", some, table=str(tmp_path / "some"))
+        number = job.stage("number", [rows], lambda f: f.groupBy().count(), output_mode="update")
+        job.sink("number", number, table=str(tmp_path / "number"))
+        return job
+
+    for column in ("a", "b"):
+        start(job(column), available_now=True).await_termination()
+        feed.write({"k": 2, "a": 4, "b": "z"})
+    rows = read_table(tmp_path / "some")
+    assert sorted(rows["v"].to_pylist()) == ["2", "3", "z"]
+    assert max(read_table(tmp_path / "number")["count"].to_pylist()) == 3
