@@ -25,14 +25,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_UNREAD = "spark_abs does not read column {} of channel {}: at the start nothing used it; start the job again"
+_UNREAD = "spark_abs does not read column {} of channel {}: at the start nothing used it; row "
 _MARK = re.compile(_UNREAD.partition(":")[0].format(r"(\d+)", r"([\w-]+\.[\w-]+)"))
+_UNREAD_SQL = re.compile(
+    rf"raise_error\(concat\('{_UNREAD.format('[^ ]+', '[^ ]+')}', CAST\(\w+ AS STRING\)\)\)"
+)
 _VARIABLE = (t.StringType, t.BinaryType, t.StructType, t.ArrayType, t.MapType, t.VariantType)
 
 
-def unread_columns(channel: ChannelId, schema: t.StructType) -> list[Column]:
-    """Return the columns of a channel as ones that nothing may use."""
-    return [_unread(channel, place, field) for place, field in enumerate(schema.fields)]
+def unread_columns(channel: ChannelId, schema: t.StructType, beside: str) -> list[Column]:
+    """Return the columns of a channel as ones that nothing may use.
+
+    Args:
+        channel: the channel.
+        schema: its columns.
+        beside: a column that is there: Spark moves and evaluates an expression that depends on none.
+    """
+    return [_unread(channel, place, field, beside) for place, field in enumerate(schema.fields)]
+
+
+def without_marks(sql: str) -> str:
+    """Return the SQL of an expression over `unread_columns` with a null in the place of each."""
+    return _UNREAD_SQL.sub("NULL", sql)
 
 
 def used_columns(frame: DataFrame) -> Mapping[ChannelId, frozenset[int]] | None:
@@ -67,14 +81,17 @@ def widened(frame: DataFrame, channel: ChannelId, schema: t.StructType) -> DataF
         return frame
     return frame.select(
         *(
-            F.col(_quoted(field.name)) if field.name in there else _unread(channel, place, field)
+            F.col(_quoted(field.name))
+            if field.name in there
+            else _unread(channel, place, field, frame.columns[0])
             for place, field in enumerate(schema.fields)
         )
     )
 
 
-def _unread(channel: ChannelId, place: int, field: t.StructField) -> Column:
-    return F.raise_error(F.lit(_UNREAD.format(place, channel))).cast(field.dataType).alias(field.name)
+def _unread(channel: ChannelId, place: int, field: t.StructField, beside: str) -> Column:
+    text = F.concat(F.lit(_UNREAD.format(place, channel)), F.col(_quoted(beside)).cast("string"))
+    return F.raise_error(text).cast(field.dataType).alias(field.name)
 
 
 def _quoted(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_abs.errors import UsageError
 from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape
+from spark_abs.runtime.columns import without_marks
 from spark_abs.runtime.jvm import channel_of, nodes
 from spark_abs.store.storage import location_of
 
@@ -85,7 +86,7 @@ def _operator(node: Any) -> OperatorShape | None:
         return OperatorShape(name, tuple(_key(node, e) for e in _items(node.output())))
     if name == "Join" and node.left().isStreaming() and node.right().isStreaming():
         condition = node.condition()
-        on = str(condition.get().sql()) if condition.isDefined() else ""
+        on = _sql(condition.get()) if condition.isDefined() else ""
         sides = tuple(tuple(str(_source(n)) for n in nodes(side) if _is_source(n)) for side in _sides(node))
         return OperatorShape(f"{node.joinType().toString()}Join", (f"on {on}",), sides)
     return OperatorShape(name) if name in _OPAQUE else None
@@ -98,7 +99,7 @@ def _sides(join: Any) -> tuple[Any, Any]:
 def _sql(expression: Any) -> str:
     """Return an expression in SQL, without the name that its result has."""
     named = expression.getClass().getSimpleName() == "Alias"
-    return str((expression.child() if named else expression).sql())
+    return without_marks(str((expression.child() if named else expression).sql()))
 
 
 def _key(node: Any, expression: Any) -> str:
@@ -115,7 +116,7 @@ def _computed(node: Any, expression: Any) -> Iterator[str]:
             continue
         for column in _items(below.projectList()):
             if column.getClass().getSimpleName() == "Alias" and str(column.exprId().toString()) in wanted:
-                yield str(column.child().sql())
+                yield without_marks(str(column.child().sql()))
 
 
 def _items(seq: Any) -> Iterator[Any]:

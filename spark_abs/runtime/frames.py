@@ -120,7 +120,7 @@ def draft_gate(spark: SparkSession, channel: ChannelId, schema: StructType) -> D
     A gate costs a Python process to look at; a draft costs none, and knows nothing of a run.
     """
     blank = spark.readStream.format("rate").option(DRAFT, channel).load()
-    return blank.select(*unread_columns(channel, schema))
+    return blank.select(*unread_columns(channel, schema, "value"))
 
 
 def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, PlanFacts], tuple[str, ...]]:

@@ -301,7 +301,7 @@ def session(scratch: Path) -> SparkSession:
 
 
 def results(names: list[str]) -> Iterator[tuple[str, str, tuple[str, str, int, int]]]:
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         spark = session(Path(scratch))
         spark.sparkContext.setLogLevel("OFF")
         for number, name in enumerate(names or CHANGES):
