@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
-from spark_abs.config import duration_ms
+from spark_abs.quantities import duration_ms
 
 CLICKS = "click_id string, user string, campaign string, click_time timestamp"
 ORDERS = "order_id string, user string, amount_cents long, order_time timestamp"

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from spark_abs import errors
-from spark_abs.config import SETTINGS, RestartStrategy, Settings
+from spark_abs.config import Settings
 from spark_abs.errors import ConfigError, DamageError, Fenced, Refused, UsageError
+from spark_abs.settings_table import SETTINGS, RestartStrategy
 
 _FINAL: tuple[type[Exception], ...] = (Fenced, DamageError, UsageError, Refused)
 """What is not other the next time: taken over, bytes gone, a wrong call, forbidden by the root."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from spark_abs.channels.writer import check_channel
-from spark_abs.config import WatermarkCheck
 from spark_abs.errors import AbsError, GraphError, Refused
 from spark_abs.model import StageId, channel_id
 from spark_abs.protocol.changes import Comparison, Recorded
@@ -22,6 +21,7 @@ from spark_abs.runtime.job import Job
 from spark_abs.runtime.recorded import Declared, Knowledge, declare
 from spark_abs.runtime.restored import Past, check_functions, check_restored, past_of
 from spark_abs.runtime.tables import refuse_own_reads, refuse_shared_sinks
+from spark_abs.settings_table import WatermarkCheck
 from spark_abs.sinks.create import check_sink
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import PATH as CONTROL

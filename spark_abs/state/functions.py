@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_abs.config import Settings, duration_ms
+from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import checked_name
+from spark_abs.quantities import duration_ms
 from spark_abs.state.batches import BatchFunction, per_batch
 from spark_abs.state.declared import NOTHING, declaring
 from spark_abs.state.operator import GroupFunction, Operator, Timeout

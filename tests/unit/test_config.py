@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 import yaml
 
-from spark_abs.config import SETTINGS, Settings, WatermarkCheck, duration_ms, size_bytes
+from spark_abs.config import Settings
 from spark_abs.errors import ConfigError
 from spark_abs.model import CheckpointMode
+from spark_abs.quantities import duration_ms, size_bytes
+from spark_abs.settings_table import SETTINGS, WatermarkCheck
 
 
 def resolve(

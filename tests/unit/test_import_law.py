@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parents[2]
 PACKAGE = HERE / "spark_abs"
 
 LAYERS = (
-    {"model", "errors", "codec", "manifest", "config", "logs", "wording"},
+    {"model", "errors", "codec", "manifest", "config", "logs", "quantities", "settings_table", "wording"},
     {"protocol"},
     {"store"},
     {"session", "gateway", "jvm", "channels", "state", "snapshots", "sinks"},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from spark_abs.config import RestartStrategy, Settings
+from spark_abs.config import Settings
 from spark_abs.errors import CommitStateUnknown, ConfigError, DamageError, Fenced, GraphError, Refused
 from spark_abs.protocol.restarts import (
     Failed,
@@ -18,6 +18,7 @@ from spark_abs.protocol.restarts import (
     is_final,
     policy_of,
 )
+from spark_abs.settings_table import RestartStrategy
 
 
 def delays(policy: RestartPolicy, at_ms: Sequence[int], luck: float = 0.5) -> list[int | str]:

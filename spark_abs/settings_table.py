@@ -1,0 +1,372 @@
+"""The one table of settings: names, defaults, how a value is read, and what it means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from spark_abs.model import CheckpointMode
+from spark_abs.quantities import (
+    count_or_any,
+    duration_ms,
+    duration_or_auto,
+    duration_or_off,
+    number,
+    size_bytes,
+    size_or_any,
+    size_or_none,
+    switch,
+    text,
+    whole_number,
+)
+
+SPARK_PREFIX = "spark.abs."
+ENVIRONMENT_PREFIX = "SPARK_ABS_"
+
+
+class WatermarkCheck(StrEnum):
+    """What to do about a watermark delay that is too short for what an upstream stage may still send."""
+
+    ERROR = "error"
+    WARN = "warn"
+    OFF = "off"
+
+
+class RestartStrategy(StrEnum):
+    """When a failed stage is started again while the others go on; after Flink's restart strategies."""
+
+    NONE = "none"
+    FIXED_DELAY = "fixed-delay"
+    EXPONENTIAL_DELAY = "exponential-delay"
+    FAILURE_RATE = "failure-rate"
+
+
+def _restart_strategy(value: object) -> RestartStrategy:
+    if not isinstance(value, str) or value.strip().lower() not in list(RestartStrategy):
+        raise ValueError(f"expected {', '.join(RestartStrategy)}")
+    return RestartStrategy(value.strip().lower())
+
+
+def _watermark_check(value: object) -> WatermarkCheck:
+    # YAML 1.1 reads an unquoted `off` as false.
+    text = "off" if value is False else value
+    if not isinstance(text, str) or text.strip().lower() not in list(WatermarkCheck):
+        raise ValueError("expected error, warn or off")
+    return WatermarkCheck(text.strip().lower())
+
+
+def _mode(value: object) -> CheckpointMode:
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in list(CheckpointMode):
+        raise ValueError("expected aligned, unaligned or at_least_once")
+    return CheckpointMode(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of the table."""
+
+    area: str
+    name: str
+    """In camel case, as in Spark's configuration and in YAML."""
+    default: str
+    read: Callable[[object], Any]
+    doc: str
+    minimum: int = 0
+    secret: bool = False
+    """Whether no error may show the value."""
+    live: bool = False
+    """Whether it can be changed while the job runs."""
+
+    @property
+    def key(self) -> str:
+        """The name in Spark's configuration."""
+        return f"{SPARK_PREFIX}{self.area}.{self.name}"
+
+    @property
+    def argument(self) -> str:
+        """The name as an argument."""
+        return re.sub(r"(?<!^)([A-Z])", r"_\1", self.name).lower()
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment."""
+        return f"{ENVIRONMENT_PREFIX}{self.area}_{self.argument}".upper()
+
+    @property
+    def field(self) -> str:
+        """The name in `Settings`: a duration there says that it is in milliseconds."""
+        timed = self.read in (duration_ms, duration_or_auto, duration_or_off)
+        return f"{self.argument}_ms" if timed else self.argument
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "checkpoint",
+        "interval",
+        "10s",
+        duration_ms,
+        "time between the starts of two periodic checkpoints",
+        1,
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "minPause",
+        "0s",
+        duration_ms,
+        "least time from the end of a checkpoint to the start of the next; wins over the interval",
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "timeout",
+        "10m",
+        duration_ms,
+        "age at which a checkpoint is aborted",
+        1,
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "maxConcurrent",
+        "1",
+        whole_number,
+        "checkpoints that may be open at once; savepoints do not wait for a place",
+        1,
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "alignmentLimit",
+        "-1",
+        size_or_none,
+        "bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is "
+        "aborted and rows go on; -1: no limit",
+    ),
+    Setting(
+        "checkpoint",
+        "mode",
+        "aligned",
+        _mode,
+        "how barriers pass a stage with several inputs or a backlog: `aligned`, `unaligned` or "
+        "`at_least_once`",
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "alignedTimeout",
+        "off",
+        duration_or_off,
+        "age at which an aligned checkpoint becomes unaligned, such as `30s`",
+        1,
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "synchronous",
+        "false",
+        switch,
+        "processing waits until state is copied; for comparison",
+    ),
+    Setting(
+        "checkpoint",
+        "tolerableFailures",
+        "any",
+        count_or_any,
+        "checkpoints that may fail in a row before the job fails; savepoints do not count",
+    ),
+    Setting(
+        "checkpoint",
+        "numRetained",
+        "3",
+        whole_number,
+        "completed checkpoints that are kept; savepoints do not count",
+        1,
+    ),
+    Setting(
+        "channel",
+        "maxBytesPerBatch",
+        "256mb",
+        size_bytes,
+        "bytes that a batch takes from a channel, one entry at least",
+        1,
+    ),
+    Setting(
+        "channel",
+        "maxEntriesPerBatch",
+        "100",
+        whole_number,
+        "entries that a batch takes from a channel",
+        1,
+    ),
+    Setting("channel", "partitionBytes", "32mb", size_bytes, "bytes of a channel that one task reads", 1),
+    Setting(
+        "channel",
+        "pollInterval",
+        "auto",
+        duration_or_auto,
+        "least time between two looks at a channel; auto: 10ms on a disk, 500ms in an object store",
+    ),
+    Setting(
+        "channel",
+        "capacityBytes",
+        "1gb",
+        size_or_any,
+        "unread bytes in a channel at which its producer waits; any: it never waits",
+        1,
+    ),
+    Setting(
+        "channel",
+        "capacityEntries",
+        "1000",
+        count_or_any,
+        "unread entries with rows at which the producer waits; any: it never waits",
+        1,
+    ),
+    Setting(
+        "run",
+        "leaseTimeout",
+        "30s",
+        duration_ms,
+        "silence after which a run on another machine counts as dead",
+        1000,
+    ),
+    Setting(
+        "run",
+        "requireRoot",
+        "false",
+        switch,
+        "a start refuses to make a new root, for example where its disk is not mounted",
+    ),
+    Setting(
+        "run",
+        "stopTimeout",
+        "25s",
+        duration_ms,
+        "how long a stop by a signal may take; then the process ends at once",
+        1,
+    ),
+    Setting(
+        "run",
+        "stopSavepoint",
+        "",
+        text,
+        "savepoint that a stop by a signal takes: this name, a hyphen and the number of the run; empty: none",
+    ),
+    Setting(
+        "graph",
+        "watermarkCheck",
+        "error",
+        _watermark_check,
+        "what to do about a watermark delay that is certainly too short for the stage before: "
+        "`error`, `warn` or `off`",
+    ),
+    Setting(
+        "stage",
+        "restartStrategy",
+        "none",
+        _restart_strategy,
+        "which failed stages start again alone: `none`, `fixed-delay`, `exponential-delay` or "
+        "`failure-rate`, as in Flink; failures are counted over all stages of the job, within a"
+        " run",
+    ),
+    Setting(
+        "stage",
+        "restartDelay",
+        "1s",
+        duration_ms,
+        "time from a failure to the restart; for `exponential-delay` the first delay",
+    ),
+    Setting(
+        "stage",
+        "restartAttempts",
+        "any",
+        count_or_any,
+        "restarts before the job fails; not for `failure-rate`",
+    ),
+    Setting("stage", "restartMaxDelay", "1m", duration_ms, "`exponential-delay`: the longest delay"),
+    Setting(
+        "stage",
+        "restartMultiplier",
+        "1.5",
+        number,
+        "`exponential-delay`: each delay is so many times the one before",
+    ),
+    Setting(
+        "stage",
+        "restartJitter",
+        "0.1",
+        number,
+        "`exponential-delay`: part of a delay by which it may be longer or shorter, at random",
+    ),
+    Setting(
+        "stage",
+        "restartResetAfter",
+        "1h",
+        duration_ms,
+        "`exponential-delay`: time without a failure after which the delay is the first one again",
+    ),
+    Setting(
+        "stage",
+        "restartFailures",
+        "1",
+        whole_number,
+        "`failure-rate`: failures that are allowed within `restartInterval`",
+    ),
+    Setting(
+        "stage",
+        "restartInterval",
+        "1m",
+        duration_ms,
+        "`failure-rate`: the time within which failures are counted",
+        1,
+    ),
+    Setting("state", "copyThreads", "4", whole_number, "threads of the job that copy state files", 1),
+    Setting(
+        "state",
+        "maxGroupBytes",
+        "256mb",
+        size_bytes,
+        "state of a Python function in one key group; past it the batch fails",
+        1,
+    ),
+    Setting(
+        "state",
+        "cacheBytes",
+        "256mb",
+        size_bytes,
+        "state of a Python function that a Python worker holds in memory",
+    ),
+    Setting(
+        "state",
+        "nativeRoot",
+        "",
+        text,
+        "directory for Spark's own checkpoints, on a disk that driver and executors share; "
+        "empty: below the root",
+    ),
+    Setting("storage", "endpoint", "", text, "URL of an S3-compatible store that is not Amazon's"),
+    Setting("storage", "region", "", text, "region of the buckets"),
+    Setting("storage", "accessKeyId", "", text, "access key; give it in the environment", secret=True),
+    Setting(
+        "storage",
+        "secretAccessKey",
+        "",
+        text,
+        "secret of the access key; give it in the environment",
+        secret=True,
+    ),
+    Setting(
+        "storage",
+        "sessionToken",
+        "",
+        text,
+        "token of a temporary access key; give it in the environment",
+        secret=True,
+    ),
+    Setting("storage", "allowHttp", "false", switch, "the endpoint may be `http`"),
+)
