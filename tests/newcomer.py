@@ -1,4 +1,4 @@
-"""The README's own example, as a script that a test starts: its names in capitals and functions are here.
+"""The example of the guide's quick start, as a script that a test starts: its other names are here.
 
     python -m tests.newcomer BASE [logging]     # with `logging`, it configures logging before the start
 
@@ -17,14 +17,14 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "spark_abs/guide/quick-start.md"
 CLICKS = "click_time timestamp, click_user string, campaign string"
 ORDERS = "order_time timestamp, user string, amount_cents long"
 
 
 def example(base: Path) -> str:
-    """Return the code of the section "Your code", on files below a directory."""
-    found = re.search(r"## Your code\n\n```python\n(.*?)```", README.read_text(), re.DOTALL)
+    """Return the code of the section "Your own job", on files below a directory."""
+    found = re.search(r"## Your own job\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     code = found[1].replace('"/data/', f'"{base}/')
     assert code.count(str(base)) == 4
@@ -62,7 +62,7 @@ def main(base: Path, mode: str) -> None:
     if mode == "logging":
         logging.basicConfig(level=logging.INFO, format="theirs %(message)s")
     names = {"CLICKS": CLICKS, "ORDERS": ORDERS, "join_within_a_minute": join_within_a_minute}
-    exec(compile(example(base), "README.md", "exec"), {**names, "send_alerts": send_alerts})
+    exec(compile(example(base), str(PAGE), "exec"), {**names, "send_alerts": send_alerts})
 
 
 if __name__ == "__main__":

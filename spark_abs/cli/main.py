@@ -10,6 +10,7 @@ import click
 from spark_abs.cli.check import check
 from spark_abs.cli.checkpoints import list_checkpoints
 from spark_abs.cli.forget import forget
+from spark_abs.cli.guide import guide
 from spark_abs.cli.history import history
 from spark_abs.cli.restore import restore
 from spark_abs.cli.savepoint import savepoint
@@ -42,7 +43,8 @@ class Verbs(click.Group):
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
-    Every verb but `check` takes the root of the job first: the directory or URI given as `root=` to the job.
+    Every verb but `check` and `guide` takes the root of the job first: the directory or URI given as `root=`
+    to the job.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found.
     """
@@ -62,5 +64,6 @@ for command in (
     restore,
     verify,
     check,
+    guide,
 ):
     main.add_command(command)

@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 @click.command
 @verb
 @click.argument("stage")
-@click.option("--checkpoint", metavar="ID|NAME|latest", default="latest", help="Which one; the newest.")
+@click.option(
+    "--checkpoint",
+    metavar="ID|NAME|latest",
+    default="latest",
+    help="Which checkpoint; by default the newest.",
+)
 @click.option("--operator", metavar="NUMBER|UID", help="Which stateful operator, if there are several.")
-@click.option("--store", metavar="NAME", help="Which part of it: left, right, a state variable, timers.")
+@click.option(
+    "--store", metavar="NAME", help="Which part of its state: left, right, a state variable, timers."
+)
 @click.option("--diff", metavar="ID|NAME|latest", help="Show what is different from another checkpoint.")
 @click.option("--export", metavar="TABLE", help="Write all rows to a new Delta table there; show none.")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows to show.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", default=20, show_default=True, help="Rows to show."
+)
 def state(
     ctx: Context,
     root: Root,

@@ -1,4 +1,4 @@
-"""The README's own example as a newcomer runs it: a process, with a terminal and without, and its signals."""
+"""The example of the guide's quick start as a newcomer runs it: in a process, with and without a terminal."""
 
 from __future__ import annotations
 

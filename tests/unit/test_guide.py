@@ -1,0 +1,115 @@
+"""README, guide and other documents: links, commands, generated pages, what is shipped."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import spark_abs
+from spark_abs.cli.guide import pages
+from spark_abs.cli.main import main
+from tests.markdown_support import GUIDE, HERE, PACKAGE, README, anchors, blocks, code_spans, links
+from tests.reference import PAGES
+
+SHIPPED = sorted([*GUIDE.glob("*.md"), *(PACKAGE / "adr").glob("*.md"), PACKAGE / "protocol/README.md"])
+DOCUMENTS = [README, HERE / "CHANGELOG.md", HERE / "CONTRIBUTING.md", *SHIPPED]
+LANGUAGES = {"python", "sh", "text", ""}
+TOUR = HERE / "notebooks/tour.ipynb"
+LONGEST_README = 1500
+
+of_each_document = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: str(p.relative_to(HERE)))
+
+
+@of_each_document
+def test_relative_links_and_their_anchors_resolve(page: Path) -> None:
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), f"{page.relative_to(HERE)}: {link} is not there"
+        assert not anchor or anchor in anchors(found), f"{page.relative_to(HERE)}: {link} is no heading"
+
+
+@of_each_document
+def test_blocks_of_code_say_what_they_are(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+@of_each_document
+def test_commands_in_blocks_are_commands_that_exist(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.py").touch()
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        for line in block.code.replace("\\\n", " ").splitlines() if block.language == "sh" else ():
+            program, *words = shlex.split(line) or [""]
+            if program == "spark-abs":
+                main.make_context(program, words.copy())
+                verb, *arguments = words
+                main.commands[verb].make_context(verb, arguments, parent=click.Context(main))
+
+
+@of_each_document
+def test_commands_in_the_text_have_the_names_and_options_of_commands_that_exist(page: Path) -> None:
+    for span in code_spans(page):
+        program, *words = span.split() or [""]
+        if program != "spark-abs" or not words:
+            continue
+        assert words[0] in main.commands, f"{page.relative_to(HERE)}: {span}"
+        options = {name for option in main.commands[words[0]].params for name in option.opts}
+        given = {word.strip("[]") for word in words if word.strip("[]").startswith("--")}
+        assert given <= options, f"{page.relative_to(HERE)}: {span}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_pages_say_what_the_code_says(page: str) -> None:
+    """If it fails: `python -m tests.reference`."""
+    assert (GUIDE / page).read_text(encoding="utf-8") == PAGES[page]()
+
+
+def test_the_table_of_contents_has_every_page_once() -> None:
+    listed = [PACKAGE / page.path for page in pages()]
+    assert sorted(listed) == [page for page in SHIPPED if page != GUIDE / "README.md"]
+    assert len({page.name for page in pages()}) == len(listed)
+
+
+def test_what_is_built_has_every_page(tmp_path: Path) -> None:
+    program = "import sys, setuptools; setuptools.setup(script_args=['-q', 'build_py', '-d', sys.argv[1]])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    built = {page.relative_to(tmp_path) for page in tmp_path.rglob("*.md")}
+    assert built == {page.relative_to(HERE) for page in SHIPPED}
+
+
+def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text.startswith("    make demo\n    make test\n")
+    assert len(text.split()) <= LONGEST_README
+
+
+def test_the_tour_uses_public_names_only() -> None:
+    cells = json.loads(TOUR.read_text(encoding="utf-8"))["cells"]
+    tree = ast.parse("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+    imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert [name for name in (*imported, *modules) if name.split(".")[0] == "spark_abs"] == ["spark_abs"]
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "spark_abs"
+    }
+    assert used
+    assert used <= set(spark_abs.__all__)
