@@ -17,6 +17,9 @@ from spark_abs.errors import UsageError
 _LISTED = re.compile(r"^- \[(?P<title>.+?)\]\((?P<path>.+?)\): (?P<summary>.+)$", re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 
+WIDTH = 100
+"""Columns of a page, if the terminal has as many; code in the guide is narrower."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -75,4 +78,9 @@ def guide(page: str | None) -> None:
 
 
 def _show(_: Output, text: str) -> None:
-    console().print(Markdown(printable(text), code_theme="ansi_dark", hyperlinks=False))
+    shown = console()
+    with shown.capture() as captured:
+        page = Markdown(printable(text), code_theme="ansi_dark", hyperlinks=False)
+        shown.print(page, width=min(shown.width, WIDTH))
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())

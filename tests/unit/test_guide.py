@@ -13,7 +13,7 @@ import click
 import pytest
 
 import spark_abs
-from spark_abs.cli.guide import pages
+from spark_abs.cli.guide import WIDTH, pages
 from spark_abs.cli.main import main
 from tests.markdown_support import GUIDE, HERE, PACKAGE, README, anchors, blocks, code_spans, links
 from tests.reference import PAGES
@@ -41,6 +41,12 @@ def test_relative_links_and_their_anchors_resolve(page: Path) -> None:
 @of_each_document
 def test_blocks_of_code_say_what_they_are(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", [README, *sorted(GUIDE.glob("*.md"))], ids=lambda p: p.name)
+def test_code_is_not_wider_than_a_page_in_a_terminal(page: Path) -> None:
+    lines = [line for block in blocks(page) if not block.hidden for line in block.code.splitlines()]
+    assert [line for line in lines if len(line) > WIDTH - 2] == []
 
 
 @of_each_document
