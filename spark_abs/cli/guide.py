@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 import click
-from rich.markdown import Markdown
 
 from spark_abs.cli.output import Output, console, printable
 from spark_abs.cli.verb import Context, output_option
@@ -78,6 +77,9 @@ def guide(page: str | None) -> None:
 
 
 def _show(_: Output, text: str) -> None:
+    # It brings a parser and a highlighter, which no other verb needs.
+    from rich.markdown import Markdown
+
     shown = console()
     with shown.capture() as captured:
         page = Markdown(printable(text), code_theme="ansi_dark", hyperlinks=False)
