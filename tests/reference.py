@@ -79,7 +79,7 @@ def commands() -> str:
 
 def _verbs() -> Iterator[str]:
     yield _text(main) + "\n"
-    top = click.Context(main, info_name="spark-abs")
+    top = click.Context(main, info_name="spark-abs", terminal_width=120)
     for name, command in main.commands.items():
         usage = command.get_usage(click.Context(command, info_name=name, parent=top))
         yield f"## spark-abs {name}\n\n```text\n{usage.removeprefix('Usage: ')}\n```\n\n{_text(command)}\n"

@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 @click.command
 @output_option
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
-@click.option("--root", required=True, help="Compare with what this root knows.")
-@click.option("--from", "to", metavar="ID|NAME|latest", help="As if the job had been restored to it.")
-@click.option("--allow-non-restored-state", is_flag=True, help="As for the start of the job.")
+@click.option("--root", metavar="ROOT", required=True, help="The root to compare with.")
+@click.option(
+    "--from",
+    "to",
+    metavar="ID|NAME|latest",
+    help="Compare with this one, as if the job had been restored to it.",
+)
+@click.option("--allow-non-restored-state", is_flag=True, help="As the argument of the job's start.")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def check(
     script: str, root: str, to: str | None, allow_non_restored_state: bool, args: tuple[str, ...]

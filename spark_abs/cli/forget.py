@@ -13,7 +13,7 @@ from spark_abs.store.root import Root
 @verb
 @click.argument("query")
 def forget(ctx: Context, root: Root, query: str) -> None:
-    """Do without a wrapped query that is gone for good; its tables stay as they are.
+    """Leave a wrapped query that is gone for good out of later checkpoints; its tables stay as they are.
 
     Checkpoints carry the part of a query that does not run on, until it comes again or is forgotten.
     """

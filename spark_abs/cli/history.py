@@ -26,7 +26,7 @@ COLUMNS = (
 
 @click.command
 @verb
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show only the newest N events.")
 def history(ctx: Context, root: Root, limit: int | None) -> None:
     """List the events of all checkpoints, oldest first, also of those that are gone."""
     rows = event_rows(root, limit)

@@ -30,8 +30,12 @@ from spark_abs.store.root import Root
     help="Go on in spite of a live `run` (it is fenced), `rows` of sinks that others have changed (undone), "
     "`inputs` that are gone (their rows are lost); without a value: all. May be repeated.",
 )
-@click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one of the path.")
-@click.option("--native-root", metavar="DIR", help="The job's native_root from now on; it stays as it was.")
+@click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one before it.")
+@click.option(
+    "--native-root",
+    metavar="DIR",
+    help="Where Spark's own checkpoints are from now on; by default where they were.",
+)
 @click.option(
     "--shuffle-partitions",
     metavar="N|STAGE=N",
