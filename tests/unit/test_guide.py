@@ -20,7 +20,7 @@ from tests.reference import PAGES
 
 SHIPPED = sorted([*GUIDE.glob("*.md"), *(PACKAGE / "adr").glob("*.md"), PACKAGE / "protocol/README.md"])
 DOCUMENTS = [README, HERE / "CHANGELOG.md", HERE / "CONTRIBUTING.md", *SHIPPED]
-LANGUAGES = {"python", "sh", "text", ""}
+LANGUAGES = {"python", "sh", "text"}
 TOUR = HERE / "notebooks/tour.ipynb"
 LONGEST_README = 1500
 
@@ -40,7 +40,9 @@ def test_relative_links_and_their_anchors_resolve(page: Path) -> None:
 
 @of_each_document
 def test_blocks_of_code_say_what_they_are(page: Path) -> None:
-    assert {block.language for block in blocks(page)} <= LANGUAGES
+    found = list(blocks(page))
+    assert {block.language for block in found} <= LANGUAGES
+    assert sum(block.hidden for block in found) == page.read_text(encoding="utf-8").count("<!-- python\n")
 
 
 @pytest.mark.parametrize("page", [README, *sorted(GUIDE.glob("*.md"))], ids=lambda p: p.name)
