@@ -20,8 +20,10 @@ from bench import (
     hot_key,
     local_disk,
     slow_consumer,
+    starting,
     state_functions,
     whole_job,
+    wide,
 )
 from bench.figures import Figure, save
 
@@ -55,6 +57,8 @@ def _groups(
         "reading": lambda: gate.reading(_session(), base, runs, console),
         "disk": lambda: local_disk.figures(_session(), base, runs, console),
         "hop": lambda: hop.figures(_session(), base, runs, console),
+        "start": lambda: starting.figures(_session(), base, runs, console),
+        "wide": lambda: wide.figures(_session(), base, runs, console),
         "slow": lambda: slow_consumer.figures(_session(), base, runs, console),
         "overtaking": lambda: hot_key.figures(_session(), base, runs, console),
         "functions": lambda: state_functions.figures(_session(), base, runs, divide, console),
@@ -73,7 +77,7 @@ def _groups(
 def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, results: Path) -> None:
     """Measure GROUPS, all of them if none is named.
 
-    They are: commits, deciding, reading, disk, hop, slow, overtaking, functions, state, job.
+    They are: commits, deciding, reading, disk, hop, start, wide, slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

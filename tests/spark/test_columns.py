@@ -47,7 +47,7 @@ def joined(left: DataFrame, right: DataFrame) -> DataFrame:
     ("stage", "left", "right"),
     [
         (lambda f, g: f, ALL, None),
-        (lambda f, g: f.mapInArrow(same, f.schema).select("k"), ALL, None),
+        (lambda f, g: f.select("k", "b").mapInArrow(same, "k long, b string").select("k"), "k b", None),
         (lambda f, g: f.groupBy("k").agg(F.sum("a")), "k a", None),
         (lambda f, g: f.select("*", (F.col("a") + 1).alias("z")).groupBy("k").agg(F.sum("z")), "k a", None),
         (lambda f, g: f.filter("b IS NOT NULL").select("k"), "k b", None),

@@ -1,0 +1,50 @@
+"""What the processes below this one use: the JVM, its Python workers, the planning halves of gates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def tree() -> Iterator[Path]:
+    """Iterate the directories in `/proc` of this process and of all below it."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parents[int(entry.name)] = int(_fields(entry)[1])
+    for pid in parents:
+        above = pid
+        while above and above != os.getpid():
+            above = parents.get(above, 0)
+        if above:
+            yield Path(f"/proc/{pid}")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of the tree so far, with that of children which have ended and were waited for."""
+    total = 0
+    for place in tree():
+        with suppress(OSError):
+            total += sum(map(int, _fields(place)[11:15]))
+    return total / _TICKS
+
+
+def gate_megabytes() -> list[float]:
+    """Return the proportional set size of the planning half of every gate."""
+    found = []
+    for place in tree():
+        with suppress(OSError):
+            if b"python_streaming_source_runner" in (place / "cmdline").read_bytes():
+                lines = (place / "smaps_rollup").read_text().splitlines()
+                found += [int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")]
+    return found
+
+
+def _fields(place: Path) -> list[str]:
+    """Return the fields of a `stat` file behind the name of the command, which may hold anything."""
+    return (place / "stat").read_text().rpartition(")")[2].split()
