@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from spark_abs.runtime.driver_jvm import drain_events, sleep_until_stopped
 from spark_abs.runtime.frames import Frames, build_frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl
 from spark_abs.runtime.job import Job
+from spark_abs.runtime.laps import Laps
 from spark_abs.runtime.native import NativeLog, check_native
 from spark_abs.runtime.outputs import Outputs, newest_output, open_writers
 from spark_abs.runtime.progress import LateRows
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _WELCOME_POLL_S = 0.1
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Launch:
     policy: RestartPolicy
     started: Callable[[], None]
     """Called when the coordinator is about to take over what keeps the lease until then."""
+    laps: Laps
     rebuilds: Sequence[Rebuild] = ()
     """Stages that have to repeat their batches first."""
     drain: str | None = None
@@ -127,6 +131,7 @@ def launch(given: Launch) -> Run:
         given.drafts.declared,
     )
     declared.update(frames.declared)  # from now on: these count what they drop
+    given.laps.over("channels and sinks")
 
     def restart(stage: StageDecl) -> None:
         _restart(given, stage, frames, snapshots, runners, queries, coordination)
@@ -178,6 +183,8 @@ def launch(given: Launch) -> Run:
             take = partial(_started, ctx, queries, stage.name)
             starts.append(_query_start(given, stage.name, frames, runners[stage.name], take))
         start_queries(job.spark, ctx, starts)
+        given.laps.over("queries")
+        log.info("job %s has started run %s in %s", job.name, ctx.run, given.laps)
     except Exception as error:
         run.fail(error)
         given.started()

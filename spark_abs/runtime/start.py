@@ -23,6 +23,7 @@ from spark_abs.runtime.graph import JobGraph, PlanFacts
 from spark_abs.runtime.inspection import Drafted, draft, inspect, require_ok
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import refuse_unsupported_session
+from spark_abs.runtime.laps import Laps
 from spark_abs.runtime.launch import Launch, launch
 from spark_abs.runtime.lifetime import begin, end, refuse_namesake, refuse_second
 from spark_abs.runtime.native import check_native
@@ -68,7 +69,9 @@ def start_job(
         check_savepoint_name(f"{settings.stop_savepoint}-1")
     policy = policy_of(settings)
     lend(job.spark, job.root.storage)
+    laps = Laps()
     drafted = draft(job)  # 1
+    laps.over("plans")
     graph, plans = drafted.graph, drafted.plans
     control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
     refuse_second(job, takeover, settings)
@@ -99,6 +102,7 @@ def start_job(
             control.update(lambda state: start_functions(state, ctx.run, started))
             ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
             job.probe("start.natives.after")
+            laps.over("root")
             shapes = found.job.shapes
             given = Launch(
                 job,
@@ -110,6 +114,7 @@ def start_job(
                 control,
                 policy,
                 starting.close,
+                laps,
                 rebuilds,
                 drain,
             )
