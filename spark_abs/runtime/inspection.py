@@ -92,7 +92,8 @@ def check_job(job: Job, leave: bool, *, root: Root | None = None, to: str | int 
     drafted, at = draft(job), root or job.root
     if not at.place(CONTROL).exists():
         declared = declare(job, drafted.graph, drafted.frames, drafted.plans)
-        return compare(Recorded("a new root"), declared.shapes, begin=declared.begin)
+        first = compare(Recorded("a new root"), declared.shapes, begin=declared.begin)
+        return replace(first, obstacles=tuple(_obstacles(_tables(drafted, at))))
     state = Control.open(at).state
     past = past_of(at, state)
     if to is not None:
@@ -140,14 +141,10 @@ def inspect(
         UsageError: a table has rows of another schema.
         DamageError: what is recorded cannot be read.
     """
-    obstacles = []
-    for check in _checks(drafted, past, at_checkpoint):
-        try:
-            check()
-        except AbsError as error:
-            if refuse:
-                raise
-            obstacles.append(str(error))
+    checks = _checks(drafted, past, at_checkpoint)
+    obstacles = [] if refuse else list(_obstacles(checks))
+    for check in checks if refuse else ():
+        check()
     declared = declare(
         job, drafted.graph, drafted.frames, drafted.plans
     )  # behind the checks: functions then say their past
@@ -181,7 +178,20 @@ def _checks(drafted: Drafted, past: Past, at_checkpoint: bool) -> Iterator[Calla
         for output in graph.consumed(stage.name):
             channel = channel_id(stage.name, output)
             yield partial(check_channel, root, channel, drafts.schemas[channel])
-    for sink in graph.sinks:
+    yield from _tables(drafted, root)
+
+
+def _tables(drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
+    """Iterate the checks of the tables of sinks, which may be older than the root."""
+    for sink in drafted.graph.sinks:
         if sink.table is not None:
-            schema = drafts.schemas[channel_id(sink.stage, sink.output)]
+            schema = drafted.frames.schemas[channel_id(sink.stage, sink.output)]
             yield partial(check_sink, root.storage.place(sink.table), schema)
+
+
+def _obstacles(checks: Iterator[Callable[[], object]]) -> Iterator[str]:
+    for check in checks:
+        try:
+            check()
+        except AbsError as error:
+            yield str(error)
