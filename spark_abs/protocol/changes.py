@@ -82,6 +82,8 @@ class Standing:
     first: tuple[Position | None, ...] = ()
     """Where it begins to read each source if it has finished no batch: its first one is repeated from there.
     Empty if that is where it stands."""
+    lacks: Collection[ChannelId] = ()
+    """Its channels that do not hold the batch under way, and get what its first commit names for them."""
 
     @property
     def positions(self) -> tuple[Position, ...]:

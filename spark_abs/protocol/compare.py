@@ -6,7 +6,7 @@ and carries out what comes out; `check` only shows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape, StageShape
@@ -65,7 +65,11 @@ class _Comparing:
         begin: Mapping[StageId, Begin],
         leave: bool,
     ) -> None:
-        self._recorded, self._declared, self._begin, self._leave = recorded, declared, begin, leave
+        lacking = {c for standing in recorded.standings.values() for c in standing.lacks}
+        self._recorded = replace(
+            recorded, unread=lambda position: recorded.unread(position) + (position.channel in lacking)
+        )
+        self._declared, self._begin, self._leave = declared, begin, leave
         self._reads = {s.stage: [x.name for x in s.sources if x.kind == CHANNEL] for s in declared}
         self._given_up: dict[ChannelId, dict[StageId, Position]] = {}
         for stage, standing in recorded.standings.items():
@@ -119,7 +123,7 @@ class _Comparing:
             else:
                 notes += said
         same = places == list(range(len(standing.sources)))
-        batch_reasons, ends = _batch(before, shape, standing, same)
+        batch_reasons, ends = _batch(before, shape, standing, same, self._begun() & set(standing.lacks))
         reasons += batch_reasons
         if standing.lost and not same:
             reasons.append(f"its inputs differ, and its native checkpoint is lost: {REBUILD_FIRST}")
@@ -172,7 +176,7 @@ class _Comparing:
         if standing.under_way is UnderWay.TORN:
             said = f"batch {standing.finished + 1} is under way, which some of its outputs hold: {_ONCE}"
             return StageChange(stage, Verdict.REFUSED, (said,))
-        begun = standing.finished != NO_BATCH
+        begun = standing.ended != NO_BATCH
         held = ["state"] if standing.stateful and begun else []
         held += ["positions in its sources"] if begun and None in standing.sources else []
         held += [
@@ -212,10 +216,14 @@ class _Comparing:
 
     def _taken_over(self) -> set[ChannelId]:
         """Return the channels that a stage begins to read while another one gives them up."""
+        return self._begun() & self._given_up.keys()
+
+    def _begun(self) -> set[ChannelId]:
+        """Return the channels that a stage begins to read."""
         begun: set[ChannelId] = set()
         for shape in self._declared:
             begun |= newly_read(shape, self._recorded.standings.get(shape.stage, Standing()))
-        return begun & self._given_up.keys()
+        return begun
 
     def _begins(self, stage: StageId, source: SourceShape) -> tuple[Position | None, list[str]]:
         """Return where a stage begins to read a channel and what to say of it; None if it cannot begin."""
@@ -323,10 +331,15 @@ def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> b
 
 
 def _batch(
-    before: StageShape | None, shape: StageShape, standing: Standing, same: bool
+    before: StageShape | None, shape: StageShape, standing: Standing, same: bool, begun: Collection[ChannelId]
 ) -> tuple[list[str], bool]:
-    """Say whether the batch under way has to be recorded as finished, or why it stands in the way."""
+    """Say whether the batch under way has to be recorded as finished, or why it stands in the way.
+
+    `begun` are channels that lack it and that another stage begins to read: behind it, as all its outputs.
+    """
     changed = not same or (before is not None and not _same_outputs(before, shape))
+    differ = "its inputs or outputs differ" if changed else f"{_listed(sorted(begun))} gets a new reader"
+    changed = changed or bool(begun)
     if not changed or standing.under_way is UnderWay.NOTHING:
         return [], False
     if standing.under_way is UnderWay.PLANNED and not standing.calls_functions:
@@ -340,7 +353,7 @@ def _batch(
         UnderWay.TORN: "some of its outputs hold",
         UnderWay.NAMED: "some of its outputs hold",
     }[standing.under_way]
-    return [f"its inputs or outputs differ while batch {number} is under way, which {what}: {_ONCE}"], False
+    return [f"{differ} while batch {number} is under way, which {what}: {_ONCE}"], False
 
 
 def _same_outputs(before: StageShape, shape: StageShape) -> bool:

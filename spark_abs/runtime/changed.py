@@ -55,27 +55,18 @@ def fence_recorded(
     ctx.probe("change.fence.after")
 
 
-def carry_out(
-    ctx: RunContext,
-    control: Control,
-    comparison: Comparison,
-    declared: Declared,
-    session: Callable[[], SparkSession],
-) -> RunContext:
-    """Make the stages go on as the comparison says, and record the declared job; returns the new context.
-
-    1. Bring batches to all their outputs, and end them.  2. Write native checkpoints with rearranged sources
-    into new directories.  3. Record directories, first positions and shapes: one commit.
+def end_batches(
+    ctx: RunContext, control: Control, comparison: Comparison, session: Callable[[], SparkSession]
+) -> bool:
+    """Bring batches to all their outputs, and end them; whether there was one. Then compare again.
 
     Raises:
         Fenced: somebody has taken over.
-        DamageError: a native checkpoint cannot be read, or files that were named are gone.
+        DamageError: files that were named are gone.
         Refused: a table is gone that lacks a batch.
     """
-    breath = partial(Breath(ctx.root, control), ctx.run)
-    attempt = control.state.attempt
     for change in comparison.stages:
-        if change.ends_batch:  # 1
+        if change.ends_batch:
             native = ctx.native(change.stage)
             ctx.probe(f"change.{change.stage}.finish.before")
             done = complete_batch(ctx, change.stage, control.state.sinks, session)
@@ -86,14 +77,29 @@ def carry_out(
                 )
             finish_batch(native, NativeLog(native).newest_planned())
             ctx.probe(f"change.{change.stage}.finish.after")
-    moved = [  # 2
+    return any(change.ends_batch for change in comparison.stages)
+
+
+def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declared: Declared) -> RunContext:
+    """Make the stages go on as the comparison says, and record the declared job; returns the new context.
+
+    1. Write native checkpoints with rearranged sources into new directories.  2. Record directories, first
+    positions and shapes: one commit.
+
+    Raises:
+        Fenced: somebody has taken over.
+        DamageError: a native checkpoint cannot be read.
+    """
+    breath = partial(Breath(ctx.root, control), ctx.run)
+    attempt = control.state.attempt
+    moved = [  # 1
         _rearranged(ctx, attempt, change.stage, change.layout.sources, breath)
         for change in comparison.stages
         if change.layout is not None
     ]
     ctx.probe("change.record.before")
     shapes = tuple(replace(s, outputs=dict.fromkeys(s.outputs, "")) for s in declared.shapes)
-    state = control.update(lambda state: record_change(state, ctx.run, shapes, moved, comparison))  # 3
+    state = control.update(lambda state: record_change(state, ctx.run, shapes, moved, comparison))  # 2
     ctx.probe("change.record.after")
     return replace(ctx, directories=state.attempt.directories, starts=state.attempt.first_positions)
 

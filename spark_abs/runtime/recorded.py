@@ -196,6 +196,7 @@ class Knowledge:
             way,
             stateful=native.below("state").exists(),
             calls_functions=bool(shape.sinks.keys() - self._tables(shape).keys()),
+            lacks=self._lacking(shape, planned) if way is UnderWay.NAMED else (),
             first=self._sources(shape, text, False) if finished == NO_BATCH else (),
         )
 
@@ -239,6 +240,12 @@ class Knowledge:
             yield place, app_id(job, shape.stage, output, attempt.id)
         for sink, table in self._tables(shape).items():
             yield self._root.storage.place(table), self._state.writer(attempt, shape.stage, sink).app
+
+    def _lacking(self, shape: StageShape, batch: BatchId) -> tuple[ChannelId, ...]:
+        """Return the channels of a stage that do not hold a batch."""
+        channels = [channel_id(shape.stage, output) for output in shape.channels]
+        held = self._held(shape)[: len(channels)]
+        return tuple(c for c, newest in zip(channels, held, strict=True) if newest is None or newest < batch)
 
     def _named(self, shape: StageShape, batch: BatchId) -> bool:
         """Say whether a commit of a batch names the files of all its outputs."""

@@ -16,7 +16,7 @@ from spark_abs.protocol.attempts import start_functions
 from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.restore.target import check_savepoint_name
-from spark_abs.runtime.changed import carry_out, fence_recorded
+from spark_abs.runtime.changed import carry_out, end_batches, fence_recorded
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.driver_jvm import hush
 from spark_abs.runtime.graph import JobGraph, PlanFacts
@@ -96,7 +96,9 @@ def start_job(
             if comparison.rests_on_outputs:
                 fence_recorded(ctx, found.knowledge, found.job, lambda: job.spark)
                 comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
-            ctx = carry_out(ctx, control, comparison, found.job, lambda: job.spark)
+            if end_batches(ctx, control, comparison, lambda: job.spark):  # its rows are in channels now
+                comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
+            ctx = carry_out(ctx, control, comparison, found.job)
             lost = _lost_natives(ctx, graph, past.manifest)
             started = check_functions(past, drafted.frames, plans, lost)
             control.update(lambda state: start_functions(state, ctx.run, started))

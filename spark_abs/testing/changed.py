@@ -53,6 +53,8 @@ class ChangingDriver(Driver):
                 storage.finish(change)
                 self.seen["batches ended"] += 1
                 yield
+        if any(change.ends_batch for change in comparison.stages):
+            comparison = self._compared()
         moved = {
             change.stage: storage.rearranged(change.stage, change.layout.sources)
             for change in comparison.stages

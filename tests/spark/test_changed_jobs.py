@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import spark_abs
 from spark_abs.cli.main import main
-from spark_abs.errors import Refused
+from spark_abs.errors import AbsError, Refused
 from spark_abs.restore.apply import restore
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.specs import Output
@@ -165,6 +165,32 @@ def test_a_stage_that_reads_another_output_begins_there(numbers: Numbers) -> Non
     restore(numbers.root, 1)
     numbers.run(rewired("main"))
     numbers.exact("u", "a")
+
+
+def test_new_readers_of_two_outputs_begin_behind_one_batch(numbers: Numbers) -> None:
+    def read(*readers: str) -> Declare:
+        def declare(numbers: Numbers, job: Job) -> None:
+            source = numbers.source(job, "a", outputs={"same": lambda frame: frame})
+            outputs = {"main": source, "same": source["same"]}  # type: ignore[index]
+            for name in ("main", "same", *readers):
+                output = outputs[name.removeprefix("new-")]
+                numbers.sink(job, name, job.stage(name, [output], lambda frame: frame))
+
+        return declare
+
+    def kill(point: str) -> None:
+        if point == "batch.a.commit-main.after":
+            raise RuntimeError(point)
+
+    numbers.write("a", 2)
+    numbers.run(read())
+    numbers.write("a", 2)
+    with pytest.raises(AbsError, match="commit-main"):
+        numbers.start(numbers.job(read(), probe=kill), available_now=True).await_termination()
+    numbers.run(read("new-main", "new-same"))
+    for table in ("main", "same"):
+        numbers.exact(table, "a")
+        assert numbers.rows(f"new-{table}") == numbers.written["a"][3:]
 
 
 def test_stages_are_put_between_and_taken_out(numbers: Numbers) -> None:

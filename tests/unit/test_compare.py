@@ -308,6 +308,42 @@ def test_a_batch_under_way_is_settled_before_inputs_or_outputs_change(
     assert compare(seen, (A, outputs)).ok, "an unchanged stage repeats it"
 
 
+def _half_committed(**more: Any) -> Recorded:
+    """Batch 5 of `a` is in `a.main`, and its first commit names what `a.late` is to get; `b` reads that."""
+    a = shape("a", FILES, channels={"main": "", "late": ""}, outputs={"main": "{}", "late": "{}"})
+    half = standing(None, under_way=UnderWay.NAMED, lacks=[ChannelId("a.late")], **more)
+    stands = {StageId("a"): half, StageId("b"): standing(at("a.late", 7))}
+    return Recorded(
+        "the last run",
+        (a, shape("b", reading("a.late"))),
+        stands,
+        ends={ChannelId("a.main"): Version(9), ChannelId("a.late"): Version(7)},
+    )
+
+
+def test_a_channel_is_not_given_up_before_a_batch_that_it_gets_yet() -> None:
+    seen = _half_committed()
+    a = seen.shapes[0]
+    for now in ((a, shape("b", reading("a.main"))), (a,)):
+        found = compare(seen, now)
+        assert of(found, "b").verdict is Verdict.REFUSED, found
+        assert "1 " in of(found, "b").notes[0]
+        assert compare(seen, now, leave=True).ok
+    assert compare(seen, seen.shapes).ok
+    taken = compare(seen, (a, shape("b", reading("c.main")), shape("c", reading("a.late"))))
+    assert starts(taken, "c") == {"a.late": 7}
+
+
+def test_a_batch_is_brought_to_a_channel_before_another_stage_begins_behind_it() -> None:
+    seen = _half_committed()
+    now = (*seen.shapes, shape("c", reading("a.late")))
+    assert of(compare(seen, now), "a").ends_batch
+    assert not of(compare(seen, (*seen.shapes, shape("c", reading("a.main")))), "a").ends_batch
+    refused = of(compare(_half_committed(stateful=True), now), "a")
+    assert refused.verdict is Verdict.REFUSED
+    assert refused.notes[0].startswith("a.late gets a new reader while batch 5 is under way")
+
+
 def test_a_sink_under_another_name_is_the_same_sink() -> None:
     before = replace(B, sinks={"out": "main"}, tables={"out": "/t"})
     renamed = replace(B, sinks={"rows": "main"}, tables={"rows": "/t"})
