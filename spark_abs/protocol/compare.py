@@ -6,6 +6,7 @@ and carries out what comes out; `check` only shows it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ REBUILD_FIRST = (
 )
 _UNNAMED = "native"
 """The kind of a native source that an earlier version recorded without a name."""
+_SEED = re.compile(r"\b(randn?)\(-?\d+L?\)")
+"""Spark gives `rand()` another seed with each analysis."""
 _LEAVE = "start with allow_non_restored_state=True"
 _ONCE = "start the job once as it was: it ends that batch; stop it, then change it"
 
@@ -315,9 +318,15 @@ def _state_reasons(before: StageShape | None, shape: StageShape, standing: Stand
 def _fits(before: Sequence[OperatorShape], now: Sequence[OperatorShape]) -> bool:
     if [o.name for o in before] != [o.name for o in now]:
         return False
-    if any(one.parts not in ((), other.parts) for one, other in zip(before, now, strict=True)):
+    known, given = ([_unseeded(o.parts) for o in operators] for operators in (before, now))
+    if any(one not in ((), other) for one, other in zip(known, given, strict=True)):
         return False
     return not any(_crossed(one.sides, other.sides) for one, other in zip(before, now, strict=True))
+
+
+def _unseeded(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return the parts of an operator without the seeds of random columns: a salt stays a salt."""
+    return tuple(_SEED.sub(r"\1()", part) for part in parts)
 
 
 def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> bool:

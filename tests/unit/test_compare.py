@@ -344,6 +344,16 @@ def test_a_batch_is_brought_to_a_channel_before_another_stage_begins_behind_it()
     assert refused.notes[0].startswith("a.late gets a new reader while batch 5 is under way")
 
 
+def test_a_salt_that_spark_seeds_anew_is_the_same_key() -> None:
+    def salted(seed: int, by: int = 4) -> StageShape:
+        keys = f"by salt int = CAST((rand({seed}L) * CAST({by} AS DOUBLE)) AS INT)"
+        return shape("b", reading("a.main"), operators=(OperatorShape("Aggregate", (keys, "count(1)")),))
+
+    seen = replace(SEEN, shapes=(A, salted(-5049857701359653630)))
+    assert compare(seen, (A, salted(7))).ok
+    assert not compare(seen, (A, salted(7, by=5))).ok
+
+
 def test_a_sink_under_another_name_is_the_same_sink() -> None:
     before = replace(B, sinks={"out": "main"}, tables={"out": "/t"})
     renamed = replace(B, sinks={"rows": "main"}, tables={"rows": "/t"})
