@@ -16,7 +16,6 @@ from spark_abs.protocol.compare import compare
 from spark_abs.restore.target import resolve
 from spark_abs.runtime.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph, PlanFacts
-from spark_abs.runtime.in_flight import require_readers
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.recorded import Declared, Knowledge, declare
 from spark_abs.runtime.restored import Past, check_functions, check_restored, past_of
@@ -172,8 +171,6 @@ def _checks(drafted: Drafted, past: Past, at_checkpoint: bool) -> Iterator[Calla
         yield partial(check_restored, past, drafts, drafted.plans)
     else:
         yield partial(check_functions, past, drafts, drafted.plans)
-        if past.manifest is not None:
-            yield partial(require_readers, root, graph, past.control, past.manifest)
     for stage in graph.stages:
         for output in graph.consumed(stage.name):
             channel = channel_id(stage.name, output)

@@ -11,7 +11,7 @@ from spark_abs.channels.entries import EntryNote, entry_of
 from spark_abs.channels.entries import note_of as entry_note
 from spark_abs.channels.follow import follow
 from spark_abs.channels.trim import earliest
-from spark_abs.manifest import CHANNEL, Manifest, StageShape, StageSnapshot
+from spark_abs.manifest import CHANNEL, Manifest, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import (
     NO_BATCH,
     BatchId,
@@ -211,7 +211,7 @@ class Knowledge:
         if text is None:
             return tuple(
                 self._start(shape.stage, ChannelId(s.name), s.feedback) if s.kind == CHANNEL else None
-                for s in shape.sources
+                for s in shape.sources or [SourceShape(CHANNEL, channel) for channel in shape.inputs]
             )
         found = []
         for offset in source_offsets(text):

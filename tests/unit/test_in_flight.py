@@ -13,20 +13,26 @@ import pytest
 from spark_abs.channels.in_flight import bytes_in_flight
 from spark_abs.codec import to_json
 from spark_abs.errors import DamageError, Refused
-from spark_abs.manifest import InFlight, Manifest
-from spark_abs.model import CheckpointId, CheckpointMode, RunId, StageId, Version
+from spark_abs.manifest import CHANNEL as CHANNEL_KIND
+from spark_abs.manifest import InFlight, Manifest, SourceShape, StageShape
+from spark_abs.model import CheckpointId, CheckpointMode, Position, RunId, StageId, Version
 from spark_abs.protocol import control as ledger
+from spark_abs.protocol.changes import Comparison
 from spark_abs.protocol.path import channel_path
 from spark_abs.restore.apply import restore
-from spark_abs.runtime.graph import JobGraph, StageDecl
-from spark_abs.runtime.in_flight import require_readers
+from spark_abs.runtime.inspection import require_ok
 from spark_abs.runtime.journal import Journal
+from spark_abs.runtime.recorded import Declared, Knowledge
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent
-from tests.root_support import CHANNEL, SmallJob
+from tests.root_support import CHANNEL, SmallJob, offsets_of
 
 A, B, C = StageId("a"), StageId("b"), StageId("c")
 AFTER = Version(2)
+
+
+def offsets_at(position: Position) -> str:
+    return "\n".join(["v1", "{}", to_json(position)])
 
 
 class Flown:
@@ -42,9 +48,13 @@ class Flown:
         whole = self.job.manifest(self.barrier, version)
         (position,) = whole.stages[1].positions
         short = replace(position, version=AFTER, at_barrier=False, epoch=CheckpointId(0))
+        a, b = whole.stages
         self.manifest = replace(
             whole,
-            stages=(whole.stages[0], replace(whole.stages[1], positions=(short,))),
+            stages=(
+                replace(a, offsets=offsets_of("a", a.cut_batch)),
+                replace(b, positions=(short,), offsets=offsets_at(short)),
+            ),
             mode=CheckpointMode.UNALIGNED,
         )
         assert self.job.checkpoints.complete(self.manifest)
@@ -62,21 +72,18 @@ class Flown:
     def size(self) -> int:
         return sum(f.stat().st_size for version in (3, 4) for f in self.files(version))
 
-    def require_readers(self, *stages: StageDecl, read: int | None = None) -> None:
-        """Start the job with these stages; the native checkpoint of `b` says that it has read so far."""
-        if read is not None:
-            self.plan(read)
-        graph = JobGraph((StageDecl(A, (), has_native=True), *stages), ())
-        require_readers(self.job.root, graph, self.job.state, self.manifest)
+    def compare(self, *stages: StageShape, restored: bool = True) -> Comparison:
+        """Compare the job with these stages behind `a`, as restored or as its native checkpoints are."""
+        a = replace(self.manifest.graph[0], sources=(SourceShape("json", "/in"),))
+        known = Knowledge(self.job.root, self.job.state, self.manifest, at_checkpoint=restored)
+        return known.compare(Declared((a, *stages), {}), leave=False)
 
     def plan(self, read: int) -> None:
         (position,) = self.manifest.stages[1].positions
         native = Path(self.job.root.native("native", self.job.state.attempt.id, B).path)
         for directory in ("offsets", "commits"):
             (native / directory).mkdir(parents=True, exist_ok=True)
-        (native / "offsets" / "9").write_text(
-            "\n".join(["v1", "{}", to_json(replace(position, version=Version(read)))])
-        )
+        (native / "offsets" / "9").write_text(offsets_at(replace(position, version=Version(read))))
         (native / "commits" / "9").write_text("v1\n{}")
 
 
@@ -138,18 +145,34 @@ def test_a_checkpoint_whose_data_in_flight_is_gone_is_not_restored(
     assert flown.job.state.attempt.id == 1
 
 
+def reading(stage: StageId, *channels: str) -> StageShape:
+    return StageShape(
+        stage, channels, {}, {}, {}, sources=tuple(SourceShape(CHANNEL_KIND, c) for c in channels)
+    )
+
+
 def test_a_stage_that_reads_what_is_in_flight_may_be_changed_in_all_else(flown: Flown) -> None:
-    flown.require_readers(StageDecl(B, (CHANNEL,)), StageDecl(C, (CHANNEL,)))
+    assert flown.compare(reading(B, CHANNEL), reading(C, CHANNEL)).ok
 
 
 def test_a_job_without_the_stage_to_which_rows_are_in_flight_is_refused(flown: Flown) -> None:
-    for stages in ((), (StageDecl(B, (), has_native=True),), (StageDecl(C, (CHANNEL,)),)):
-        with pytest.raises(Refused, match=r"entries 3 to 5 of channel a\.main in flight to stage 'b'"):
-            flown.require_readers(*stages)
+    for stages in ((), (reading(B),)):
+        with pytest.raises(Refused, match=r"2 (unread )?entries of (it|channel a\.main)"):
+            require_ok(flown.compare(*stages))
+
+
+def test_another_stage_takes_over_what_is_in_flight(flown: Flown) -> None:
+    """One in its place, or one before it."""
+    for stages in ((reading(C, CHANNEL),), (reading(B, "c.main"), reading(C, CHANNEL))):
+        found = require_ok(flown.compare(*stages))
+        (new,) = [s for s in found.stages if s.stage == C]
+        assert [start.position.version for start in new.starts] == [AFTER]
 
 
 def test_once_the_stage_has_read_them_it_may_go(flown: Flown) -> None:
     """Entry 5 holds the barrier and no rows."""
-    flown.require_readers(read=4)
-    with pytest.raises(Refused, match="entries 4 to 5"):
-        flown.require_readers(read=3)
+    flown.plan(read=4)
+    assert flown.compare(restored=False).ok
+    flown.plan(read=3)
+    with pytest.raises(Refused, match=r"1 unread entries of channel a\.main"):
+        require_ok(flown.compare(restored=False))
