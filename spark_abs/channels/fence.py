@@ -24,6 +24,11 @@ def require_current(table: Table, job: str, run: RunId, app: str) -> None:
     """
     table.require_unfenced(app)
     newest = table.transaction(run_app_id(job))
+    if newest == FENCED:
+        raise Fenced(
+            f"{table.uri} was taken over by another root: {job} writes nothing more to it; give its sink "
+            "another table, or declare the job without that sink"
+        )
     if newest is not None and newest > run:
         raise Fenced(
             f"run {run} of {job} was replaced by run {newest}: it writes nothing more to {table.uri}"
