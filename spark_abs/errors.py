@@ -93,6 +93,10 @@ class Fenced(AbsError):
     """This run or attempt was replaced by a newer one: stop and write nothing."""
 
 
+class TakenOver(Fenced):
+    """Another root has taken a table over: nothing of this root gets there any more."""
+
+
 class CommitConflict(AbsError):
     """Another commit took the version; read again and decide again."""
 

@@ -6,7 +6,7 @@ whoever decides by what was read and commits right behind it cannot miss it; RES
 
 from __future__ import annotations
 
-from spark_abs.errors import Fenced
+from spark_abs.errors import Fenced, TakenOver
 from spark_abs.model import FENCED, AttemptId, RunId, StageId, app_id, barrier_app_id, run_app_id
 from spark_abs.store.table import Commit, Table
 
@@ -21,11 +21,12 @@ def require_current(table: Table, job: str, run: RunId, app: str) -> None:
 
     Raises:
         Fenced: one was.
+        TakenOver: another root has taken the table over.
     """
     table.require_unfenced(app)
     newest = table.transaction(run_app_id(job))
     if newest == FENCED:
-        raise Fenced(
+        raise TakenOver(
             f"{table.uri} was taken over by another root: {job} writes nothing more to it; give its sink "
             "another table, or declare the job without that sink"
         )

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.fence import fence_run
-from spark_abs.errors import Refused
+from spark_abs.errors import Refused, TakenOver
 from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.attempts import record_change
@@ -50,7 +50,7 @@ def fence_recorded(
             with suppress(FileNotFoundError):
                 fence_run(Table.open(place), ctx.job, ctx.run, app_id(ctx.job, stage, output, ctx.attempt))
         for sink, table in tables.items():
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, TakenOver):  # none of ours gets there any more
                 DeltaSink(ctx.root, table, ctx.writer(stage, sink), ctx.run, session).begin()
     ctx.probe("change.fence.after")
 

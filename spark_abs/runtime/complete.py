@@ -15,6 +15,7 @@ from pyarrow import fs
 from spark_abs.channels.entries import EntryNote
 from spark_abs.channels.staged import Files, find_staged
 from spark_abs.channels.writer import ChannelWriter
+from spark_abs.errors import TakenOver
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol.control import AttachedSink
 from spark_abs.protocol.evaluation import Consumer, missing
@@ -50,7 +51,7 @@ def complete_batch(
 
     Call it when the run has begun and no query of the stage runs; older runs are fenced on all its tables.
     Which outputs there were says the batch's own first commit, not the job as it is declared now. Sink
-    functions are not called.
+    functions are not called; a table that another root has taken over is left out.
 
     Args:
         ctx: the run.
@@ -65,8 +66,12 @@ def complete_batch(
     channels = {ctx.root.channel(w.channel): w for w in _channels(ctx, stage)}
     sinks = _sinks(ctx, stage, attached, session)
     takers: dict[str, ChannelWriter | DeltaSink] = {**channels, **sinks}
-    for taker in takers.values():
-        taker.begin()
+    taken_over = set()
+    for table, taker in takers.items():
+        try:
+            taker.begin()
+        except TakenOver:
+            taken_over.add(table)
         taker.refresh()
     last = {table: taker.last_batch() for table, taker in takers.items()}
     batch = max(last.values(), default=NO_BATCH)
@@ -75,14 +80,15 @@ def complete_batch(
     notes = (takers[table].note_of_batch(batch) for table in takers if last[table] == batch)
     first = next((note for note in notes if note is not None and note.evaluated), None)
     if first is None:
-        return Completion(batch, torn=tuple(table for table in takers if last[table] < batch))
+        lack = (table for table in takers if table not in taken_over and last[table] < batch)
+        return Completion(batch, torn=tuple(lack))
     lacking = [
         Consumer(staged.output, staged.table, plain=staged.table not in sinks or sinks[staged.table].plain)
         for staged in first.evaluated
-        if staged.table and last.get(staged.table, NO_BATCH) < batch
+        if staged.table not in ("", *taken_over) and last.get(staged.table, NO_BATCH) < batch
     ]
     how = missing([consumer for consumer in lacking if consumer.table in takers], first.evaluated)
-    torn = [consumer.table for consumer in lacking if consumer.table not in takers]
+    gone = tuple(consumer.table for consumer in lacking if consumer.table not in takers)
     completed = []
     for table, staged in {**how.own, **how.lent}.items():
         files = find_staged(ctx.root, staged, ctx.attempt, batch)
@@ -91,7 +97,7 @@ def complete_batch(
             files = taker.copy_files(files, batch)
         if _commit(taker, files, batch, first):
             completed.append(table)
-    return Completion(batch, tuple(completed), tuple(torn))
+    return Completion(batch, tuple(completed), gone)
 
 
 def _commit(

@@ -15,7 +15,17 @@ from spark_abs.channels.trim import trim
 from spark_abs.channels.writer import ChannelWriter, create_channel
 from spark_abs.config import Settings
 from spark_abs.errors import DamageError
-from spark_abs.model import NO_BATCH, NO_EPOCH, AttemptId, BatchId, ChannelId, RunId, StageId, Version
+from spark_abs.model import (
+    NO_BATCH,
+    NO_EPOCH,
+    AttemptId,
+    BatchId,
+    ChannelId,
+    RunId,
+    SinkWriter,
+    StageId,
+    Version,
+)
 from spark_abs.protocol.control import AttachedSink
 from spark_abs.runtime.complete import Completion, complete_batch
 from spark_abs.runtime.context import RunContext
@@ -127,6 +137,19 @@ def test_nothing_is_completed_where_nothing_is_torn(torn: Torn) -> None:
     torn.batch(1, 2, commits=1)
     torn.start(run=2, attempt=2)
     assert torn.complete() == Completion(NO_BATCH)
+
+
+@pytest.mark.parametrize("table", [0, 1])
+def test_a_table_that_another_root_has_taken_over_is_left_out(torn: Torn, table: int) -> None:
+    """Whether it holds the batch or lacks it: the other tables get it."""
+    torn.batch(0, 1)
+    torn.batch(1, 2, commits=3)
+    other = SinkWriter("other", "", StageId("b"), "out", AttemptId(1))
+    DeltaSink(torn.root, torn.lake[table], other, RunId(1), no_session).begin(take_over=True)
+    done = torn.complete()
+    assert (done.batch, done.torn) == (1, ())
+    assert done.completed == ((torn.lake[1],) if table == 0 else ())
+    assert torn.rows() == [[1, 2], [1, 2], [1, 2], [1, 2] if table == 0 else [1]]
 
 
 def test_files_that_somebody_has_deleted_are_missed(torn: Torn) -> None:
