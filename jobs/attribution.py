@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import yaml
@@ -123,7 +123,12 @@ def declare(spark: SparkSession, config: Config) -> spark_abs.Job:
 @click.option("--takeover", is_flag=True, help="Replace a run that is alive.")
 @click.option("--restart", type=click.Choice(["native", "checkpoint"]), default="native", show_default=True)
 def main(
-    path: Path, base: str, master: str | None, available_now: bool, takeover: bool, restart: str
+    path: Path,
+    base: str,
+    master: str | None,
+    available_now: bool,
+    takeover: bool,
+    restart: Literal["native", "checkpoint"],
 ) -> None:
     """Run the attribution job until it is stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -9,63 +9,151 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_abs.errors import AbsError
-    from spark_abs.observe.state import state
-    from spark_abs.restore.apply import restore
-    from spark_abs.restore.edit import Edit, edit
-    from spark_abs.restore.forget import forget
-    from spark_abs.restore.read import read
-    from spark_abs.runtime.context import Current, current
-    from spark_abs.runtime.job import Job
-    from spark_abs.runtime.run import Run
-    from spark_abs.runtime.specs import Output, Stage
-    from spark_abs.runtime.wrapped import checkpoint_location, foreach_batch
-    from spark_abs.session import configure, spark_session
-    from spark_abs.state.batches import GroupAnswer, GroupBatch
+    from spark_abs.errors import (
+        AbsError,
+        AttemptNotReady,
+        CheckpointNotFound,
+        CheckpointPending,
+        CheckpointsFailed,
+        CommitConflict,
+        CommitStateUnknown,
+        ConfigError,
+        DamageError,
+        Fenced,
+        GraphError,
+        Refused,
+        RootNotFound,
+        RunAlive,
+        StageFailed,
+        StateFunctionFailed,
+        StoreFailed,
+        UsageError,
+    )
+    from spark_abs.handle.functions import (
+        edit,
+        forget,
+        read,
+        restore,
+        state,
+    )
+    from spark_abs.handle.job_root import (
+        JobRoot,
+        open,  # noqa: A004
+    )
+    from spark_abs.restore.edit import (
+        Edit,
+    )
+    from spark_abs.runtime.context import (
+        Current,
+        current,
+    )
+    from spark_abs.runtime.job import (
+        Job,
+    )
+    from spark_abs.runtime.location import (
+        checkpoint_location,
+    )
+    from spark_abs.runtime.run import (
+        Run,
+    )
+    from spark_abs.runtime.specs import (
+        Output,
+        Stage,
+    )
+    from spark_abs.runtime.wrapped import (
+        foreach_batch,
+    )
+    from spark_abs.session import (
+        configure,
+        spark_session,
+    )
+    from spark_abs.state.batches import (
+        GroupAnswer,
+        GroupBatch,
+    )
     from spark_abs.state.functions import (
         flat_map_groups_with_state,
         map_batches_with_state,
         map_groups_with_state,
     )
-    from spark_abs.state.per_key import GroupState
+    from spark_abs.state.per_key import (
+        GroupState,
+    )
 
 _HOMES = {
     "AbsError": "spark_abs.errors",
+    "AttemptNotReady": "spark_abs.errors",
+    "CheckpointNotFound": "spark_abs.errors",
+    "CheckpointPending": "spark_abs.errors",
+    "CheckpointsFailed": "spark_abs.errors",
+    "CommitConflict": "spark_abs.errors",
+    "CommitStateUnknown": "spark_abs.errors",
+    "ConfigError": "spark_abs.errors",
     "Current": "spark_abs.runtime.context",
+    "DamageError": "spark_abs.errors",
     "Edit": "spark_abs.restore.edit",
+    "Fenced": "spark_abs.errors",
+    "GraphError": "spark_abs.errors",
     "GroupAnswer": "spark_abs.state.batches",
     "GroupBatch": "spark_abs.state.batches",
     "GroupState": "spark_abs.state.per_key",
     "Job": "spark_abs.runtime.job",
-    "Output": "spark_abs.runtime.job",
+    "JobRoot": "spark_abs.handle.job_root",
+    "Output": "spark_abs.runtime.specs",
+    "Refused": "spark_abs.errors",
+    "RootNotFound": "spark_abs.errors",
     "Run": "spark_abs.runtime.run",
-    "Stage": "spark_abs.runtime.job",
-    "checkpoint_location": "spark_abs.runtime.wrapped",
+    "RunAlive": "spark_abs.errors",
+    "Stage": "spark_abs.runtime.specs",
+    "StageFailed": "spark_abs.errors",
+    "StateFunctionFailed": "spark_abs.errors",
+    "StoreFailed": "spark_abs.errors",
+    "UsageError": "spark_abs.errors",
+    "checkpoint_location": "spark_abs.runtime.location",
     "configure": "spark_abs.session",
     "current": "spark_abs.runtime.context",
-    "edit": "spark_abs.restore.edit",
+    "edit": "spark_abs.handle.functions",
     "flat_map_groups_with_state": "spark_abs.state.functions",
     "foreach_batch": "spark_abs.runtime.wrapped",
-    "forget": "spark_abs.restore.forget",
+    "forget": "spark_abs.handle.functions",
     "map_batches_with_state": "spark_abs.state.functions",
     "map_groups_with_state": "spark_abs.state.functions",
-    "read": "spark_abs.restore.read",
-    "restore": "spark_abs.restore.apply",
+    "open": "spark_abs.handle.job_root",
+    "read": "spark_abs.handle.functions",
+    "restore": "spark_abs.handle.functions",
     "spark_session": "spark_abs.session",
-    "state": "spark_abs.observe.state",
+    "state": "spark_abs.handle.functions",
 }
 
 __all__ = [
     "AbsError",
+    "AttemptNotReady",
+    "CheckpointNotFound",
+    "CheckpointPending",
+    "CheckpointsFailed",
+    "CommitConflict",
+    "CommitStateUnknown",
+    "ConfigError",
     "Current",
+    "DamageError",
     "Edit",
+    "Fenced",
+    "GraphError",
     "GroupAnswer",
     "GroupBatch",
     "GroupState",
     "Job",
+    "JobRoot",
     "Output",
+    "Refused",
+    "RootNotFound",
     "Run",
+    "RunAlive",
     "Stage",
+    "StageFailed",
+    "StateFunctionFailed",
+    "StoreFailed",
+    "UsageError",
     "checkpoint_location",
     "configure",
     "current",
@@ -75,6 +163,7 @@ __all__ = [
     "forget",
     "map_batches_with_state",
     "map_groups_with_state",
+    "open",
     "read",
     "restore",
     "spark_session",

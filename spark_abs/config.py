@@ -14,7 +14,7 @@ from typing import Any
 
 from spark_abs.errors import ConfigError
 from spark_abs.model import CheckpointMode
-from spark_abs.quantities import duration_ms, duration_or_auto, duration_or_off, written
+from spark_abs.quantities import duration_or_off, written
 from spark_abs.settings_table import (
     ENVIRONMENT_PREFIX,
     SETTINGS,
@@ -34,13 +34,13 @@ class Settings:
     timeout_ms: int
     max_concurrent: int
     alignment_limit: int | None
-    """Bytes; None: no bound."""
+    """Bytes; None: unlimited."""
     mode: CheckpointMode
     aligned_timeout_ms: int | None
     """None: what begins aligned stays so."""
     synchronous: bool
     tolerable_failures: int | None
-    """None: any number."""
+    """None: unlimited."""
     num_retained: int
     max_bytes_per_batch: int
     max_entries_per_batch: int
@@ -48,7 +48,7 @@ class Settings:
     poll_interval_ms: int | None
     """None: what suits the store."""
     capacity_bytes: int | None
-    """None: any."""
+    """None: unlimited."""
     capacity_entries: int | None
     lease_timeout_ms: int
     require_root: bool
@@ -58,7 +58,7 @@ class Settings:
     restart_strategy: RestartStrategy
     restart_delay_ms: int
     restart_attempts: int | None
-    """None: any number."""
+    """None: unlimited."""
     restart_max_delay_ms: int
     restart_multiplier: float
     restart_jitter: float
@@ -147,7 +147,7 @@ def shown(setting: Setting, value: object) -> str:
     """Write a value as one would give it."""
     if value is None and setting.read is duration_or_off:
         return "off"
-    if isinstance(value, int) and setting.read in (duration_ms, duration_or_auto, duration_or_off):
+    if isinstance(value, int) and setting.timed:
         return written(value)
     return str(value)
 

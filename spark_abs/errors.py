@@ -14,6 +14,7 @@ AbsError                      exit code 1
 │   ├── RunAlive              another run of the job is alive
 │   ├── AttemptNotReady       a restore was begun and not finished
 │   └── CheckpointNotFound    no such checkpoint or savepoint on this root
+├── CheckpointPending         exit code 4: no answer in time; it may still complete
 ├── StageStopped              a batch that must not begin: its stage is being stopped in order
 ├── CaptureIncomplete         files of a cut are missing: the stage declines the checkpoint
 ├── StaleCapture              a captured file was replaced before it was copied; capture again
@@ -87,6 +88,12 @@ class AttemptNotReady(Refused):
 
 class CheckpointNotFound(Refused):
     """No such checkpoint or savepoint on this root."""
+
+
+class CheckpointPending(AbsError):
+    """A checkpoint or savepoint was asked for and there is no answer in time: it may still complete."""
+
+    exit_code = 4
 
 
 class Fenced(AbsError):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import NewType
+from typing import Literal, NewType
 
 from spark_abs.codec import from_plain, to_json
 from spark_abs.errors import DamageError, UsageError
@@ -30,6 +30,9 @@ NO_TABLE = Version(-1)
 """What is recorded of a table that a function writes by itself, where it was not there yet."""
 FENCED = 2**62
 """The transaction version that burns an application id for good."""
+
+OutputMode = Literal["append", "update"]
+ProviderName = Literal["rocksdb", "hdfs"]
 
 MAIN_OUTPUT = "main"
 FORMAT = 1

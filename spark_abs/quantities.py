@@ -1,9 +1,17 @@
-"""How values of settings are written: durations, sizes, numbers, and words such as `any` and `off`."""
+"""How values of settings are written: durations, sizes, numbers, choices, and words such as `unlimited`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+E = TypeVar("E", bound=StrEnum)
+
+UNLIMITED = "unlimited"
+"""How a limit is written that there is not to be."""
 
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BYTES = {"b": 1, "kb": 1024, "mb": 1024**2, "gb": 1024**3}
@@ -20,14 +28,13 @@ def duration_ms(value: object) -> int:
 
 def duration_or_auto(value: object) -> int | None:
     """Read a duration as `duration_ms`, or `auto` as None: what suits the place."""
-    return None if isinstance(value, str) and value.strip().lower() == "auto" else duration_ms(value)
+    return None if _is(value, "auto") else duration_ms(value)
 
 
 def duration_or_off(value: object) -> int | None:
     """Read a duration as `duration_ms`, or `off` as None."""
     # YAML 1.1 reads an unquoted `off` as false.
-    off = value is False or (isinstance(value, str) and value.strip().lower() == "off")
-    return None if off else duration_ms(value)
+    return None if value is False or _is(value, "off") else duration_ms(value)
 
 
 def size_bytes(value: object) -> int:
@@ -39,9 +46,11 @@ def size_bytes(value: object) -> int:
     return _quantity(value, _BYTES, "a size such as 512kb, 64mb or 2gb")
 
 
-def size_or_any(value: object) -> int | None:
-    """Read a size as `size_bytes`, or `any` as None."""
-    return None if isinstance(value, str) and value.strip().lower() == "any" else size_bytes(value)
+def size_or_unlimited(value: object) -> int | None:
+    """Read a size as `size_bytes`, or `unlimited` as None."""
+    if _is(value, UNLIMITED):
+        return None
+    return _quantity(value, _BYTES, f"a size such as 512kb, 64mb or 2gb, or {UNLIMITED}")
 
 
 def _quantity(value: object, units: Mapping[str, int], wanted: str) -> int:
@@ -51,27 +60,30 @@ def _quantity(value: object, units: Mapping[str, int], wanted: str) -> int:
     return int(match[1]) * units[match[2]]
 
 
-def size_or_none(value: object) -> int | None:
-    """Read a size as `size_bytes`, or -1 as None: no bound."""
-    return None if str(value).strip() == "-1" else size_bytes(value)
-
-
 def whole_number(value: object) -> int:
     """Read a whole number.
 
     Raises:
         ValueError: it is anything else.
     """
+    return _count(value, "a whole number")
+
+
+def count_or_unlimited(value: object) -> int | None:
+    """Read a whole number, or `unlimited` as None."""
+    return None if _is(value, UNLIMITED) else _count(value, f"a whole number or {UNLIMITED}")
+
+
+def _count(value: object, wanted: str) -> int:
     if isinstance(value, str) and re.fullmatch(r"[0-9]+", value.strip()):
-        value = int(value)
-    if type(value) is not int:
-        raise ValueError("expected a whole number")
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"expected {wanted}")
     return value
 
 
-def count_or_any(value: object) -> int | None:
-    """Read a whole number, or `any` as None."""
-    return None if isinstance(value, str) and value.strip().lower() == "any" else whole_number(value)
+def _is(value: object, word: str) -> bool:
+    return isinstance(value, str) and value.strip().lower() == word
 
 
 def text(value: object) -> str:
@@ -107,6 +119,26 @@ def number(value: object) -> float:
     if not spelled and type(value) not in (int, float):
         raise ValueError("expected a number such as 1.5")
     return float(value)  # type: ignore[arg-type]  # one of the three
+
+
+@dataclass(frozen=True)
+class Choice(Generic[E]):
+    """Reads one of the values of an enumeration."""
+
+    of: type[E]
+
+    def __call__(self, value: object) -> E:
+        """Return the value that is meant.
+
+        Raises:
+            ValueError: it is none of them; says which there are.
+        """
+        # YAML 1.1 reads an unquoted `off` as false.
+        spelled = "off" if value is False else value
+        if not isinstance(spelled, str) or spelled.strip().lower() not in list(self.of):
+            *others, last = self.of
+            raise ValueError(f"expected {', '.join(others)} or {last}")
+        return self.of(spelled.strip().lower())
 
 
 def written(milliseconds: int) -> str:

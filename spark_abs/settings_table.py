@@ -10,14 +10,15 @@ from typing import Any
 
 from spark_abs.model import CheckpointMode
 from spark_abs.quantities import (
-    count_or_any,
+    UNLIMITED,
+    Choice,
+    count_or_unlimited,
     duration_ms,
     duration_or_auto,
     duration_or_off,
     number,
     size_bytes,
-    size_or_any,
-    size_or_none,
+    size_or_unlimited,
     switch,
     text,
     whole_number,
@@ -42,27 +43,6 @@ class RestartStrategy(StrEnum):
     FIXED_DELAY = "fixed-delay"
     EXPONENTIAL_DELAY = "exponential-delay"
     FAILURE_RATE = "failure-rate"
-
-
-def _restart_strategy(value: object) -> RestartStrategy:
-    if not isinstance(value, str) or value.strip().lower() not in list(RestartStrategy):
-        raise ValueError(f"expected {', '.join(RestartStrategy)}")
-    return RestartStrategy(value.strip().lower())
-
-
-def _watermark_check(value: object) -> WatermarkCheck:
-    # YAML 1.1 reads an unquoted `off` as false.
-    text = "off" if value is False else value
-    if not isinstance(text, str) or text.strip().lower() not in list(WatermarkCheck):
-        raise ValueError("expected error, warn or off")
-    return WatermarkCheck(text.strip().lower())
-
-
-def _mode(value: object) -> CheckpointMode:
-    text = value.strip().lower() if isinstance(value, str) else ""
-    if text not in list(CheckpointMode):
-        raise ValueError("expected aligned, unaligned or at_least_once")
-    return CheckpointMode(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +79,12 @@ class Setting:
     @property
     def field(self) -> str:
         """The name in `Settings`: a duration there says that it is in milliseconds."""
-        timed = self.read in (duration_ms, duration_or_auto, duration_or_off)
-        return f"{self.argument}_ms" if timed else self.argument
+        return f"{self.argument}_ms" if self.timed else self.argument
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is a duration."""
+        return self.read in (duration_ms, duration_or_auto, duration_or_off)
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -142,16 +126,16 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "checkpoint",
         "alignmentLimit",
-        "-1",
-        size_or_none,
+        UNLIMITED,
+        size_or_unlimited,
         "bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is "
-        "aborted and rows go on; -1: no limit",
+        "aborted and rows go on",
     ),
     Setting(
         "checkpoint",
         "mode",
         "aligned",
-        _mode,
+        Choice(CheckpointMode),
         "how barriers pass a stage with several inputs or a backlog: `aligned`, `unaligned` or "
         "`at_least_once`",
         live=True,
@@ -175,8 +159,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "checkpoint",
         "tolerableFailures",
-        "any",
-        count_or_any,
+        UNLIMITED,
+        count_or_unlimited,
         "checkpoints that may fail in a row before the job fails; savepoints do not count",
     ),
     Setting(
@@ -215,16 +199,16 @@ SETTINGS: tuple[Setting, ...] = (
         "channel",
         "capacityBytes",
         "1gb",
-        size_or_any,
-        "unread bytes in a channel at which its producer waits; any: it never waits",
+        size_or_unlimited,
+        "unread bytes in a channel at which its producer waits; unlimited: it never waits",
         1,
     ),
     Setting(
         "channel",
         "capacityEntries",
         "1000",
-        count_or_any,
-        "unread entries with rows at which the producer waits; any: it never waits",
+        count_or_unlimited,
+        "unread entries with rows at which the producer waits; unlimited: it never waits",
         1,
     ),
     Setting(
@@ -261,7 +245,7 @@ SETTINGS: tuple[Setting, ...] = (
         "graph",
         "watermarkCheck",
         "error",
-        _watermark_check,
+        Choice(WatermarkCheck),
         "what to do about a watermark delay that is certainly too short for the stage before: "
         "`error`, `warn` or `off`",
     ),
@@ -269,7 +253,7 @@ SETTINGS: tuple[Setting, ...] = (
         "stage",
         "restartStrategy",
         "none",
-        _restart_strategy,
+        Choice(RestartStrategy),
         "which failed stages start again alone: `none`, `fixed-delay`, `exponential-delay` or "
         "`failure-rate`, as in Flink; failures are counted over all stages of the job, within a"
         " run",
@@ -284,8 +268,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "stage",
         "restartAttempts",
-        "any",
-        count_or_any,
+        UNLIMITED,
+        count_or_unlimited,
         "restarts before the job fails; not for `failure-rate`",
     ),
     Setting("stage", "restartMaxDelay", "1m", duration_ms, "`exponential-delay`: the longest delay"),

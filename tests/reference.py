@@ -24,8 +24,9 @@ Every setting has one name in each place where it can be given. The later place 
 5. an argument of `Job`: `interval="30s"`. The names of arguments and environment variables are in snake \
 case: `minPause` is `min_pause=` and `SPARK_ABS_CHECKPOINT_MIN_PAUSE`.
 
-Durations are written `500ms`, `10s`, `5m`, `2h` or `1d`, sizes `512kb`, `64mb` or `2gb`. An unknown setting \
-is an error that names the nearest one. Settings marked *live* can be changed \
+Durations are written `500ms`, `10s`, `5m`, `2h` or `1d`, sizes `512kb`, `64mb` or `2gb`. A limit \
+that there is not to be is `unlimited`. An unknown setting is an error that names the nearest one. Settings \
+marked *live* can be changed \
 [while the job runs](running-a-job.md#change-settings-while-it-runs).
 """
 

@@ -10,6 +10,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+import spark_abs
 from spark_abs.channels.files import read_written
 from spark_abs.channels.staged import Files
 from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
@@ -39,6 +41,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, write_lease
 from spark_abs.store.outcomes import abort_open
+from spark_abs.store.probe import Probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -50,6 +53,11 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 def no_session() -> SparkSession:
     raise AssertionError("a Spark session was asked for")
+
+
+def probed(root: str, probe: Probe, spark: SparkSession | None = None) -> spark_abs.JobRoot:
+    """Return a handle on a root that calls a probe at named points."""
+    return replace(spark_abs.open(root, spark), probe=probe)
 
 
 def offsets_of(stage: str, batch: int) -> str:

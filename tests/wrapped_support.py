@@ -42,12 +42,12 @@ def append_to(table: str) -> Callable[[DataFrame, int], None]:
     return write
 
 
-def begin(frame: DataFrame, root: str, stage: str, table: str, **adopt: str) -> StreamingQuery:
+def begin(frame: DataFrame, root: str, stage: str, table: str, adopt: str | None = None) -> StreamingQuery:
     """Start a query that takes part in the checkpoints of a root."""
     function = spark_abs.foreach_batch(
         append_to(table), root=root, stage=stage, interval="300ms", tables=[table]
     )
-    location = spark_abs.checkpoint_location(root, stage, **adopt)
+    location = spark_abs.checkpoint_location(root, stage, adopt=adopt)
     return frame.writeStream.foreachBatch(function).option("checkpointLocation", location).start()
 
 
@@ -61,9 +61,11 @@ def stop(root: str, *queries: StreamingQuery) -> None:
 
 
 @contextmanager
-def running(frame: DataFrame, root: str, stage: str, table: str, **adopt: str) -> Iterator[StreamingQuery]:
+def running(
+    frame: DataFrame, root: str, stage: str, table: str, adopt: str | None = None
+) -> Iterator[StreamingQuery]:
     """Run the only query of a root; stop it while it is idle, and see its run end."""
-    query = begin(frame, root, stage, table, **adopt)
+    query = begin(frame, root, stage, table, adopt)
     try:
         yield query
     finally:

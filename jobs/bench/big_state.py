@@ -71,9 +71,7 @@ class BigState:
         """Run the job on a root, taking checkpoints only when asked to."""
         self.calls.clear()
         frame = self.spark.readStream.schema("key long, value binary").option("maxFilesPerTrigger", 1)
-        job = spark_abs.Job(
-            _JOB, root=str(root), spark=self.spark, interval="1d", synchronous=str(synchronous).lower()
-        )
+        job = spark_abs.Job(_JOB, root=str(root), spark=self.spark, interval="1d", synchronous=synchronous)
         last = job.stage(
             _STAGE,
             [frame.parquet(str(self.base / "input"))],

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import functions as F
 from rich.console import Console
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _ROWS, _ROOM, _TAKEN, _TIMEOUT_S = 250, 24, 3, 600
-_SOURCES, _MODES = ("clicks", "orders"), ("aligned", "unaligned")
+_SOURCES = ("clicks", "orders")
+_MODES: tuple[Literal["aligned", "unaligned"], ...] = ("aligned", "unaligned")
 
 
 def _rows(spark: SparkSession) -> DataFrame:
@@ -59,7 +60,7 @@ def _run(spark: SparkSession, base: Path) -> dict[str, float]:
     sources = [job.source(name, _rows(spark)) for name in _SOURCES]
     job.sink("matched", job.stage("match", sources, _match), table=str(base / "matched"))
     run = job.start()
-    found = {}
+    found: dict[str, float] = {}
     try:
         for mode in _MODES:
             run.set(mode=mode)

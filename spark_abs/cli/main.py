@@ -14,7 +14,7 @@ from spark_abs.cli.guide import guide
 from spark_abs.cli.history import history
 from spark_abs.cli.restore import restore
 from spark_abs.cli.savepoint import savepoint
-from spark_abs.cli.set import set_live
+from spark_abs.cli.set import set_settings
 from spark_abs.cli.show import show
 from spark_abs.cli.state import state
 from spark_abs.cli.status import status
@@ -46,7 +46,8 @@ def main() -> None:
     Every verb but `check` and `guide` takes the root of the job first: the directory or URI given as `root=`
     to the job.
 
-    Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found.
+    Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found, 4 a savepoint that
+    may still complete.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
@@ -58,7 +59,7 @@ for command in (
     status,
     history,
     savepoint,
-    set_live,
+    set_settings,
     stop,
     forget,
     restore,

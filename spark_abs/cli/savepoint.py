@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from spark_abs.cli.ask import ask_job
 from spark_abs.cli.verb import Context, verb
+from spark_abs.errors import UsageError
+from spark_abs.observe.asking import ask_run, new_command
 from spark_abs.protocol.control import CommandKind
+from spark_abs.quantities import duration_ms
 from spark_abs.restore.target import check_savepoint_name
 from spark_abs.store.root import Root
 
@@ -14,10 +16,23 @@ from spark_abs.store.root import Root
 @click.command
 @verb
 @click.argument("name")
-def savepoint(ctx: Context, root: Root, name: str) -> None:
-    """Take a savepoint of the running job, and wait until it is complete."""
+@click.option("--timeout", metavar="DURATION", help="How long to wait, e.g. 5m; as long as the job runs.")
+def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:
+    """Take a savepoint of the running job, and wait until it is complete.
+
+    Exit code 4: that took longer than the timeout, and it may still complete.
+    """
     check_savepoint_name(name)
+    patience_s = None if timeout is None else _seconds(timeout)
     with ctx.out.waiting(f"waiting for savepoint {name!r}"):
-        answer = ask_job(ctx, root, CommandKind.SAVEPOINT, name)
+        command = new_command(CommandKind.SAVEPOINT, ctx.now_ms(), name)
+        answer = ask_run(root, command, ctx.now_ms, ctx.pause, patience_s)
     said = f"savepoint {name!r} is checkpoint {answer.checkpoint}{answer.message.removeprefix('completed')}"
     ctx.out.result(answer, lambda out: out.line(said))
+
+
+def _seconds(timeout: str) -> float:
+    try:
+        return duration_ms(timeout) / 1000
+    except ValueError as error:
+        raise UsageError(f"--timeout {timeout!r}: {error}") from None

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from spark_abs.cli.ask import ask_job
 from spark_abs.cli.verb import Context, verb
-from spark_abs.config import Settings
 from spark_abs.errors import UsageError
-from spark_abs.protocol.control import CommandKind
+from spark_abs.observe.asking import set_live
 from spark_abs.store.root import Root
 
 
 @click.command("set")
 @verb
 @click.argument("changes", metavar="KEY=VALUE...", nargs=-1)
-def set_live(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
+def set_settings(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
     """Change settings of the running job, e.g. interval=30s mode=unaligned.
 
     They hold at once and until the run ends: at its next start the job takes its own configuration again.
@@ -28,7 +24,6 @@ def set_live(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
         if not equals:
             raise UsageError(f"{change!r} is not KEY=VALUE, such as interval=30s")
         given[key.strip()] = value
-    Settings.resolve(None, os.environ, {}, {}).changed(given)
     with ctx.out.waiting("waiting for the job to take the settings"):
-        answer = ask_job(ctx, root, CommandKind.SET, settings=given)
+        answer = set_live(root, given, ctx.now_ms, ctx.pause)
     ctx.out.result(answer, lambda out: out.line(answer.message))

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from spark_abs.errors import Refused
+from spark_abs.config import Settings
+from spark_abs.errors import CheckpointPending, Refused, UsageError
 from spark_abs.observe.alive import lease_timeout_ms, live_run
-from spark_abs.protocol.control import Command, ControlState, ask
+from spark_abs.protocol.control import Command, CommandKind, ControlState, ask
+from spark_abs.restore.target import check_savepoint_name
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
+from spark_abs.wording import way
 
 LOOK_EVERY_S = 0.2
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def new_command(
+    kind: CommandKind,
+    now_ms: int,
+    name: str | None = None,
+    *,
+    drain: bool = False,
+    settings: Mapping[str, str] = _NOTHING,
+) -> Command:
+    """Return a command that nobody has been asked yet."""
+    return Command(uuid.uuid4().hex, kind, name, now_ms, drain, settings=dict(settings))
 
 
 def ask_run(
-    root: Root, command: Command, now_ms: Callable[[], int], pause: Callable[[float], None]
+    root: Root,
+    command: Command,
+    now_ms: Callable[[], int],
+    pause: Callable[[float], None],
+    timeout_s: float | None = None,
 ) -> Command:
     """Ask the running job and wait for its answer.
 
@@ -26,12 +49,15 @@ def ask_run(
         command: what to ask; its id is new.
         now_ms: the wall clock.
         pause: called with seconds between two looks.
+        timeout_s: how long to wait for the answer; None: as long as the run is alive.
 
     Raises:
         Refused: no run is alive, it ended before it answered, or its answer is no.
+        CheckpointPending: there is no answer in time.
     """
     control = Control.open(root)
-    run = _require_alive(root, control.state, now_ms())
+    began_ms = now_ms()
+    run = _require_alive(root, control.state, began_ms)
     control.update(lambda state: ask(state, command))
     while True:
         # Looked at in this order: an answer given just before the end is still seen.
@@ -43,10 +69,63 @@ def ask_run(
             break
         if gone:
             raise Refused(f"run {run} {how_ended(control.state, run)} before it answered")
+        if timeout_s is not None and now_ms() - began_ms >= timeout_s * 1000:
+            raise CheckpointPending(
+                f"no answer within {timeout_s:g} s: {command.kind} {command.name!r} may still complete, see "
+                f"`spark-abs list {root.uri}`"
+            )
         pause(LOOK_EVERY_S)
     if not found.ok:
         raise Refused(found.message or f"the job dropped the command: see `spark-abs status {root.uri}`")
     return found
+
+
+def stop_run(
+    root: Root,
+    savepoint: str | None,
+    drain: bool,
+    now_ms: Callable[[], int],
+    pause: Callable[[float], None],
+) -> tuple[Command, str]:
+    """Stop the running job in order, and wait for its end; return its answer, and how it ended.
+
+    Raises:
+        UsageError: the savepoint has no name that one can have, or a drain has none.
+        Refused: as `ask_run`; or the run was killed or failed before it had stopped.
+    """
+    if savepoint is not None:
+        check_savepoint_name(savepoint)
+    elif drain:
+        raise UsageError(f"a drain ends with a savepoint: give {way('savepoint=NAME', '--savepoint NAME')}")
+    answer = ask_run(root, new_command(CommandKind.STOP, now_ms(), savepoint, drain=drain), now_ms, pause)
+    how = _wait_for_end(root, now_ms, pause)
+    if how is None:
+        raise Refused("the job was killed before it had stopped in order")
+    if how.startswith("failed"):
+        raise Refused(f"the job {how}")
+    return answer, how
+
+
+def set_live(
+    root: Root, given: Mapping[str, str], now_ms: Callable[[], int], pause: Callable[[float], None]
+) -> Command:
+    """Change settings of the running job; `given` by the names that arguments have, as text.
+
+    Raises:
+        ConfigError: one cannot be set while a job runs, or not to this; nobody was asked.
+        Refused: as `ask_run`.
+    """
+    Settings.resolve(None, os.environ, {}, {}).changed(given)
+    return ask_run(root, new_command(CommandKind.SET, now_ms(), settings=given), now_ms, pause)
+
+
+def _wait_for_end(root: Root, now_ms: Callable[[], int], pause: Callable[[float], None]) -> str | None:
+    """Return when the newest run has ended, and how; None: it died."""
+    control = Control.open(root)
+    run = control.state.run
+    while run is not None and not ended(root, control, run.id, now_ms()):
+        pause(LOOK_EVERY_S)
+    return next((r.ended for r in control.state.runs if run is not None and r.id == run.id), None)
 
 
 def ended(root: Root, control: Control, run: int, now_ms: int) -> bool:

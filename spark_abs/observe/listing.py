@@ -1,8 +1,10 @@
-"""The checkpoints of a root as rows."""
+"""The checkpoints of a root as rows, and as a table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
 
 from spark_abs.model import NO_ATTEMPT, AttemptId, CheckpointId, RunId
 from spark_abs.store.control import Control
@@ -34,6 +36,32 @@ class CheckpointRow:
     edited: bool = False
     """An edit made it: it is not where any run has been, until a restore goes to it."""
     damage: str | None = None
+
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("attempt", pa.int64()),
+        ("run", pa.int64()),
+        ("triggered_ms", pa.int64()),
+        ("completed_ms", pa.int64()),
+        ("age_ms", pa.int64()),
+        ("duration_ms", pa.int64()),
+        ("size_new", pa.int64()),
+        ("size_full", pa.int64()),
+        ("abandoned", pa.bool_()),
+        ("edited", pa.bool_()),
+        ("damage", pa.string()),
+    ]
+)
+"""A `CheckpointRow` as columns."""
+
+
+def checkpoint_table(root: Root, now_ms: int) -> pa.Table:
+    """Return `checkpoint_rows` as a table."""
+    return pa.Table.from_pylist([asdict(row) for row in checkpoint_rows(root, now_ms)], schema=SCHEMA)
 
 
 def checkpoint_rows(root: Root, now_ms: int) -> tuple[CheckpointRow, ...]:

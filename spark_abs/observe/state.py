@@ -14,16 +14,15 @@ from spark_abs.codec import from_json
 from spark_abs.errors import DamageError, UsageError
 from spark_abs.manifest import StateFunction
 from spark_abs.observe.changes import changes
-from spark_abs.observe.state_at import StateAt, find_state, same_at
+from spark_abs.observe.state_at import StateAt
 from spark_abs.restore.ahead import passing_place
-from spark_abs.restore.read import active_session
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
 from spark_abs.snapshots.operators import HEADS, SEGMENTS
 from spark_abs.state.packing import GROUP
 from spark_abs.state.rows import StateRows, read_group
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Place, Storage
+from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,58 +32,10 @@ _SLOT, _BYTES = "slot", "bytes"
 _PARTITION = "partition_id"
 
 
-def state(
-    root: str,
-    stage: str,
-    checkpoint: str | int = "latest",
-    spark: SparkSession | None = None,
-    *,
-    operator: int | str | None = None,
-    store: str | None = None,
-    diff: str | int | None = None,
-    **settings: object,
-) -> DataFrame:
-    """Return the state of a stage at a checkpoint.
-
-    Of a function of ours (`map_groups_with_state` and its kin) there is a row for each key: structs `key` and
-    `value`, `timeout_ms` and `expires_ms` (null for none); a key that has only a timeout has a null `value`.
-    Of Spark's own operators the columns are those of its state reader: `key` and `value`, for a map
-    `user_map_key` and `user_map_value`, for a list `list_element`, for timers `expiration_timestamp_ms`.
-
-    All of it is read now, from the bytes that the checkpoint names, and Spark keeps the rows; a job that runs
-    is not touched. Until that is done it is on a disk, too: a temporary directory of this machine, or beside
-    the native checkpoints of the job if the session has executors elsewhere.
-
-    Args:
-        root: the job's root.
-        stage: the stage.
-        checkpoint: an id, the name of a savepoint, or `latest`.
-        spark: a session; the active one if None.
-        operator: which stateful operator, by its number, or a function by its uid; needed if there are
-            several.
-        store: which part of it: `left` or `right` of a join, a state variable or `timers` of a
-            `transformWithState`; needed if there are several.
-        diff: another checkpoint: return what is different from there. `change` is `added`, `removed` or
-            `changed`; `before` and `after` hold what it was and is. Where keys may repeat (joins, lists,
-            timers) whole rows are added or removed.
-        settings: of the area `storage`, by their short names.
-
-    Raises:
-        UsageError: there is no such stage, operator or store, it has no state, or must be chosen; says which
-            there are. Or its form at the other checkpoint is another one.
-        CheckpointNotFound: there is no such checkpoint.
-        DamageError: its bytes are missing or altered.
-    """
-    session = spark if spark is not None else active_session()
-    at = Root(root, Storage.given(dict(session.conf.getAll), settings))
-    found = find_state(at, stage, checkpoint, operator, store)
-    return state_frame(session, at, found, None if diff is None else same_at(at, found, diff))
-
-
 def state_frame(
     session: SparkSession, root: Root, found: StateAt, before: StateAt | None = None
 ) -> DataFrame:
-    """Read what was found, or what is different from `before`; see `state`."""
+    """Read what was found, or what is different from `before`; see `JobRoot.state`."""
     if before is None:
         return _read(session, root, found)
     then, now = _read(session, root, before), _read(session, root, found)

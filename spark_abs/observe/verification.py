@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import pyarrow as pa
 from pyarrow.fs import FileType
 
 from spark_abs.errors import DamageError
@@ -30,8 +31,18 @@ from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.salvage import survey
 
+SCHEMA = pa.schema(
+    [("path", pa.string()), ("problem", pa.string()), ("checkpoint", pa.int64()), ("stage", pa.string())]
+)
+"""A `Finding` as columns."""
 
-def verify_one(root: Root, checkpoint: str, progress: Progress) -> tuple[Finding, ...]:
+
+def finding_table(found: Iterable[Finding]) -> pa.Table:
+    """Return findings as a table."""
+    return pa.Table.from_pylist([asdict(finding) for finding in found], schema=SCHEMA)
+
+
+def verify_one(root: Root, checkpoint: str | int, progress: Progress) -> tuple[Finding, ...]:
     """Check one checkpoint: its row, the bytes of its state, its channels.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
@@ -18,17 +18,16 @@ from deltalake import CommitProperties, PostCommitHookProperties
 from pyarrow.fs import FileType
 
 from spark_abs.channels.fence import fence_attempt, fence_run
-from spark_abs.errors import CheckpointNotFound, DamageError, Refused, UsageError
-from spark_abs.logs import speak
+from spark_abs.errors import CheckpointNotFound, DamageError, Refused
 from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import attempts
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.ahead import clear_ahead
 from spark_abs.restore.plan import RestorePlan, plan_json
-from spark_abs.restore.prepare import Prepared, prepare
+from spark_abs.restore.prepare import Prepared
 from spark_abs.restore.refusals import Force
-from spark_abs.restore.rescale import Wanted, is_rescaled, rescale
+from spark_abs.restore.rescale import is_rescaled, rescale
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -56,7 +55,7 @@ from spark_abs.store.lease import Breath, own_lease, renew, write_lease
 from spark_abs.store.outcomes import abort_open
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage, in_object_store
+from spark_abs.store.storage import in_object_store
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -74,69 +73,6 @@ class RestoreResult:
     """The run number that the restore took; the job's next start takes the one after it."""
 
 
-def restore(
-    root: str,
-    to: str | int,
-    *,
-    force: bool | Collection[str] = False,
-    fallback: bool = False,
-    dry_run: bool = False,
-    native_root: str | None = None,
-    shuffle_partitions: Wanted | None = None,
-    spark: SparkSession | None = None,
-    probe: Probe = no_probe,
-    progress: Progress = SILENT,
-    **settings: object,
-) -> RestoreResult:
-    """Bring a job back to a checkpoint: state, positions, channels and Delta sinks together.
-
-    The job must not be running; start it afterwards. Needs no JVM, unless the plan says so, for a sink or for
-    partitions. Killed in the middle, call it again with the same arguments.
-
-    Args:
-        root: the job's root.
-        to: an id, the name of a savepoint, or `latest`: the newest on the current path. An id may name a
-            checkpoint that an earlier restore left behind.
-        force: what to go on in spite of: `run`, a run that is alive, which is fenced; `rows`, rows of sinks
-            that others have changed since, which is undone; `inputs`, input files that are gone, whose rows
-            are lost. True: all of them. Rows that jobs on other roots wrote always stay.
-        fallback: if that checkpoint is damaged, take the newest intact one of the current path instead.
-        dry_run: only plan, beside a run that is alive too.
-        native_root: the `native_root` of the job from now on; None if it stays what it was.
-        shuffle_partitions: into how many partitions state is divided from now on: a number for all stages
-            that keep state, or numbers by stage. State must be in RocksDB. None leaves it as it was. Declare
-            the stage with the same number: a later start without a past takes what is declared.
-        spark: used for sinks that only Spark can write, and for partitions; without it a session is started.
-        probe: called at named points; for tests of failures.
-        progress: told each step.
-        settings: of the area `storage`, by their short names; needed where the environment does not say them.
-
-    Raises:
-        CheckpointNotFound: there is no such checkpoint.
-        RunAlive: a run of the job is alive.
-        Refused: others have changed a sink since, or state cannot be given other partitions.
-        UsageError: there is no such stage.
-        DamageError: the checkpoint is damaged; says what.
-        Fenced: another restore or run has taken over meanwhile.
-    """
-    speak()
-    at = Root(root, Storage.given(dict(spark.conf.getAll) if spark else {}, settings))
-    prepared = prepare(
-        at,
-        to,
-        force=forces(force),
-        fallback=fallback,
-        native_root=native_root,
-        shuffle_partitions=shuffle_partitions,
-        writing=not dry_run,
-        dry_run=dry_run,
-        progress=progress,
-    )
-    if dry_run:
-        return RestoreResult(prepared.plan, None)
-    return apply(at, prepared, spark=spark, probe=probe, progress=progress)
-
-
 def apply(
     root: Root,
     prepared: Prepared,
@@ -145,7 +81,7 @@ def apply(
     probe: Probe = no_probe,
     progress: Progress = SILENT,
 ) -> RestoreResult:
-    """Carry out a plan, step by step in its order; arguments and errors as for `restore`.
+    """Carry out a plan, step by step in its order; arguments and errors as for `JobRoot.restore`.
 
     Raises:
         Refused: the job has moved on since the plan was made.
@@ -373,20 +309,6 @@ class _Restorer:
                 )
             ]
         )
-
-
-def forces(given: bool | Collection[str]) -> frozenset[Force]:
-    """Read what a restore is to go on in spite of.
-
-    Raises:
-        UsageError: there is no such thing.
-    """
-    if isinstance(given, bool):
-        return frozenset(Force) if given else frozenset()
-    unknown = sorted(set(given) - set(Force))
-    if isinstance(given, str) or unknown:
-        raise UsageError(f"force={given!r}: give a list of {', '.join(Force)}, or True for all")
-    return frozenset(map(Force, given))
 
 
 def _size(step: Step) -> int:

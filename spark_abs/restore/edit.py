@@ -2,66 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.manifest import Manifest, StateFunction
-from spark_abs.model import CheckpointId, StageId
+from spark_abs.model import CheckpointId, ProviderName, StageId
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.state import form_of, state_frame
 from spark_abs.observe.state_at import StateAt, choose_operator, find_stage, find_state
 from spark_abs.restore.edited import StageChange, write_edited
 from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, require_one_row_a_key
-from spark_abs.restore.lookup import lookup
-from spark_abs.restore.read import active_session
 from spark_abs.restore.rewrite import NewState, require_rewritable
 from spark_abs.restore.target import check_savepoint_name
 from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.operators import TRANSFORM
 from spark_abs.state.rows import StateRows
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def edit(
-    root: str,
-    from_: str | int = "latest",
-    spark: SparkSession | None = None,
-    **settings: object,
-) -> Edit:
-    """Begin to change a checkpoint or savepoint: `Edit.write` makes a new savepoint, the original stays.
-
-        edit = spark_abs.edit(root, "before-release", spark)
-        counts = edit.state("count")
-        wrong = counts.where("value.total < 0")
-        edit.correct("count", wrong.selectExpr("key", "named_struct('total', 0L) AS value"))
-        edit.write("corrected")
-        spark_abs.restore(root, "corrected")
-
-    Args:
-        root: the job's root. The job must not run when the savepoint is written.
-        from_: an id, the name of a savepoint, or `latest`.
-        spark: a session; the active one if None.
-        settings: of the area `storage`, by their short names.
-
-    Raises:
-        CheckpointNotFound: there is no such checkpoint.
-        DamageError: its manifest is damaged.
-    """
-    session = spark if spark is not None else active_session()
-    at = Root(root, Storage.given(dict(session.conf.getAll), settings))
-    return Edit(session, at, lookup(at, from_).manifest)
-
-
 class Edit:
     """Changes to a savepoint that are gathered, checked as they come, and written together.
 
-    Rows of a function's state have the columns of `spark_abs.state`: structs `key` and `value`, and where
+    Rows of a function's state have the columns of `JobRoot.state`: structs `key` and `value`, and where
     they apply `timeout_ms` and `expires_ms`. Frames are evaluated when `write` is called. What is said later
     of an operator holds: `replace`, `rekey` and `remove` take the place of all before, `correct` adds to it.
     """
@@ -75,7 +43,7 @@ class Edit:
         return f"Edit(checkpoint {self._manifest.id} of job {self._manifest.job!r}, changes {changed})"
 
     def state(self, stage: str, *, operator: int | str | None = None, store: str | None = None) -> DataFrame:
-        """Return the state of a stage as the original has it; arguments and errors as `spark_abs.state`."""
+        """Return the state of a stage as the original has it; arguments and errors as `JobRoot.state`."""
         found = find_state(self._root, stage, self._manifest.id, operator, store)
         return state_frame(self._session, self._root, found)
 
@@ -148,7 +116,7 @@ class Edit:
                 change.functions[change.places[each.id]] = None
         return self
 
-    def keep_in(self, stage: str, provider: str) -> Edit:
+    def keep_in(self, stage: str, provider: ProviderName) -> Edit:
         """Let all state of a stage be kept by another provider: declare its `state_provider` so, too.
 
         Args:
@@ -233,7 +201,7 @@ class Edit:
         return {number: uid for number, uid in found.items() if uid}
 
 
-_PROVIDERS = {"rocksdb": Provider.ROCKSDB, "hdfs": Provider.HDFS}
+_PROVIDERS: Mapping[ProviderName, Provider] = {"rocksdb": Provider.ROCKSDB, "hdfs": Provider.HDFS}
 
 
 def _named(found: StateAt, form: StateFunction) -> str:

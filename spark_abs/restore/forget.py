@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 
@@ -15,35 +14,25 @@ from spark_abs.protocol.control import Command, CommandKind, ControlState
 from spark_abs.protocol.members import WRAPPED_JOB, forgotten
 from spark_abs.protocol.members import forget as record
 from spark_abs.store.checkpoints import Checkpoints
-from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage
-
-
-def forget(root: str, stage: str, **settings: object) -> None:
-    """Do without a wrapped query that is gone for good: no later checkpoint carries its part on.
-
-    Its tables stay as they are, and a restore to a checkpoint that has no part of it leaves them alone. A
-    restore to one that has brings it back as it was, tables included. If the query comes again it takes part
-    again, from where its native checkpoint stands.
-
-    Args:
-        root: where checkpoints are kept.
-        stage: the query's uid.
-        settings: of the area `storage`, by their short names.
-
-    Raises:
-        UsageError: these are not wrapped queries, or none of them is called so.
-        Refused: the query runs.
-    """
-    forget_query(Root(root, Storage.given(arguments=settings)), stage, now_ms, time.sleep)
 
 
 def forget_query(
     root: Root, stage: str, clock_ms: Callable[[], int], pause: Callable[[float], None]
 ) -> Command:
-    """Forget a query, through the run if one is alive; returns what was done, as an answered command."""
+    """Forget a query, through the run if one is alive; returns what was done, as an answered command.
+
+    Args:
+        root: where checkpoints are kept.
+        stage: the query's uid.
+        clock_ms: the wall clock.
+        pause: called with seconds between two looks at the run.
+
+    Raises:
+        UsageError: these are not wrapped queries, or none of them is called so.
+        Refused: the query runs.
+    """
     control = Control.open(root)
     state = control.state
     name = _known(state, Checkpoints.open(root, state.job).newest_on(state.attempt), stage)

@@ -8,48 +8,23 @@ from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest, OutputVersion
 from spark_abs.restore.lookup import lookup
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def read(
-    root: str,
-    name: str,
-    checkpoint: str | int = "latest",
-    spark: SparkSession | None = None,
-    **settings: object,
-) -> DataFrame:
-    """Read a Delta sink as it was at a checkpoint.
-
-    Tables read at the same checkpoint belong together: no row of one has seen more input than any row of
-    another. While the job runs `latest` moves on: to read several tables, name the checkpoint by its id.
-
-    Args:
-        root: the job's root.
-        name: the sink.
-        checkpoint: an id, the name of a savepoint, or `latest`.
-        spark: a session with Delta; the active one if None.
-        settings: of the area `storage`, by their short names.
-
-    Raises:
-        UsageError: there is no such sink at the checkpoint, it is a function, or there is no session.
-        CheckpointNotFound: there is no such checkpoint.
-        Refused: the table was replaced since.
-    """
+def read_sink(session: SparkSession, root: Root, name: str, checkpoint: str | int) -> DataFrame:
+    """Read a Delta sink as it was at a checkpoint; see `JobRoot.read`."""
     from spark_abs.session import lend
 
-    session = spark if spark is not None else active_session()
-    storage = Storage.given(dict(session.conf.getAll), settings)
-    uri, version = recorded_version(Root(root, storage), name, checkpoint)
-    lend(session, storage)
+    uri, version = recorded_version(root, name, checkpoint)
+    lend(session, root.storage)
     return session.read.format("delta").option("versionAsOf", version).load(uri)
 
 
 def recorded_version(root: Root, name: str, checkpoint: str | int = "latest") -> tuple[str, int]:
-    """Return the URI of a sink's table and its version at a checkpoint. No JVM; errors as `read`."""
+    """Return the URI of a sink's table and its version at a checkpoint. No JVM; errors as `JobRoot.read`."""
     manifest = lookup(root, checkpoint).manifest
     found = _sink(manifest, name)
     if found.version is None:

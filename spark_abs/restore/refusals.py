@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
+from typing import Literal
 
-from spark_abs.errors import Refused, RunAlive
+from spark_abs.errors import Refused, RunAlive, UsageError
 from spark_abs.model import CheckpointId
 from spark_abs.observe.alive import LiveRun
 from spark_abs.protocol.control import ControlState
@@ -20,6 +22,24 @@ class Force(StrEnum):
     """Rows of sinks that others have changed since: their changes are undone, too."""
     INPUTS = "inputs"
     """Input files that are gone: their rows are lost."""
+
+
+ForceName = Literal["run", "rows", "inputs"]
+"""The same as arguments."""
+
+
+def forces(given: bool | Collection[ForceName]) -> frozenset[Force]:
+    """Read what a restore is to go on in spite of.
+
+    Raises:
+        UsageError: there is no such thing.
+    """
+    if isinstance(given, bool):
+        return frozenset(Force) if given else frozenset()
+    unknown = sorted(set(given) - set(Force))
+    if isinstance(given, str) or unknown:
+        raise UsageError(f"force={given!r}: give a list of {', '.join(Force)}, or True for all")
+    return frozenset(map(Force, given))
 
 
 def forced_by(force: Force) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from typing import get_args
 
 from spark_abs.errors import GraphError
 from spark_abs.manifest import OperatorShape, SourceShape
-from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id, checked_name, producer
+from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, StageId, channel_id, checked_name, producer
 from spark_abs.protocol.loops import Loop, find_loops
 
-OUTPUT_MODES = ("append", "update")
+OUTPUT_MODES: tuple[OutputMode, ...] = get_args(OutputMode)
 NOT_REPLAYABLE = frozenset(("socket", "memory"))
 """Native sources that cannot give the same rows again after a crash."""
 
@@ -24,7 +25,7 @@ class StageDecl:
     inputs: tuple[ChannelId, ...]
     """Channels that it reads, in order; one that is used twice stands here twice."""
     outputs: tuple[str, ...] = (MAIN_OUTPUT,)
-    output_mode: str = "append"
+    output_mode: OutputMode = "append"
     has_native: bool = False
     """Whether it also reads native streaming frames."""
     feedback: tuple[ChannelId, ...] = ()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Unpack, get_args
 
 from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
-from spark_abs.model import MAIN_OUTPUT, StageId, checked_name
+from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
 from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.runtime.graph import JobGraph
 from spark_abs.runtime.jvm import held
@@ -20,11 +20,13 @@ from spark_abs.runtime.specs import (
     Feedback,
     Output,
     OutputFunction,
+    Restart,
     SinkSpec,
     Stage,
     StageFunction,
     StageSpec,
 )
+from spark_abs.settings import JobSettings
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
@@ -46,7 +48,6 @@ class Job:
             and all executors reach.
         spark: a classic session made by `spark_abs.spark_session` or `spark_abs.configure`.
         config: settings as read from YAML: areas, and settings below them.
-        probe: called at named points; for tests of failures.
         settings: any setting by its short name, for example `interval="10s"`; they win over all others.
     """
 
@@ -54,8 +55,9 @@ class Job:
     root: Root
     spark: SparkSession
     config: Mapping[str, object]
-    settings: Mapping[str, object]
+    settings: JobSettings
     probe: Probe
+    """Called at named points; tests of failures set another one."""
     stages: dict[StageId, StageSpec] = field(default_factory=dict)
     feedbacks: list[Feedback] = field(default_factory=list)
     sinks: list[SinkSpec] = field(default_factory=list)
@@ -67,15 +69,14 @@ class Job:
         root: str,
         spark: SparkSession,
         config: Mapping[str, object] | None = None,
-        probe: Probe = no_probe,
-        **settings: object,
+        **settings: Unpack[JobSettings],
     ) -> None:
         self.name = checked_name(name, "job")
         self.spark = spark
         self.config = config or {}
         self.settings = settings
         self.root = Root(root, Storage.of(self.resolved()))
-        self.probe = probe
+        self.probe = no_probe
         self.stages = {}
         self.feedbacks = []
         self.sinks = []
@@ -100,8 +101,8 @@ class Job:
         outputs: Mapping[str, OutputFunction] | None = None,
         trigger: str | None = None,
         shuffle_partitions: int | None = None,
-        state_provider: str | None = None,
-        output_mode: str = "append",
+        state_provider: ProviderName | None = None,
+        output_mode: OutputMode = "append",
     ) -> Stage:
         """Declare a stage that reads one native streaming frame."""
         return self.stage(
@@ -122,10 +123,10 @@ class Job:
         function: StageFunction,
         *,
         outputs: Mapping[str, OutputFunction] | None = None,
-        output_mode: str = "append",
+        output_mode: OutputMode = "append",
         trigger: str | None = None,
         shuffle_partitions: int | None = None,
-        state_provider: str | None = None,
+        state_provider: ProviderName | None = None,
         begin: Begin = "cut",
     ) -> Stage:
         """Declare a stage: one native streaming query.
@@ -258,7 +259,7 @@ class Job:
         *,
         available_now: bool = False,
         takeover: bool = False,
-        restart: str = "native",
+        restart: Restart = "native",
         allow_non_restored_state: bool = False,
     ) -> Run:
         """Start the job.

@@ -8,9 +8,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from spark_abs.errors import AbsError, Refused, UsageError
+from spark_abs.errors import AbsError, CheckpointPending, Refused, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.loops import Loop
 from spark_abs.protocol.messages import (
@@ -30,6 +30,7 @@ from spark_abs.runtime.recovery import Recovery, StageEnd
 from spark_abs.runtime.signals import SignalledStop
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
+from spark_abs.settings import LiveSettings
 from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class Run:
 
         Raises:
             UsageError: the name is no name, or taken.
-            Refused: it was aborted, with the reason; or `timeout` seconds went by (it may still complete).
+            Refused: it was aborted, with the reason.
+            CheckpointPending: `timeout` seconds went by; it may still complete.
         """
         return self._request(CheckpointKind.SAVEPOINT, name, timeout)
 
@@ -117,7 +119,7 @@ class Run:
         """Take a checkpoint now and return its id; errors as `savepoint`."""
         return self._request(CheckpointKind.CHECKPOINT, None, timeout)
 
-    def set(self, **settings: object) -> str:
+    def set(self, **settings: Unpack[LiveSettings]) -> str:
         """Change settings of the running job, e.g. `run.set(interval="30s")`; returns what was changed.
 
         They hold from the next decision on until the run ends: the next start reads the job's own.
@@ -235,8 +237,8 @@ class Run:
                 if self._done.is_set():
                     self._raise_failure()
                     raise Refused("the job ended first") from None
-        raise Refused(
-            f"no answer within {timeout} s; the checkpoint may still complete, see `spark-abs list`"
+        raise CheckpointPending(
+            f"no answer within {timeout} s: the checkpoint may still complete, see `spark-abs list`"
         )
 
     def _raise_failure(self) -> None:

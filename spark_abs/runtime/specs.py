@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from spark_abs.errors import GraphError
-from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
+from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.protocol.changes import Begin
 from spark_abs.runtime.graph import SinkDecl, StageDecl
 
@@ -21,8 +21,9 @@ StageFunction = Callable[..., "DataFrame"]
 OutputFunction = Callable[["DataFrame"], "DataFrame"]
 BatchFunction = Callable[["DataFrame", int], None]
 Existing = Literal["append", "take_over"]
+Restart = Literal["native", "checkpoint"]
 
-PROVIDERS: Mapping[str, str] = {
+PROVIDERS: Mapping[ProviderName, str] = {
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
 }
@@ -111,10 +112,10 @@ class StageSpec:
     inputs: tuple[Output | Feedback | DataFrame, ...]
     function: StageFunction
     outputs: Mapping[str, OutputFunction]
-    output_mode: str
+    output_mode: OutputMode
     trigger: str | None
     shuffle_partitions: int | None
-    state_provider: str | None
+    state_provider: ProviderName | None
     begin: Begin = "cut"
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from spark_abs.errors import AbsError, DamageError, Refused, UsageError
 from spark_abs.logs import speak
@@ -32,6 +32,7 @@ from spark_abs.runtime.rebuild import Rebuild, Rebuilder
 from spark_abs.runtime.restored import Past, check_functions, past_of
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
+from spark_abs.runtime.specs import Restart
 from spark_abs.session import check_session, lend
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
@@ -47,7 +48,7 @@ _LEASE_POLL_S = 0.2
 
 
 def start_job(
-    job: Job, *, available_now: bool, takeover: bool, restart: str, allow_non_restored_state: bool
+    job: Job, *, available_now: bool, takeover: bool, restart: Restart, allow_non_restored_state: bool
 ) -> Run:
     """Start a job; see `Job.start`.
 
@@ -62,7 +63,7 @@ def start_job(
     speak()
     hush(job.spark)
     refuse_unsupported_session(job.spark)
-    if restart not in ("native", "checkpoint"):
+    if restart not in get_args(Restart):
         raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
     settings = job.resolved()
     if settings.stop_savepoint:

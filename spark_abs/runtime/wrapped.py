@@ -1,4 +1,4 @@
-"""Checkpoints for queries that stay the user's own: a wrapped batch function and a checkpoint location.
+"""Checkpoints for queries that stay the user's own: a wrapped batch function.
 
 A wrapped query is a stage with native inputs and a function as its only sink. The first batch of the first
 query at a root begins a run; the run ends when no query of it is left. Queries that the newest checkpoint
@@ -8,18 +8,16 @@ knows and that do not run take part as `DormantStage`.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from spark_abs.config import Settings
-from spark_abs.errors import AttemptNotReady, UsageError
+from spark_abs.errors import UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
-from spark_abs.model import MAIN_OUTPUT, BatchId, CheckpointMode, StageId, Version, checked_name
+from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
 from spark_abs.protocol.messages import StatusChanged
@@ -32,8 +30,9 @@ from spark_abs.runtime.driver_jvm import hush, sleep_until_stopped
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import active_query, refuse_unsupported_session
 from spark_abs.runtime.lifetime import begin, end, refuse_second
+from spark_abs.runtime.location import wrapped_settings
 from spark_abs.runtime.members import Uses, attached, recorded_parts, refuse_together
-from spark_abs.runtime.native import NativeLog, clear_unplanned
+from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.outputs import Outputs
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
 from spark_abs.runtime.specs import BatchFunction, Output, SinkSpec, StageSpec
@@ -41,12 +40,11 @@ from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.tidy import Tidy
 from spark_abs.runtime.turns import StageStopped
 from spark_abs.session import check_session
-from spark_abs.snapshots.adopt import adopt_native
+from spark_abs.settings import JobSettings
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
 
@@ -59,56 +57,13 @@ _WATCH_S = 0.5
 _WELCOME_POLL_S = 0.1
 
 
-def checkpoint_location(root: str, stage: str, *, adopt: str | None = None, **settings: object) -> str:
-    """Return the checkpoint location for a wrapped query: that of the root's current attempt.
-
-    Ask for it at every start of the query: after a restore it is another directory.
-
-    Args:
-        root: where checkpoints are kept; created if there is none.
-        stage: the query's uid.
-        adopt: a checkpoint location that the query has used so far. It is copied the first time and left
-            alone; the query goes on where it was. The query must have stopped.
-        settings: of the area `storage`, by their short names.
-
-    Raises:
-        AttemptNotReady: a restore was begun and not finished.
-        Refused: the root belongs to a job.
-        DamageError: what should be adopted is not a checkpoint that a query can start from.
-    """
-    at, name = Root(root, Storage.given(arguments=settings)), StageId(checked_name(stage, "stage"))
-    attempt = Control.create(at, WRAPPED_JOB, now_ms(), _resolved({}, {}).require_root).state.attempt
-    if not attempt.ready:
-        raise AttemptNotReady(
-            f"a restore to checkpoint {attempt.checkpoint} is not finished: run `{attempt.command}` again"
-        )
-    native = at.native(attempt.natives, attempt.id, attempt.directory(name))
-    if adopt is not None:
-        adopt_native(at.storage.place(adopt), native)
-    lease = read_lease(at)
-    if lease is None or not lease.alive(now_ms(), _silence_ms()):
-        clear_unplanned(native)
-    return native.uri
-
-
-def _silence_ms() -> int:
-    return _resolved({}, {}).lease_timeout_ms
-
-
-def _resolved(spark_conf: Mapping[str, str], settings: Mapping[str, object]) -> Settings:
-    resolved = Settings.resolve(None, os.environ, spark_conf, settings)
-    if resolved.native_root:
-        raise UsageError("native_root is for jobs: Spark is given the checkpoint location of a wrapped query")
-    if resolved.mode is not CheckpointMode.ALIGNED or resolved.aligned_timeout_ms is not None:
-        raise UsageError(
-            "mode and aligned_timeout are for jobs: nothing lies between wrapped queries, so that no barrier "
-            "waits and no data is in flight; leave them out"
-        )
-    return resolved
-
-
 def foreach_batch(
-    function: BatchFunction, *, root: str, stage: str, tables: Sequence[str] = (), **settings: object
+    function: BatchFunction,
+    *,
+    root: str,
+    stage: str,
+    tables: Sequence[str] = (),
+    **settings: Unpack[JobSettings],
 ) -> BatchFunction:
     """Wrap the function of `foreachBatch`, so that the query takes part in checkpoints.
 
@@ -126,7 +81,7 @@ def foreach_batch(
     """
     wrapped = _Wrapped(
         function,
-        Root(root, Storage.of(_resolved({}, settings))),
+        Root(root, Storage.of(wrapped_settings({}, settings))),
         StageId(checked_name(stage, "stage")),
         tuple(location_of(t) for t in tables),
         settings,
@@ -143,7 +98,7 @@ class _Wrapped:
         root: Root,
         stage: StageId,
         tables: tuple[str, ...],
-        settings: dict[str, object],
+        settings: JobSettings,
     ) -> None:
         self.function, self.root, self.stage, self.tables, self.settings = (
             function,
@@ -193,12 +148,12 @@ class _Guest:
 class _Host:
     """The run that the wrapped queries of one root share. Batch threads come in; it has two of its own."""
 
-    def __init__(self, root: Root, spark: SparkSession, settings: dict[str, object]) -> None:
+    def __init__(self, root: Root, spark: SparkSession, settings: JobSettings) -> None:
         check_session(spark)
         speak()
         hush(spark)
         refuse_unsupported_session(spark)
-        resolved = _resolved(dict(spark.conf.getAll), settings)
+        resolved = wrapped_settings(dict(spark.conf.getAll), settings)
         job = Job(WRAPPED_JOB, root=root.uri, spark=spark)
         job.root = root  # knows the storage that the queries gave
         control = Control.create(root, job.name, now_ms(), resolved.require_root)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
-from spark_abs.model import checked_name
+from spark_abs.model import OutputMode, checked_name
 from spark_abs.quantities import duration_ms
 from spark_abs.state.batches import BatchFunction, per_batch
 from spark_abs.state.declared import NOTHING, declaring
@@ -30,7 +30,7 @@ KEY_GROUPS = 16
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "RocksDBStateStoreProvider"
 _DELAY = "spark.watermarkDelayMs"
-_MODES = ("append", "update")
+TimeoutName = Literal["none", "processing-time", "event-time"]
 
 
 def map_groups_with_state(
@@ -41,10 +41,10 @@ def map_groups_with_state(
     output_schema: Schema,
     *,
     uid: str = "state",
-    timeout: str = "none",
+    timeout: TimeoutName = "none",
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
-    output_mode: str = "append",
+    output_mode: OutputMode = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
@@ -101,10 +101,10 @@ def flat_map_groups_with_state(
     output_schema: Schema,
     *,
     uid: str = "state",
-    timeout: str = "none",
+    timeout: TimeoutName = "none",
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
-    output_mode: str = "append",
+    output_mode: OutputMode = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
@@ -124,10 +124,10 @@ def map_batches_with_state(
     output_schema: Schema,
     *,
     uid: str = "state",
-    timeout: str = "none",
+    timeout: TimeoutName = "none",
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
-    output_mode: str = "append",
+    output_mode: OutputMode = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
@@ -157,10 +157,10 @@ def _stateful(
     state_schema: Schema,
     output_schema: Schema,
     uid: str,
-    timeout: str,
+    timeout: TimeoutName,
     ttl: str | None,
     key_groups: int,
-    output_mode: str,
+    output_mode: OutputMode,
     renamed: Renamed | None,
     defaults: Mapping[str, object] | None,
     dropped: str | Sequence[str],
@@ -170,7 +170,7 @@ def _stateful(
     from spark_abs.state.processor import Processor
 
     spark, declared = frame.sparkSession, declaring()
-    if output_mode not in _MODES:
+    if output_mode not in get_args(OutputMode):
         raise UsageError(f"output_mode {output_mode!r} is neither 'append' nor 'update'")
     if timeout not in list(Timeout):
         raise UsageError(f"timeout {timeout!r} is not one of {', '.join(Timeout)}")

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from spark_abs import restore
 from spark_abs.model import CheckpointId
 from spark_abs.protocol import control as ledger
-from spark_abs.restore.apply import restore
 from spark_abs.store.control import Control
 from spark_abs.store.lease import own_lease, renew
 from tests.cli.conftest import Cli
-from tests.root_support import SmallJob
+from tests.root_support import SmallJob, probed
 
 Move = Callable[[], None]
 
@@ -179,7 +179,7 @@ def test_during_a_restore_nobody_is_asked(job: SmallJob, cli: Cli) -> None:
         if name == "restore.3.FenceRoot.before":
             told.append(cli("savepoint", "s", exits=1).stderr)
 
-    restore(job.root.uri, 1, probe=probe)
+    probed(job.root.uri, probe).restore(1)
     assert "is being restored" in told[0]
 
 
@@ -193,3 +193,13 @@ def test_a_drain_is_asked_for_with_its_savepoint_and_not_without(job: SmallJob, 
     )
     (asked,) = job.state.commands
     assert (asked.kind, asked.name, asked.drain) == (ledger.CommandKind.STOP, "last", True)
+
+
+def test_a_savepoint_that_takes_longer_than_its_timeout_has_an_exit_code_of_its_own(
+    job: SmallJob, cli: Cli
+) -> None:
+    job.come_alive()
+    clock = iter(range(1_000_000, 2_000_000, 400))
+    cli.now_ms, cli.pause = lambda: next(clock), lambda _: None
+    assert "may still complete" in cli("savepoint", "slow", "--timeout", "2s", exits=4).stderr
+    assert "expected a duration" in cli("savepoint", "slow", "--timeout", "2", exits=2).stderr

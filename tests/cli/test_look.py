@@ -9,13 +9,13 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.cli.output import moment
 from spark_abs.protocol import control as ledger
-from spark_abs.restore.apply import restore
 from spark_abs.store.control import Control
 from tests.cli.conftest import Cli
-from tests.root_support import SmallJob
+from tests.root_support import SmallJob, probed
 
 
 def test_list_shows_what_is_complete_and_marks_what_was_left_behind(job: SmallJob, cli: Cli) -> None:
@@ -121,7 +121,7 @@ def stop_at(job: SmallJob, point: str) -> None:
             raise KeyboardInterrupt
 
     try:
-        restore(job.root.uri, "latest", probe=probe)
+        probed(job.root.uri, probe).restore("latest")
     except KeyboardInterrupt:
         return
     raise AssertionError(f"no point {point}")

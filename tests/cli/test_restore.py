@@ -11,18 +11,19 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import spark_abs
+from spark_abs import restore
 from spark_abs.cli import restore as verb
 from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
 from spark_abs.model import AttemptId, Branch, CheckpointId, Version, counts
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.apply import apply, restore
+from spark_abs.restore.apply import apply
 from spark_abs.restore.prepare import prepare
 from spark_abs.restore.read import recorded_version
 from spark_abs.snapshots.materialise import materialise
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.salvage import survey
 from tests.cli.conftest import Cli
-from tests.root_support import CHANNEL, SmallJob, offsets_of
+from tests.root_support import CHANNEL, SmallJob, offsets_of, probed
 
 
 class Killed(BaseException):
@@ -140,7 +141,7 @@ def test_killed_at_every_point_the_same_command_goes_on(job: SmallJob) -> None:
         begun = "before" not in point or "BeginAttempt" not in point
         attempts = len(job.state.attempts)
         with pytest.raises(Killed):
-            restore(job.root.uri, 1, probe=kill_at(point))
+            probed(job.root.uri, kill_at(point)).restore(1)
         done = point == points[-1]
         if begun and not done:
             with pytest.raises(AttemptNotReady, match=r"restore\(root, 1\)"):
@@ -163,7 +164,7 @@ def test_another_target_gives_the_unfinished_restore_up(job: SmallJob) -> None:
     job.step(3)
     (point,) = [p for p in points_of(job, "1") if p.endswith("RestoreSink.after")]
     with pytest.raises(Killed):
-        restore(job.root.uri, 1, probe=kill_at(point))
+        probed(job.root.uri, kill_at(point)).restore(1)
     assert job.rows() == [1]
     plan = restore(job.root.uri, 2).plan
     assert (plan.attempt, plan.continues) == (3, False)
@@ -177,7 +178,7 @@ def test_a_repeat_by_latest_finds_the_unfinished_one(job: SmallJob) -> None:
     job.checkpoint(1)
     job.checkpoint(2)
     with pytest.raises(Killed):
-        restore(job.root.uri, 1, probe=kill_at("restore.2.FenceRoot.after"))
+        probed(job.root.uri, kill_at("restore.2.FenceRoot.after")).restore(1)
     assert restore(job.root.uri, "latest").plan.checkpoint == 1
 
 
@@ -373,7 +374,7 @@ def test_a_checkpoint_that_is_retired_as_its_restore_begins_is_refused_and_anoth
             job.checkpoints.retire((CheckpointId(first),), job.run)
 
     with pytest.raises(CheckpointNotFound, match=r"retired while .* does not start until"):
-        restore(job.root.uri, first, probe=probe)
+        probed(job.root.uri, probe).restore(first)
     assert [attempt.ready for attempt in job.state.attempts] == [True, False]
     assert job.rows() == [1, 2, 3]
     restore(job.root.uri, second)
@@ -410,7 +411,7 @@ def test_every_byte_is_read_once_and_before_anything_is_changed(
             read.clear()
 
     monkeypatch.setattr(PackReader, "chunks", reading)
-    restore(job.root.uri, 1, probe=probe)
+    probed(job.root.uri, probe).restore(1)
     assert (job.rows(), read, ahead_of(job)) == ([1], [], [])
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 
-from spark_abs.restore.apply import restore
+import spark_abs
 
 
 def main() -> None:
@@ -16,7 +17,7 @@ def main() -> None:
         if name == point:
             os.killpg(0, signal.SIGKILL)
 
-    restore(root, to, probe=probe)
+    replace(spark_abs.open(root), probe=probe).restore(to)
 
 
 if __name__ == "__main__":

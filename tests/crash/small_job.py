@@ -59,7 +59,8 @@ def declare(
     `config` holds settings by area, as in YAML; `in_python` lets a Python function keep the totals; `through`
     puts a stage between the source and the join, and a reader beside it.
     """
-    job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config, probe=probe)
+    job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config)
+    job.probe = probe
     files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(base / "input"))
     drawn = files.withColumn("token", F.expr("uuid()"))  # two evaluations of a batch do not agree
     events = job.source("events", drawn, outputs={"orders": lambda batch: batch.where("kind = 'order'")})

@@ -20,9 +20,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from spark_abs import restore
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest
-from spark_abs.restore.apply import restore
 from tests.crash.expected import Event, file_of
 from tests.crash.facts import SINKS, check, check_complete, table
 from tests.crash.jobs import Small

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from spark_abs.restore.apply import restore
+from spark_abs import restore
 from tests.crash.expected import events_of, write_file
 from tests.crash.facts import check_complete
 from tests.crash.jobs import Small

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_abs import restore
 from spark_abs.protocol.control import Run
-from spark_abs.restore.apply import restore
 from spark_abs.store.control import Control
 from tests.crash.facts import check, check_complete
 from tests.crash.jobs import Small

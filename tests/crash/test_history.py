@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
+from spark_abs import restore
 from spark_abs.manifest import Manifest
-from spark_abs.restore.apply import restore
 from spark_abs.store.control import Control
 from tests.crash.facts import check, check_complete
 from tests.crash.jobs import Small

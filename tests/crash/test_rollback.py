@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spark_abs import restore
 from spark_abs.protocol.control import ControlState
-from spark_abs.restore.apply import restore
 from spark_abs.store.control import Control
 from tests.crash.facts import check, check_complete
 from tests.crash.jobs import Small

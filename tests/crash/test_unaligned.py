@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_abs import restore
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointMode
-from spark_abs.restore.apply import restore
 from tests.crash.facts import check, check_complete
 from tests.crash.jobs import Small
 from tests.crash.process import DriverProcess

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
+from typing import Literal
 
 import click
 from deltalake import DeltaTable
@@ -24,6 +25,8 @@ from pyspark.sql import functions as F
 
 import spark_abs
 from spark_abs.errors import AbsError, Refused, UsageError
+from spark_abs.model import OutputMode, ProviderName
+from spark_abs.protocol.changes import Begin
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.specs import Output
 from tests.job_support import Feed
@@ -48,7 +51,7 @@ class Variant:
     front: bool = False
     between: bool = False
     behind: bool = False
-    reader: str | None = None
+    reader: Begin | None = None
     split: bool = False
     third: bool = False
     rewired: bool = False
@@ -63,15 +66,15 @@ class Variant:
     deduplicated: bool = False
     stateless: bool = False
     watermark: str = "10 seconds"
-    mode: str = "update"
+    mode: OutputMode = "update"
     partitions: int = 1
-    provider: str | None = None
+    provider: ProviderName | None = None
     column: bool = False
     wider: bool = False
     path: str = "a"
     files: int = 1
     trigger: str | None = None
-    checkpoint_mode: str = "aligned"
+    checkpoint_mode: Literal["aligned", "unaligned"] = "aligned"
 
     def declare(self, world: World, job: Job) -> None:
         sources: dict[str, Output] = {n: self._source(world, job, n) for n in "ab"}
@@ -93,7 +96,7 @@ class Variant:
         if self.with_sink:
             job.sink(self.sink, ends[self.sink_of], table=str(world.tables / self.table))
         if self.reader is not None:
-            new = job.stage("reader", [sources["a"]], lambda f: f, begin=self.reader)  # type: ignore[arg-type]
+            new = job.stage("reader", [sources["a"]], lambda f: f, begin=self.reader)
             job.sink("read", new, table=str(world.tables / "read"))
         if self.with_count:
             counted = job.stage(
@@ -196,11 +199,11 @@ class World:
             "changes",
             root=str(self.base / "root"),
             spark=self.spark,
-            probe=probe,
             interval="1h",
             num_retained=10,
             mode=variant.checkpoint_mode,
         )
+        job.probe = probe
         variant.declare(self, job)
         return job
 

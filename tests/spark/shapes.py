@@ -17,6 +17,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import LongType, StructField, StructType
 
+from spark_abs.model import ProviderName
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.specs import Output, Stage
 
@@ -65,7 +66,7 @@ def behind(watermark_of: str, view: str) -> str:
     return f"(SELECT * FROM {view} JOIN stages USING (checkpoint) WHERE stage = '{watermark_of}')"
 
 
-def windows(provider: str, name: str = "") -> Shape:
+def windows(provider: ProviderName, name: str = "") -> Shape:
     name = name or f"windows_{provider}"
 
     def count(frame: DataFrame) -> DataFrame:

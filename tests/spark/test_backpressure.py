@@ -47,9 +47,10 @@ class Pair:
 
     def job(self) -> Job:
         job = Job(
-            "pair", root=self.root.uri, spark=self.spark, probe=self._probe, interval="1h",
+            "pair", root=self.root.uri, spark=self.spark, interval="1h",
             capacity_entries=ROOM, max_entries_per_batch=1,
         )  # fmt: skip
+        job.probe = self._probe
         slow = job.stage("slow", [job.source("numbers", self.feed.stream())], lambda frame: frame)
         job.sink("slow", slow, table=str(self.table))
         return job

@@ -17,11 +17,12 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_abs
+from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.errors import AbsError, Refused
-from spark_abs.restore.apply import restore
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.specs import Output
+from spark_abs.store.probe import Probe, no_probe
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start
 
@@ -66,10 +67,11 @@ class Numbers:
     def sink(self, job: Job, name: str, source: Output, table: str | None = None) -> None:
         job.sink(name, source, table=str(self.tmp / "tables" / (table or name)))
 
-    def job(self, declare: Declare, **settings: Any) -> Job:
+    def job(self, declare: Declare, probe: Probe = no_probe, **settings: Any) -> Job:
         job = Job(
             "numbers", root=self.root, spark=self.spark, **{"interval": "1h", "num_retained": 10, **settings}
         )
+        job.probe = probe
         declare(self, job)
         return job
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_abs.restore.apply import restore
+from spark_abs import restore
 from spark_abs.runtime.job import Job
 from tests.job_support import (
     Feed,

@@ -45,7 +45,8 @@ def test_a_drain_lets_out_every_window_also_when_it_is_interrupted(
             raise OSError("no power")
 
     def declare() -> Job:
-        job = Job("drained", root=root, spark=spark, probe=probe, interval="1s")
+        job = Job("drained", root=root, spark=spark, interval="1s")
+        job.probe = probe
         sources = [job.source("clicks", clicks.stream()), job.source("orders", orders.stream())]
         pairs = job.stage("pairs", sources, lambda one, two: matched(in_time(one), in_time(two)))
         counts = job.stage("counts", [pairs], lambda f: counted(f.withWatermark("clicked", "10 minutes")))

@@ -100,11 +100,11 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
         "output 'main' is the stage's own frame",
     ),
     "complete mode": (
-        lambda job: job.stage("s", [source(job)], counted, output_mode="complete"),
+        lambda job: job.stage("s", [source(job)], counted, output_mode="complete"),  # type: ignore[arg-type]
         "stage 's': output mode 'complete' is not supported",
     ),
     "an unknown provider": (
-        lambda job: job.source("s", rate(job), state_provider="redis"),
+        lambda job: job.source("s", rate(job), state_provider="redis"),  # type: ignore[arg-type]
         "stage 's': state_provider 'redis' is not one of rocksdb, hdfs",
     ),
     "no shuffle partitions": (
@@ -156,9 +156,9 @@ def test_a_job_without_stages_and_settings_that_are_none(spark: SparkSession, tm
     with pytest.raises(GraphError, match="no stages"):
         Job("a", root=root, spark=spark).start()
     with pytest.raises(ConfigError, match=r"'intervall' .*nearest is 'interval'"):
-        with_source(Job("a", root=root, spark=spark, intervall="10s")).start()
+        with_source(Job("a", root=root, spark=spark, intervall="10s")).start()  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="neither 'native' nor 'checkpoint'"):
-        with_source(Job("a", root=root, spark=spark)).start(restart="backwards")
+        with_source(Job("a", root=root, spark=spark)).start(restart="backwards")  # type: ignore[arg-type]
     assert not (tmp_path / "root").exists()
 
 

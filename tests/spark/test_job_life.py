@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
+from spark_abs import restore
 from spark_abs.errors import (
     AbortReason,
     CheckpointsFailed,
@@ -25,7 +26,6 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.model import CheckpointKind
-from spark_abs.restore.apply import restore
 from spark_abs.runtime.job import Job
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
@@ -69,7 +69,8 @@ class Line:
             self.feed.write(*({"id": first + n} for n in range(FILE)))
 
     def job(self, name: str = "line", **settings: Any) -> Job:
-        job = Job(name, root=self.root, spark=self.spark, probe=self.probe, **{"interval": "1h", **settings})
+        job = Job(name, root=self.root, spark=self.spark, **{"interval": "1h", **settings})
+        job.probe = self.probe
         numbers = job.source("numbers", self.feed.stream())
         twice = job.stage("twice", [numbers], lambda frame: frame.selectExpr("id", f"{self.twice} AS twice"))
         job.sink("numbers", numbers, table=str(self.tables / "numbers"))

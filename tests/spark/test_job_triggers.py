@@ -53,7 +53,8 @@ class Pair:
 
     def job(self, **settings: Any) -> Job:
         given = {"interval": "1h", **settings}
-        job = Job("pair", root=self.root, spark=self.spark, probe=lambda at: self.probe(at), **given)
+        job = Job("pair", root=self.root, spark=self.spark, **given)
+        job.probe = lambda at: self.probe(at)
         left, right = job.source("left", self.left.stream()), job.source("right", self.right.stream())
         both = job.stage("both", [left, right], lambda a, b: a.union(b))
         job.sink("tail", job.stage("tail", [both], lambda frame: frame), table=str(self.tmp / "tail"))
@@ -171,7 +172,7 @@ def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
     assert (result.exit_code, "interval 1h -> 100ms" in result.stdout) == (0, True)
     eventually(run, lambda: len(manifests(line.root)) > 1, "checkpoints began")
     with pytest.raises(ConfigError, match="cannot be set while a job runs"):
-        run.set(num_retained=2)
+        run.set(num_retained=2)  # type: ignore[call-arg]  # what a type checker says before
     run.stop()
     taken = manifests(line.root)[-1].id
     again = start(line.job())
@@ -195,7 +196,8 @@ def test_a_batch_planned_while_a_bounded_run_ends_is_left_to_the_next_run(
             planned(at)
 
     def rows(probe: Probe) -> tuple[list[int], int]:
-        job = Job("mixed", root=root, spark=spark, probe=probe, interval="1h", timeout="2m")
+        job = Job("mixed", root=root, spark=spark, interval="1h", timeout="2m")
+        job.probe = probe
         source = job.source("numbers", numbers.stream())
         mixed = job.stage("mixed", [source, extra.stream()], lambda one, two: one.union(two))
         job.sink("mixed", mixed, table=str(table))

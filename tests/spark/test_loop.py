@@ -47,10 +47,12 @@ class Retries:
         self.probe: Callable[[str], None] = lambda _: None
 
     def job(self, interval: str = "300ms") -> Job:
-        return retries.declare(
+        job = retries.declare(
             self.spark, self.clicks.stream(), self.orders.stream(), str(self.base),
-            probe=lambda at: self.probe(at), interval=interval, num_retained=50, poll_interval="0ms",
+            interval=interval, num_retained=50, poll_interval="0ms",
         )  # fmt: skip
+        job.probe = lambda at: self.probe(at)
+        return job
 
     def order(self, rng: Random, count: int) -> None:
         """Let orders come, each with three keys of which one, two, three or none has a click."""

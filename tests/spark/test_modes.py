@@ -14,11 +14,10 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from spark_abs import GroupState, edit, flat_map_groups_with_state, state
+from spark_abs import GroupState, edit, flat_map_groups_with_state, restore, state
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId, CheckpointMode, StageId, channel_id
-from spark_abs.restore.apply import restore
 from spark_abs.runtime.job import Job
 from spark_abs.store.history import HistoryEvent
 from tests.job_support import Feed, events, eventually, manifests, read_table
@@ -63,7 +62,8 @@ class Two:
         self.tables = path / "tables"
 
     def job(self, probe: Callable[[str], None] = lambda _: None) -> Job:
-        job = Job("modes", root=self.root, spark=self.spark, interval="1h", probe=probe, **self.settings)
+        job = Job("modes", root=self.root, spark=self.spark, interval="1h", **self.settings)
+        job.probe = probe
         clicks = job.source("clicks", self.clicks.stream())
         orders = job.source("orders", self.orders.stream())
         both = job.stage("both", [clicks, orders], lambda a, b: a.unionByName(b))
@@ -268,7 +268,8 @@ def test_rows_in_flight_are_added_to_the_state_that_an_edit_has_put_in(
 
     def job(probe: Callable[[str], None] = lambda _: None) -> Job:
         settings: dict[str, Any] = {"interval": "1h", "mode": "unaligned", "max_entries_per_batch": 1}
-        job = Job("edited", root=root, spark=spark, probe=probe, **settings)
+        job = Job("edited", root=root, spark=spark, **settings)
+        job.probe = probe
         sums = job.stage(
             "sums",
             [job.source("rows", feed.stream())],

@@ -15,6 +15,7 @@ import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.runtime.job import Job
+from spark_abs.runtime.specs import Restart
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.job_support import Feed, read_table
@@ -51,7 +52,7 @@ def job(spark: SparkSession, tmp_path: Path, feed: Feed) -> Callable[..., Job]:
     return declare
 
 
-def run(job: Job, restart: str = "native") -> None:
+def run(job: Job, restart: Restart = "native") -> None:
     job.start(available_now=True, restart=restart).await_termination()
 
 

@@ -61,7 +61,8 @@ class Drawn:
             raise OSError(f"no luck at {point}")
 
     def declare(self) -> Job:
-        job = Job("drawn", root=str(self.base / "root"), spark=self.spark, probe=self.probe, interval="1h")
+        job = Job("drawn", root=str(self.base / "root"), spark=self.spark, interval="1h")
+        job.probe = self.probe
         priced = self.spark.read.format("delta").load(str(self.base / "prices"))
         numbers = job.source(
             "numbers",

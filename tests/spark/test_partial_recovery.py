@@ -92,7 +92,8 @@ def test_stages_without_their_native_checkpoints_are_rebuilt_alone(
             feeds["orders"].write(*orders_of(number))
 
     def declare() -> Job:
-        job = Job("rebuilt", root=root, spark=spark, probe=failing, interval="1h", num_retained=1000)
+        job = Job("rebuilt", root=root, spark=spark, interval="1h", num_retained=1000)
+        job.probe = failing
         clicks, orders = (job.source(name, given.stream()) for name, given in feeds.items())
         OUTER.add(job, clicks, orders, tables)
         joined = Output(job, StageId("outer_join"), MAIN_OUTPUT)

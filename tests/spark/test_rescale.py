@@ -10,14 +10,15 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
+from spark_abs import restore
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest
-from spark_abs.model import StageId
-from spark_abs.restore.apply import restore
+from spark_abs.model import ProviderName, StageId
 from spark_abs.restore.steps import Rescale
 from spark_abs.runtime.job import Job
 from spark_abs.runtime.specs import Output, Stage
 from tests.job_support import Feed, assert_tables_at_every_cut, manifests
+from tests.root_support import probed
 from tests.spark.conftest import Start
 from tests.spark.shapes import (
     DISTINCT,
@@ -124,7 +125,7 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
             raise Killed
 
     with pytest.raises(Killed):
-        restore(root, "two", shuffle_partitions=5, spark=spark, probe=probe)
+        probed(root, probe, spark).restore("two", shuffle_partitions=5)
     # As if Spark had been killed in the first before it recorded what it did: its half is thrown away.
     (step,) = [s for s in plan.steps if isinstance(s, Rescale) and s.stage == first]
     for name in (f"{step.batch}", f".{step.batch}.crc"):
@@ -151,7 +152,7 @@ def test_state_of_sparks_own_operators_is_spread_also_where_it_was_in_another_pr
     clicks, orders = Feed(spark, tmp_path / "clicks", SCHEMA), Feed(spark, tmp_path / "orders", SCHEMA)
     stages = ("windows", "distinct", "outer_join", "visits")
 
-    def run(provider: str, files: int, savepoint: str) -> dict[str, str]:
+    def run(provider: ProviderName, files: int, savepoint: str) -> dict[str, str]:
         for _ in range(files):
             clicks.write(*clicks_of(len(clicks.files)))
             orders.write(*orders_of(len(orders.files)))

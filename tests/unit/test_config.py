@@ -10,8 +10,9 @@ import yaml
 from spark_abs.config import Settings
 from spark_abs.errors import ConfigError
 from spark_abs.model import CheckpointMode
-from spark_abs.quantities import duration_ms, size_bytes
+from spark_abs.quantities import count_or_unlimited, duration_ms, size_bytes, size_or_unlimited
 from spark_abs.settings_table import SETTINGS, WatermarkCheck
+from tests.settings_support import FILE, declarations
 
 
 def resolve(
@@ -84,9 +85,18 @@ def test_what_cannot_be_set_on_a_running_job_is_said(given: dict[str, object], s
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(("given", "limit"), [("-1", None), (-1, None), ("64kb", 65536), (None, None)])
-def test_an_alignment_limit_is_a_size_or_minus_one(given: object, limit: int | None) -> None:
-    assert resolve(alignment_limit=given).alignment_limit == limit
+def test_every_limit_that_there_need_not_be_is_called_unlimited() -> None:
+    limits = [s for s in SETTINGS if s.read in (size_or_unlimited, count_or_unlimited)]
+    assert len(limits) == 5
+    for limit in limits:
+        assert getattr(Settings.resolve(None, {}, {}, {limit.argument: "Unlimited"}), limit.field) is None
+        for formerly in ("-1", "any", -1):
+            with pytest.raises(ConfigError, match=r"or unlimited$|the least is [01]$"):
+                Settings.resolve(None, {}, {}, {limit.argument: formerly})
+
+
+def test_types_of_arguments_are_those_of_the_table() -> None:
+    assert FILE.read_text() == declarations(), "run python -m tests.settings_support"
 
 
 def test_an_argument_that_is_none_was_not_given() -> None:

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
+from spark_abs import forget
 from spark_abs.cli.main import main
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
@@ -16,7 +17,7 @@ from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, Ru
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.members import WRAPPED_JOB, remember
 from spark_abs.restore.facts import gather
-from spark_abs.restore.forget import forget, forget_query
+from spark_abs.restore.forget import forget_query
 from spark_abs.runtime.members import recorded_parts
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spark_abs import restore
 from spark_abs.channels.in_flight import bytes_in_flight
 from spark_abs.codec import to_json
 from spark_abs.errors import DamageError, Refused
@@ -19,7 +20,6 @@ from spark_abs.model import CheckpointId, CheckpointMode, Position, RunId, Stage
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.changes import Comparison
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.apply import restore
 from spark_abs.runtime.inspection import require_ok
 from spark_abs.runtime.journal import Journal
 from spark_abs.runtime.recorded import Declared, Knowledge

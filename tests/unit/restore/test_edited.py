@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.errors import CheckpointNotFound, CommitStateUnknown, DamageError, Fenced, Refused, RunAlive
 from spark_abs.manifest import Manifest, Origin, StageSnapshot
@@ -22,7 +23,6 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.restore import edited as module
 from spark_abs.restore.ahead import passing_place
-from spark_abs.restore.apply import restore
 from spark_abs.restore.check import require_intact
 from spark_abs.restore.edited import StageChange, write_edited
 from spark_abs.restore.lookup import lookup
