@@ -88,7 +88,14 @@ def check_job(job: Job, leave: bool, *, root: Root | None = None, to: str | int 
         CheckpointNotFound: there is no such checkpoint.
         DamageError: what is recorded cannot be read.
     """
-    drafted, at = draft(job), root or job.root
+    return check_drafted(job, draft(job), leave, root=root, to=to)
+
+
+def check_drafted(
+    job: Job, drafted: Drafted, leave: bool, *, root: Root | None = None, to: str | int | None = None
+) -> Comparison:
+    """Do as `check_job` for what `draft` has made of the job."""
+    at = root or job.root
     if not at.place(CONTROL).exists():
         declared = declare(job, drafted.graph, drafted.frames, drafted.plans)
         first = compare(Recorded("a new root"), declared.shapes, begin=declared.begin)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from spark_abs.runtime.explain import Explanation
     from spark_abs.runtime.run import Run
 
 
@@ -309,6 +310,22 @@ class Job:
         from spark_abs.runtime.inspection import check_job
 
         return check_job(self, allow_non_restored_state, to=to)
+
+    def explain(self, *, allow_non_restored_state: bool = False) -> Explanation:
+        """Return the job as a value to print: stages, channels, sinks, where each thing is kept, its start.
+
+        Starts nothing and writes nothing. `print(job.explain())` shows it; `start` of it is as `check`.
+
+        Args:
+            allow_non_restored_state: as for `start`.
+
+        Raises:
+            GraphError: the job cannot run at all.
+            DamageError: what is recorded cannot be read.
+        """
+        from spark_abs.runtime.explain import explain_job
+
+        return explain_job(self, allow_non_restored_state)
 
 
 def _struct(schema: str) -> StructType:

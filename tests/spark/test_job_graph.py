@@ -208,3 +208,58 @@ def test_a_graph_that_cannot_be(
 ) -> None:
     with pytest.raises(GraphError, match=re.escape(message)):
         JobGraph(stages, sinks)
+
+
+def test_a_job_explains_itself_and_its_start_and_makes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    job = Job("shop", root=str(root), spark=spark)
+    again = job.feedback("again", "timestamp timestamp, value long")
+    ticks = job.source("ticks", rate(job))
+    tries = job.stage("tries", [ticks, again], lambda new, old: new.union(old), trigger="5 seconds")
+    again.close(tries)
+    counts = job.stage("counts", [tries], counted, output_mode="update", shuffle_partitions=3)
+    job.sink("counted", counts, table=str(tmp_path / "counted"))
+    job.sink("mail", ticks, foreach_batch=lambda frame, batch: None)
+    found = job.explain()
+    assert not root.exists()
+    assert [s.name for s in found.stages] == ["ticks", "tries", "counts"]
+    assert [(c.id, c.readers) for c in found.channels] == [
+        ("ticks.main", ("tries",)),
+        ("tries.main", ("tries", "counts")),
+    ]
+    assert [(s.name, s.source, s.table) for s in found.sinks] == [
+        ("counted", "counts.main", str(tmp_path / "counted")),
+        ("mail", "ticks.main", None),
+    ]
+    assert (found.start.ok, found.start) == (True, job.check())
+    assert (
+        str(found)
+        == f"""\
+job shop at {root}, attempt 1
+stage ticks
+  reads rate source
+  writes main (append)
+  native checkpoint {root}/native/1/ticks
+stage tries
+  reads channel ticks.main
+  reads channel tries.main, the way back of a loop
+  writes main (append), every 5 seconds
+  native checkpoint {root}/native/1/tries
+stage counts
+  reads channel tries.main
+  watermark on timestamp, 10000 ms late
+  keeps state of stateStoreSave, in 3 shuffle partitions (as declared)
+  writes main (update)
+  native checkpoint {root}/native/1/counts
+channel ticks.main to tries: {root}/channels/ticks.main
+channel tries.main to tries, counts: {root}/channels/tries.main
+sink counted of counts.main: {tmp_path}/counted, exactly once
+sink mail of ticks.main: a function, at least once
+state of checkpoints: {root}/state
+tables of the job: {root}/checkpoints, {root}/history, {root}/control
+a start: goes on
+  compared with a new root:
+  ticks: new
+  tries: new
+  counts: new"""
+    )
