@@ -1,0 +1,65 @@
+"""Calls that a type checker must accept; `tests/unit/test_typing.py` reads this file, nothing runs it."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+import spark_abs
+
+
+def declared(spark: SparkSession, clicks: DataFrame, config: dict[str, object]) -> spark_abs.Run:
+    job = spark_abs.Job(
+        "shop",
+        root="/data/shop",
+        spark=spark,
+        config=config,
+        interval="10s",
+        mode="unaligned",
+        max_concurrent=2,
+        synchronous=False,
+        tolerable_failures="unlimited",
+        capacity_entries=500,
+        restart_strategy="fixed-delay",
+        restart_multiplier=2,
+        endpoint=None,
+    )
+    again = job.feedback("again", "id long")
+    source = job.source("clicks", clicks, state_provider="hdfs", outputs={"late": lambda batch: batch})
+    stage: spark_abs.Stage = job.stage(
+        "match", [source["late"], again, clicks], lambda a, b, c: a, output_mode="update", begin="earliest"
+    )
+    again.close(stage)
+    job.sink("out", stage, table="/data/out", existing="take_over")
+    job.sink("mail", stage["main"], foreach_batch=lambda frame, batch: None)
+    assert job.explain(allow_non_restored_state=True).stages[0].native
+    assert job.check(to=3).ok
+    return job.start(restart="checkpoint", takeover=True)
+
+
+def running(run: spark_abs.Run) -> int | None:
+    try:
+        run.savepoint("before", timeout=2.5)
+        run.set(interval="30s", mode="at_least_once")
+    except spark_abs.CheckpointPending as late:
+        return late.exit_code
+    except (spark_abs.Refused, spark_abs.StageFailed, spark_abs.DamageError):
+        raise
+    return run.stop(savepoint="last", drain=True)
+
+
+def looked_at(spark: SparkSession) -> spark_abs.Edit:
+    shop = spark_abs.open("s3://bucket/shop", spark, region="eu-west-1", allow_http=False)
+    rows: list[dict[str, object]] = shop.checkpoints().to_pylist()
+    assert rows == shop.history(limit=3).to_pylist() == shop.verify("latest").to_pylist()
+    assert shop.status().alive is None
+    sales: DataFrame = shop.read("sales", "before")
+    shop.state("count", 7, operator=0, diff="latest").unionByName(sales)
+    assert shop.restore("before", force=["run", "rows"], shuffle_partitions={"count": 8}).run == 7
+    spark_abs.restore("/data/shop", 3, force=True, spark=spark, region="eu-west-1")
+    return shop.edit("before").keep_in("count", "rocksdb")
+
+
+def wrapped(frame: DataFrame) -> None:
+    write = spark_abs.foreach_batch(lambda batch, number: None, root="/r", stage="daily", interval="1m")
+    where = spark_abs.checkpoint_location("/r", "daily", adopt="/old", region="eu-west-1")
+    frame.writeStream.foreachBatch(write).option("checkpointLocation", where).start()
