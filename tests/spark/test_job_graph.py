@@ -248,7 +248,7 @@ stage tries
 stage counts
   reads channel tries.main
   watermark on timestamp, 10000 ms late
-  keeps state of stateStoreSave, in 3 shuffle partitions (as declared)
+  keeps state of Aggregate, in 3 shuffle partitions (as declared)
   writes main (update)
   native checkpoint {root}/native/1/counts
 channel ticks.main to tries: {root}/channels/ticks.main
