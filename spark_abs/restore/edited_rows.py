@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-_STRUCTS, _TIMES = ("key", "value"), (TIMEOUT_MS, EXPIRES_MS)
+_STRUCTS = ("key", "value")
 
 
 def fitted(frame: DataFrame, form: StateFunction, who: str) -> DataFrame:

@@ -50,8 +50,6 @@ from spark_abs.restore.steps import (
 from spark_abs.sinks.changes import NO_CHANGES, Changes
 from spark_abs.store.checkpoints import Summary
 
-_FUNCTION = "a function sink has no versions: what it has done stays"
-
 
 @dataclass(frozen=True, slots=True)
 class SinkFacts:

@@ -50,9 +50,6 @@ class Marker:
         return self.barrier.id if self.barrier else (self.cancel or NO_EPOCH)
 
 
-NO_MARKER = Marker()
-
-
 @dataclass(frozen=True, slots=True)
 class IdleCut:
     """The cut of an idle stage: its last finished batch, and where the barrier stands in its channels."""

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LEASE_POLL_S = 0.2
-
 
 def start_job(
     job: Job, *, available_now: bool, takeover: bool, restart: Restart, allow_non_restored_state: bool

@@ -196,14 +196,6 @@ class KeyGroup:
             found[at] = pending[rows[at]]
         return found
 
-    def expiries(self, where: Places, rows: Places) -> Places:
-        """Return when the states of found rows expire."""
-        found = np.full(len(where), NEVER, np.int64)
-        for number, segment in enumerate(self._segments):
-            at = np.flatnonzero(where == number)
-            found[at] = segment.expires[rows[at]]
-        return found
-
     def take(self, where: Places, rows: Places, schema: pa.Schema) -> pa.Table:
         """Return keys and states of found rows in their order, columns named as in `schema`."""
         parts = [

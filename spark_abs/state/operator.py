@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +26,6 @@ from spark_abs.state.group import (
 )
 from spark_abs.state.keys import Places, by_key, canonical, check_key_groups, check_key_type, hashes
 from spark_abs.state.segments import KEY, NEVER, STATE, Flags
-
-NO_TIME = -1
 
 
 class Timeout(StrEnum):
@@ -205,13 +203,6 @@ class GroupOutput:
 
 
 GroupFunction = Callable[[GroupInput], GroupOutput]
-
-
-class KeyedState(Protocol):
-    """The store of one partition: the parts of its key groups."""
-
-    def group(self, number: int) -> GroupStore:
-        """Return the store of one key group."""
 
 
 class Cache:

@@ -17,7 +17,6 @@ from spark_abs.state.keys import canonical, group_of, hashes
 
 GROUP, ROWS, OUTPUT = "key_group", "rows", "output"
 PACKED = pa.schema([(GROUP, pa.int32()), (ROWS, pa.binary())])
-OUT = pa.schema([(OUTPUT, pa.binary())])
 
 _FUNCTION = "stateful function "
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 500_000, 64 * 2**20

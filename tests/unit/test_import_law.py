@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,6 +162,19 @@ def test_the_protocol_is_pure() -> None:
 def test_modules_stay_short() -> None:
     lengths = {str(m.relative_to(HERE)): len(m.read_text().splitlines()) for m in MODULES}
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
+
+
+def test_private_names_of_a_module_are_used_in_it() -> None:
+    """Vulture takes a name for used that is used in any module."""
+    unused = []
+    for module in MODULES:
+        text = module.read_text()
+        for node in ast.parse(text).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node]
+            names = [getattr(target, "id", getattr(target, "name", "")) for target in targets]
+            private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+            unused += [f"{module.name}: {n}" for n in private if len(re.findall(rf"\b{n}\b", text)) == 1]
+    assert unused == []
 
 
 def test_nothing_unpickles() -> None:

@@ -42,7 +42,6 @@ class Lossy:
     def __init__(self, path: Path) -> None:
         self.job = SmallJob(path)
         self.functions = False
-        self.native_of_a = ["a"]
 
     def batch(self, number: int, *values: int, offsets: str = "") -> None:
         """Run a batch of both stages; the sink gets no commit without rows."""

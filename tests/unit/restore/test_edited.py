@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from spark_abs.store.storage import Place
 from tests.root_support import SmallJob
 
 SESSION: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]"))
-Rewrite = Callable[..., StageSnapshot]
 
 
 def same(*given: Any) -> StageSnapshot:

@@ -24,7 +24,6 @@ OUT = pa.schema([("k", pa.string()), ("total", pa.int64()), ("timed_out", pa.boo
 KEY_GROUPS = 3
 
 Key = tuple[Any, ...]
-Call = Callable[[Key, list[Row], Any], list[tuple[Any, ...]]]
 
 
 def story(key: Key, rows: Iterator[Row], state: GroupState) -> Iterator[tuple[Any, ...]]:
