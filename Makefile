@@ -12,7 +12,7 @@ demo: venv
 # What needs no Spark: style, types, unit tests.
 check: venv
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
-	@echo "vulture" && $(BIN)/vulture
+	@echo "vulture" && $(BIN)/vulture --config conf/vulture.toml
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
 	@echo "pytest tests/unit" && $(BIN)/python -m pytest tests/unit
 
@@ -26,7 +26,7 @@ test: check
 # Cheap checks first; the last line is pytest's own.
 test-all: venv
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
-	@echo "vulture" && $(BIN)/vulture
+	@echo "vulture" && $(BIN)/vulture --config conf/vulture.toml
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
 	@echo "pytest" && $(BIN)/python -m pytest
 
