@@ -13,17 +13,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
-from pyspark import SparkFiles
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 from pyspark.sql.types import StructType
@@ -31,7 +27,7 @@ from pyspark.sql.types import StructType
 from spark_abs.channels.follow import Clock, LogTail, follow
 from spark_abs.channels.offsets import StageOffsets
 from spark_abs.channels.schema import arrow_schema
-from spark_abs.codec import from_json, from_plain, to_json
+from spark_abs.codec import from_json, from_plain
 from spark_abs.errors import DamageError
 from spark_abs.model import (
     FORMAT,
@@ -51,11 +47,9 @@ from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
 from spark_abs.store.storage import DEFAULTS, Storage
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 FORMAT_NAME = "spark_abs_gate"
-_SPEC = "spec"
+SPEC = "spec"
+"""The one option of the source."""
 _ABORTS_POLL_MS = 100
 _UNLIMITED = 2**62
 
@@ -101,35 +95,6 @@ class GateSpec:
     """When a way back is full."""
 
 
-_registering = threading.Lock()
-_registered: WeakKeyDictionary[SparkSession, Storage] = WeakKeyDictionary()
-"""What the class has that a session knows: Spark warns when one takes the place of another."""
-
-
-def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) -> DataFrame:
-    """Return the streaming frame of one input. Two calls with one channel are two inputs.
-
-    Plans and the UI show the options of a source, so the storage, which may hold a secret, travels with the
-    class.
-    """
-    _show_shipped_code()
-    with _registering:  # a frame keeps the class that was registered when it was made
-        if _registered.get(spark) != storage:
-            spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
-            _registered[spark] = storage
-        return spark.readStream.format(FORMAT_NAME).option(_SPEC, to_json(spec)).load()
-
-
-def _show_shipped_code() -> None:
-    """Let the planning half import what `--py-files` brought, this package among it.
-
-    Spark 4.2 sends it to a folder `streaming_job` below that of the shipped files and puts nothing there.
-    """
-    shipped = Path(SparkFiles.getRootDirectory())
-    with suppress(FileExistsError):
-        (shipped / "streaming_job").symlink_to(shipped, target_is_directory=True)
-
-
 class Gate(DataSource):
     """The data source under which Spark knows the gate; its one option is the spec."""
 
@@ -154,7 +119,7 @@ class Gate(DataSource):
         return GateReader(spec, schema, Root(spec.root, self.storage))
 
     def _spec(self) -> GateSpec:
-        return from_json(GateSpec, self.options[_SPEC])
+        return from_json(GateSpec, self.options[SPEC])
 
 
 class FilePartition(InputPartition):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
-from spark_abs.channels.gate import BackEdge, GateSpec, open_gate
+from spark_abs.channels.gate import BackEdge, GateSpec
+from spark_abs.channels.opening import open_gate
 from spark_abs.channels.writer import create_channel
 from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
 from spark_abs.manifest import StageShape

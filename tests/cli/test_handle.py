@@ -88,7 +88,7 @@ def test_options_of_storage_are_given_once_and_others_are_none(tmp_path: Path) -
     with pytest.raises(ConfigError, match="'interval' says nothing about storage"):
         spark_abs.open(str(tmp_path), interval="10s")  # type: ignore[call-arg]  # as is tested
     with pytest.raises(UsageError, match="no Spark session is active"):
-        handle.read("totals")
+        spark_abs.open(str(tmp_path)).read("totals")
 
 
 def test_back_to_a_checkpoint_and_the_plan_alone(job: SmallJob) -> None:

@@ -6,17 +6,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_abs.channels.gate import GateSpec, open_gate
+from spark_abs.channels.gate import FORMAT_NAME, GateSpec
 from spark_abs.channels.offsets import offset_lines
+from spark_abs.channels.opening import open_gate
 from spark_abs.errors import AbortReason
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, Version, positions_of
 from spark_abs.protocol.control import Aborted, settle
+from spark_abs.runtime.jvm import as_active
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.channel_support import JOB, NUMBERS, Log, position
@@ -248,3 +251,23 @@ def test_a_file_that_is_gone_fails_the_stage_with_its_name(spark: SparkSession, 
     with running(open_gate(spark, spec(root, log.channel)), Recorder(root)) as query:
         with pytest.raises(Exception, match=r"part-0.parquet of a channel cannot be read"):
             query.awaitTermination()
+
+
+def test_gates_that_start_change_only_values_of_the_map_that_tasks_are_serialized_with(
+    spark: SparkSession, root: Root
+) -> None:
+    """Spark sets variables of workers in it when a gate starts; tasks of other gates may be on their way."""
+    log = Log(root)
+    log.batch(1)
+    session: Any = spark.newSession()
+    with as_active(session):
+        frame = open_gate(session, spec(root, log.channel))
+    sources = session._jsparkSession.sessionState().dataSourceManager()
+    variables = sources.lookupDataSource(FORMAT_NAME).dataSourceCls().envVars()
+    before = set(variables)
+    assert "SPARK_LOCAL_DIRS" not in session.sparkContext.environment
+    seen = Recorder(root)
+    with running(frame, seen) as query:
+        caught_up(query, lambda: seen.rows == [[1]])
+    assert variables["SPARK_LOCAL_DIRS"] != ""
+    assert set(variables) == before

@@ -260,6 +260,7 @@ tables of the job: {root}/checkpoints, {root}/history, {root}/control
 a start: goes on
   compared with a new root:
   ticks: new
+    rate source begins at its beginning
   tries: new
   counts: new"""
     )

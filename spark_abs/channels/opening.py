@@ -1,0 +1,72 @@
+"""Opening gates: Spark's streaming frame of a channel, and what a session must know for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from pyspark import SparkFiles
+
+from spark_abs.channels.gate import FORMAT_NAME, SPEC, Gate, GateSpec
+from spark_abs.codec import to_json
+from spark_abs.store.storage import DEFAULTS, Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_registering = threading.Lock()
+_registered: WeakKeyDictionary[SparkSession, Storage] = WeakKeyDictionary()
+"""What the class has that a session knows: Spark warns when one takes the place of another."""
+_SET_BY_READERS = {
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_AUTH_SOCKET_TIMEOUT": "",
+    "SPARK_BUFFER_SIZE": "",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+"""What Spark sets for a worker; it replaces the empty ones before it starts any."""
+
+
+def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) -> DataFrame:
+    """Return the streaming frame of one input. Two calls with one channel are two inputs.
+
+    Plans and the UI show the options of a source, so the storage, which may hold a secret, travels with the
+    class.
+    """
+    _show_shipped_code()
+    with _registering:  # a frame keeps the class that was registered when it was made
+        if _registered.get(spark) != storage:
+            with _all_variables(spark.sparkContext.environment):
+                spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
+            _registered[spark] = storage
+        return spark.readStream.format(FORMAT_NAME).option(SPEC, to_json(spec)).load()
+
+
+@contextmanager
+def _all_variables(environment: dict[str, Any]) -> Iterator[None]:
+    """While this lasts, the environment of Python workers has every variable that a streaming reader sets.
+
+    All gates of a session share the map of the JVM that is made from it. Spark 4.2 sets those variables in it
+    (`PythonStreamingSourceRunner.init`) while other gates do the same, and tasks are serialized with it: a new
+    key could break the map for good, a new value of an old key cannot.
+    """
+    added = {key: value for key, value in _SET_BY_READERS.items() if key not in environment}
+    environment.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            environment.pop(key, None)
+
+
+def _show_shipped_code() -> None:
+    """Let the planning half import what `--py-files` brought, this package among it.
+
+    Spark 4.2 sends it to a folder `streaming_job` below that of the shipped files and puts nothing there.
+    """
+    shipped = Path(SparkFiles.getRootDirectory())
+    with suppress(FileExistsError):
+        (shipped / "streaming_job").symlink_to(shipped, target_is_directory=True)
