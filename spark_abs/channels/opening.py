@@ -50,7 +50,7 @@ def _all_variables(environment: dict[str, Any]) -> Iterator[None]:
     """While this lasts, the environment of Python workers has every variable that a streaming reader sets.
 
     All gates of a session share the map of the JVM that is made from it. Spark 4.2 sets those variables in it
-    (`PythonStreamingSourceRunner.init`) while other gates do the same, and tasks are serialized with it: a new
+    (`PythonStreamingSourceRunner.init`) while other gates do so, and tasks are serialized with it: a new
     key could break the map for good, a new value of an old key cannot.
     """
     added = {key: value for key, value in _SET_BY_READERS.items() if key not in environment}

@@ -23,8 +23,8 @@ POINTS = (
     "change.record.before",
     "change.record.after",
     "start.channels.after",
-    "start.through.query.after",
     "batch.through.commit-main.after",
+    "start.through.query.after",  # last: whoever is held here keeps the queries of other jobs from starting
 )
 KEPT = {"numRetained": 1000}
 BEFORE, AFTER = 2, 2
