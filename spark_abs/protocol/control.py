@@ -27,6 +27,7 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.forgotten import Forgotten
+from spark_abs.protocol.outside import Mark
 
 KEPT = 100
 """Settled aborts and answered commands that stay in `control/`; `history/` keeps all."""
@@ -112,6 +113,28 @@ class AttachedSink:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideSink:
+    """A sink outside that the job has come to: the rows of an output go there, see `protocol.outside`."""
+
+    sink: str
+    stage: StageId
+    output: str
+    kind: str
+    """`postgres`, or `own` for one that is a class of the user's."""
+    settings: str
+    """What finds it again, as JSON: names, never a secret; empty for an own one."""
+    first: Mark
+    """Where it began."""
+    begun: bool = False
+    """Whether it has committed anything: from then on it must have a mark."""
+
+    @property
+    def id(self) -> str:
+        """What tells it from others."""
+        return self.sink
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
     """All that `control/` holds."""
 
@@ -126,6 +149,7 @@ class ControlState:
     commands: tuple[Command, ...] = ()
     sinks: tuple[AttachedSink, ...] = ()
     forgotten: tuple[Forgotten, ...] = ()
+    outside: tuple[OutsideSink, ...] = ()
 
     @property
     def attempt(self) -> Attempt:
@@ -269,6 +293,13 @@ def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:
     """Record Delta sinks; one that is known already is not recorded twice."""
     known = {s.id for s in state.sinks}
     return replace(state, sinks=(*state.sinks, *(s for s in sinks if s.id not in known)))
+
+
+def attach_outside(state: ControlState, run: RunId, sinks: Iterable[OutsideSink]) -> ControlState:
+    """Record sinks outside; each takes the place of its older record."""
+    require_current(state, run)
+    found = {s.sink: s for s in (*state.outside, *sinks)}
+    return replace(state, outside=tuple(found.values()))
 
 
 def ask(state: ControlState, command: Command) -> ControlState:

@@ -23,7 +23,16 @@ from spark_abs.codec import from_json, to_json
 from spark_abs.errors import DamageError, Refused, RootNotFound
 from spark_abs.model import FORMAT, CheckpointId, Version
 from spark_abs.protocol.attempt import NATIVES, Attempt
-from spark_abs.protocol.control import Aborted, AttachedSink, Claim, Command, ControlState, Run, begin_job
+from spark_abs.protocol.control import (
+    Aborted,
+    AttachedSink,
+    Claim,
+    Command,
+    ControlState,
+    OutsideSink,
+    Run,
+    begin_job,
+)
 from spark_abs.protocol.forgotten import Forgotten
 from spark_abs.protocol.overtaken import overtaken
 from spark_abs.store.root import Root
@@ -42,6 +51,7 @@ _KINDS: dict[str, type] = {
     "command": Command,
     "sink": AttachedSink,
     "forgotten": Forgotten,
+    "outside": OutsideSink,
 }
 
 
@@ -190,6 +200,7 @@ def _encode(state: ControlState) -> Iterator[dict[str, object]]:
         ("command", state.commands),
         ("sink", state.sinks),
         ("forgotten", state.forgotten),
+        ("outside", state.outside),
     ):
         for item in items:
             key = item.barrier.id if isinstance(item, Claim) else item.id
@@ -224,4 +235,5 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
         tuple(found["command"]),
         tuple(found["sink"]),
         tuple(found["forgotten"]),
+        tuple(found["outside"]),
     )

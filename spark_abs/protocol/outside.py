@@ -1,0 +1,138 @@
+"""Sinks outside: which rows go to one next, and where it stands after the job has gone back.
+
+Rows for such a sink lie in the channel of an output. An epoch is what lies there between the cuts of two
+completed checkpoints; it is sent whole, behind the completion, and committed together with its mark. So a
+crash at any moment leaves one of two things: the mark before it and none of its rows, or its mark and all.
+The channel holds what has not been sent, so no transaction stays open meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spark_abs.model import (
+    NO_EPOCH,
+    AttemptId,
+    Branch,
+    CheckpointId,
+    RunId,
+    Version,
+    counts,
+)
+from spark_abs.protocol.changes import FIRST_ENTRY
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a sink has committed: all that counts in its channel up to entry `version`."""
+
+    attempt: AttemptId
+    """Whose entry that is."""
+    checkpoint: CheckpointId
+    """The checkpoint whose cut it is; 0 where the channel begins."""
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who sends: one sink of one root, in one run. Run numbers only grow: a newer one fences older ones."""
+
+    root: str
+    """The identity of the root."""
+    job: str
+    sink: str
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What is committed at once: the entries behind `after` up to those of `mark`, that mark included."""
+
+    owner: Owner
+    after: Mark
+    mark: Mark
+    floor: CheckpointId = NO_EPOCH
+    """No restore goes back to a checkpoint before this one any more: what was kept to undo older epochs may
+    go."""
+    first: bool = False
+    """Whether nothing was ever committed: the sink has no mark yet."""
+
+
+def next_epochs(mark: Mark, cuts: Iterable[Mark], path: Sequence[Branch]) -> tuple[tuple[Mark, Mark], ...]:
+    """Return what is to be sent, oldest first, each as the mark before it and its own.
+
+    Args:
+        mark: what the sink has committed; it counts on the path.
+        cuts: the cuts of completed checkpoints in the channel, of abandoned attempts too, in any order.
+        path: what counts in the channel, see `channel_path`.
+    """
+    ahead = {c.version: c for c in cuts if c.version > mark.version and is_on(path, c)}
+    ordered = [ahead[version] for version in sorted(ahead)]
+    return tuple(zip([mark, *ordered], ordered, strict=False))
+
+
+def is_on(path: Sequence[Branch], mark: Mark) -> bool:
+    """Say whether all that a mark stands for counts on a path."""
+    return counts(path, mark.attempt, mark.version)
+
+
+def line_to(path: Sequence[Branch], mark: Mark) -> tuple[Branch, ...]:
+    """Cut the path of a mark's attempt off behind the mark."""
+    return (*path[:-1], Branch(mark.attempt, mark.version))
+
+
+def meeting(line: Sequence[Branch], path: Sequence[Branch]) -> Mark:
+    """Return the last point of `line` that counts on `path`, as a mark of no checkpoint.
+
+    Where they have nothing in common that is the beginning of the newest attempt of `path`.
+    """
+    found = Mark(path[-1].attempt, NO_EPOCH, FIRST_ENTRY)
+    for mine, other in zip(line, path, strict=False):
+        if mine.attempt != other.attempt:
+            break
+        until = min(v for v in (mine.until, other.until) if v is not None)
+        if until >= FIRST_ENTRY:
+            found = Mark(mine.attempt, NO_EPOCH, until)
+    return found
+
+
+def way_back(mark: Mark, line: Sequence[Branch], path: Sequence[Branch], cuts: Iterable[Mark]) -> Mark:
+    """Return the mark that a sink has once what does not count on `path` is taken back.
+
+    Args:
+        mark: what it has committed.
+        line: the path to it, see `line_to`.
+        path: what counts from now on.
+        cuts: known cuts, for the checkpoint's id.
+    """
+    if is_on(path, mark):
+        return mark
+    met = meeting(line, path)
+    ids = (c.checkpoint for c in cuts if (c.attempt, c.version) == (met.attempt, met.version))
+    return Mark(met.attempt, max(ids, default=NO_EPOCH), met.version)
+
+
+def sent_behind(
+    back: Mark, mark: Mark, line: Sequence[Branch], cuts: Iterable[Mark]
+) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints whose epochs a sink has committed behind `back`, as far as they are known."""
+    ids = {c.checkpoint for c in cuts if back.version < c.version <= mark.version and is_on(line, c)}
+    return tuple(sorted({*ids, mark.checkpoint} if mark.version > back.version else ids))
+
+
+def needed_from(mark: Mark, line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:
+    """Return the entry behind which a sink, or one that goes back to a kept checkpoint, may still read.
+
+    Args:
+        mark: what it has committed.
+        line: the path to it.
+        kept: the path to the cut of each checkpoint that one may go back to.
+    """
+    needed = mark.version
+    for target in kept:
+        until = target[-1].until
+        met = meeting(line, target).version
+        if until is not None and met < until:
+            needed = min(needed, met)
+    return needed

@@ -1,0 +1,265 @@
+"""A job, its attempts, runs that are late and a sink outside, in any order: every row that counts, once.
+
+The job is a log of entries with cuts; the sink has rows, a mark and a run number that change at once. Each
+part of the protocol is also left out, and that is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from spark_abs.model import NO_EPOCH, AttemptId, Branch, CheckpointId, Version, counts
+from spark_abs.protocol import outside
+from spark_abs.protocol.outside import Mark
+
+RETAINED = 1
+
+
+@dataclass
+class Sink:
+    """The place outside."""
+
+    run: int = 0
+    mark: Mark | None = None
+    rows: list[Version] = field(default_factory=list)
+    history: list[tuple[Version, list[Version]]] = field(default_factory=list)
+
+
+@dataclass
+class Sender:
+    """A run that sends; it may be late with what it has in hand."""
+
+    run: int
+    attempt: AttemptId
+    known: bool = False
+    mark: Mark | None = None
+    hand: tuple[Mark, Mark, list[Version]] | None = None
+
+
+class Outside(RuleBasedStateMachine):
+    """Parts of the protocol, to be left out by mutants."""
+
+    next_epochs = staticmethod(outside.next_epochs)
+    way_back = staticmethod(outside.way_back)
+    needed_from = staticmethod(outside.needed_from)
+    fences = True
+    looks = True
+    undoes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[Version, AttemptId]] = []
+        self.forks: dict[AttemptId, tuple[AttemptId, Version] | None] = {AttemptId(1): None}
+        self.attempt = AttemptId(1)
+        self.ids = 0
+        self.kept: list[Mark] = []
+        self.saved: set[int] = set()
+        self.trimmed = Version(0)
+        self.sink = Sink()
+        self.runs = 0
+        self.late: list[Sender] = []
+        self.begin()
+
+    # -- the job
+
+    def line(self, attempt: AttemptId, until: Version | None) -> tuple[Branch, ...]:
+        fork = self.forks[attempt]
+        before = self.line(*fork) if fork is not None else ()
+        return (*before, Branch(attempt, until))
+
+    @property
+    def path(self) -> tuple[Branch, ...]:
+        return self.line(self.attempt, None)
+
+    def begin(self) -> None:
+        self.runs += 1
+        self.sender = Sender(self.runs, self.attempt)
+
+    def add(self) -> Version:
+        self.log.append((Version(len(self.log) + 1), self.attempt))
+        return self.log[-1][0]
+
+    def read(self, path: Sequence[Branch], after: Version, until: Version) -> list[Version]:
+        found = [v for v, attempt in self.log if after < v <= until and counts(path, attempt, v)]
+        assert not found or min(found) > self.trimmed, f"entry {min(found)} is wanted and was deleted"
+        return found
+
+    @rule(entries=st.integers(1, 3))
+    def write(self, entries: int) -> None:
+        for _ in range(entries):
+            self.add()
+
+    @rule(savepoint=st.booleans())
+    def complete(self, savepoint: bool) -> None:
+        self.ids += 1
+        if savepoint:
+            self.saved.add(self.ids)
+        self.kept.append(Mark(self.attempt, CheckpointId(self.ids), self.add()))
+
+    @rule()
+    def tidy(self) -> None:
+        """Retire as retention does, then trim."""
+        periodic = [m for m in self.kept if m.checkpoint not in self.saved]
+        mine = [m for m in periodic if outside.is_on(self.path, m)][-RETAINED:]
+        if len(mine) == RETAINED:
+            first = mine[0].checkpoint
+            self.kept = [m for m in self.kept if m.checkpoint >= first or m.checkpoint in self.saved]
+        if self.sender.known and self.kept:
+            mark = self.sender.mark or Mark(AttemptId(1), NO_EPOCH, Version(0))
+            line = self.line(mark.attempt, mark.version)
+            needed = self.needed_from(mark, line, [self.line(m.attempt, m.version) for m in self.kept])
+            self.trimmed = max(self.trimmed, min(needed, *(m.version for m in self.kept)))
+
+    @rule()
+    def crash(self) -> None:
+        self.late.append(self.sender)
+        self.begin()
+
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        if self.kept:
+            self.go_back(data.draw(st.sampled_from(self.kept)))
+
+    def go_back(self, to: Mark) -> None:
+        self.late.append(self.sender)
+        attempt = AttemptId(max(self.forks) + 1)
+        self.forks[attempt] = (to.attempt, to.version)
+        self.attempt = attempt
+        self.runs += 1
+        self.sink.run = self.runs
+        mark = self.sink.mark
+        if mark is not None and self.undoes:
+            line = self.line(mark.attempt, mark.version)
+            back = self.way_back(mark, line, self.path, self.kept)
+            for until, rows in reversed(self.sink.history):
+                if until > back.version:
+                    del self.sink.rows[len(self.sink.rows) - len(rows) :]
+            self.sink.history = [pair for pair in self.sink.history if pair[0] <= back.version]
+            self.sink.mark = back
+        self.begin()
+
+    # -- who sends
+
+    @rule()
+    def step(self) -> None:
+        self.advance(self.sender)
+
+    @rule(data=st.data())
+    def step_late(self, data: st.DataObject) -> None:
+        if self.late:
+            self.advance(data.draw(st.sampled_from(self.late)))
+
+    def advance(self, sender: Sender) -> None:
+        if not sender.known:
+            if self.fences and self.sink.run > sender.run:
+                return
+            self.sink.run = max(self.sink.run, sender.run)
+            sender.mark, sender.known = (self.sink.mark if self.looks else None), True
+        elif sender.hand is None:
+            path = self.line(sender.attempt, None)
+            mark = sender.mark or Mark(AttemptId(1), NO_EPOCH, Version(0))
+            epochs = self.next_epochs(mark, self.kept, path)
+            if epochs and sender is self.sender:
+                after, until = epochs[0]
+                sender.hand = (after, until, self.read(path, after.version, until.version))
+        else:
+            after, until, rows = sender.hand
+            sender.hand = None
+            if self.fences and self.sink.run != sender.run:
+                return
+            if self.looks and self.fences and self.sink.mark not in (after, None):
+                sender.known = False
+                return
+            self.sink.rows += rows
+            self.sink.history.append((until.version, rows))
+            self.sink.mark = sender.mark = until
+
+    # -- what must hold
+
+    @invariant()
+    def every_row_once(self) -> None:
+        mark = self.sink.mark
+        if mark is None:
+            assert self.sink.rows == []
+            return
+        line = self.line(mark.attempt, mark.version)
+        assert self.sink.rows == [v for v, a in self.log if v <= mark.version and counts(line, a, v)]
+
+    def teardown(self) -> None:
+        """In the end everything complete is there, and nothing else."""
+        for _ in range(3 * len(self.kept) + 3):
+            self.advance(self.sender)
+        self.every_row_once()
+        newest = [m.version for m in self.kept if outside.is_on(self.path, m)]
+        if newest:
+            sent = [v for v, a in self.log if v <= max(newest) and counts(self.path, a, v)]
+            assert self.sink.rows == sent
+
+
+EXAMPLES = settings(max_examples=150, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+UNTIL_CAUGHT = settings(EXAMPLES, max_examples=2000, phases=[Phase.generate], report_multiple_bugs=False)
+
+
+def test_every_row_that_counts_is_outside_once() -> None:
+    run_state_machine_as_test(Outside, settings=EXAMPLES)
+
+
+def _all_cuts(mark: Mark, cuts: Iterable[Mark], _: Sequence[Branch]) -> tuple[tuple[Mark, Mark], ...]:
+    ordered = sorted((c for c in cuts if c.version > mark.version), key=lambda c: c.version)
+    return tuple(zip([mark, *ordered], ordered, strict=False))
+
+
+def _to_the_target(mark: Mark, _: object, path: Sequence[Branch], cuts: Iterable[Mark]) -> Mark:
+    target = path[-2]
+    return next((c for c in cuts if (c.attempt, c.version) == (target.attempt, target.until)), mark)
+
+
+MUTANTS: dict[str, tuple[str, Callable[..., object] | bool]] = {
+    "sends what an abandoned attempt completed": ("next_epochs", staticmethod(_all_cuts)),
+    "takes the target for the fork": ("way_back", staticmethod(_to_the_target)),
+    "lets replaced runs commit": ("fences", False),
+    "does not look at the mark": ("looks", False),
+    "undoes nothing": ("undoes", False),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_protocol_that_does_less_is_caught(name: str) -> None:
+    part, replaced = MUTANTS[name]
+    mutant = type("Mutant", (Outside,), {part: replaced})
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(mutant, settings=UNTIL_CAUGHT)
+
+
+class TrimsByTheMark(Outside):
+    @staticmethod
+    def needed_from(mark: Mark, line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:
+        return mark.version
+
+
+@pytest.mark.parametrize("kind", [Outside, TrimsByTheMark])
+def test_what_only_an_abandoned_savepoint_needs_is_not_trimmed(kind: type[Outside]) -> None:
+    """Savepoint 2 is left for checkpoint 1, nothing of it was sent; then one goes back to it."""
+    job = kind()
+    job.complete(savepoint=False)
+    job.write(2)
+    job.complete(savepoint=True)
+    first, left = job.kept
+    job.go_back(first)
+    job.complete(savepoint=False)
+    for _ in range(6):
+        job.step()
+    job.tidy()
+    assert [mark.checkpoint for mark in job.kept] == [2, 3]
+    job.go_back(left)
+    if kind is Outside:
+        job.teardown()
+    else:
+        with pytest.raises(AssertionError, match="was deleted"):
+            job.teardown()

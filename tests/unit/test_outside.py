@@ -1,0 +1,99 @@
+"""Which rows go to a sink outside next, and where it stands after the job has gone back."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_abs.model import AttemptId, Branch, CheckpointId, Version
+from spark_abs.protocol.outside import (
+    Mark,
+    is_on,
+    line_to,
+    meeting,
+    needed_from,
+    next_epochs,
+    sent_behind,
+    way_back,
+)
+
+
+def mark(attempt: int, checkpoint: int, version: int) -> Mark:
+    return Mark(AttemptId(attempt), CheckpointId(checkpoint), Version(version))
+
+
+def path(*branches: tuple[int, int | None]) -> tuple[Branch, ...]:
+    return tuple(Branch(AttemptId(a), None if until is None else Version(until)) for a, until in branches)
+
+
+FIRST = path((1, None))
+BACK = path((1, 20), (2, None))
+"""The job was restored to the checkpoint whose cut was entry 20."""
+CUTS = (mark(1, 1, 10), mark(1, 2, 20), mark(1, 3, 30), mark(2, 5, 45), mark(2, 6, 50))
+
+
+def test_epochs_lie_between_the_cuts_of_the_path_in_their_order() -> None:
+    found = next_epochs(mark(1, 0, 0), reversed(CUTS[:3]), FIRST)
+    assert [(a.version, m.checkpoint) for a, m in found] == [(0, 1), (10, 2), (20, 3)]
+
+
+def test_what_an_abandoned_attempt_completed_is_not_sent() -> None:
+    found = next_epochs(mark(1, 1, 10), CUTS, BACK)
+    assert [(a.version, m.version) for a, m in found] == [(10, 20), (20, 45), (45, 50)]
+
+
+def test_what_was_sent_is_not_sent_again() -> None:
+    assert next_epochs(mark(2, 6, 50), CUTS, BACK) == ()
+
+
+def test_two_checkpoints_with_one_cut_are_one_epoch() -> None:
+    """A savepoint that an edit made has the cut of its original."""
+    found = next_epochs(mark(1, 1, 10), [mark(1, 2, 20), mark(1, 9, 20)], path((1, 20), (2, None)))
+    assert [(a.version, m.version) for a, m in found] == [(10, 20)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "back"),
+    [
+        (mark(1, 2, 20), mark(1, 2, 20)),  # what was sent still counts
+        (mark(1, 3, 30), mark(1, 2, 20)),  # it had gone on before the restore
+        (mark(2, 5, 45), mark(2, 5, 45)),  # it went on behind it
+    ],
+)
+def test_a_sink_goes_back_to_where_its_past_leaves_the_path(sent: Mark, back: Mark) -> None:
+    line = line_to(FIRST if sent.attempt == 1 else BACK, sent)
+    assert way_back(sent, line, BACK, CUTS) == back
+
+
+def test_on_the_way_to_an_abandoned_branch_a_sink_goes_back_to_the_fork_and_not_to_the_target() -> None:
+    """It has sent nothing of that branch: what lies between the fork and the target is sent from there."""
+    sent, to = mark(2, 6, 50), path((1, 30), (3, None))
+    back = way_back(sent, line_to(BACK, sent), to, CUTS)
+    assert back == mark(1, 2, 20)
+    assert [m.version for _, m in next_epochs(back, CUTS, to)] == [30]
+
+
+def test_a_sink_that_is_younger_than_the_checkpoint_begins_with_the_new_attempt() -> None:
+    """The channel was not there at the cut: nothing before the new attempt counts in it."""
+    sent, to = mark(1, 3, 30), path((1, -1), (2, None))
+    assert way_back(sent, line_to(FIRST, sent), to, CUTS) == mark(2, 0, 0)
+    assert is_on(to, mark(2, 0, 0))
+
+
+def test_the_epochs_behind_a_mark_are_named() -> None:
+    sent = mark(1, 3, 30)
+    assert sent_behind(mark(1, 1, 10), sent, line_to(FIRST, sent), CUTS) == (2, 3)
+    assert sent_behind(mark(1, 1, 10), sent, line_to(FIRST, sent), CUTS[:1]) == (
+        3,
+    )  # the others were retired
+
+
+def test_entries_that_only_an_abandoned_checkpoint_needs_stay_for_it() -> None:
+    sent = mark(2, 6, 50)
+    line = line_to(BACK, sent)
+    assert needed_from(sent, line, [path((1, 20)), path((1, 20), (2, 45))]) == 50
+    assert needed_from(sent, line, [path((1, 20), (2, 60))]) == 50
+    assert needed_from(sent, line, [path((1, 30))]) == 20
+
+
+def test_two_lines_with_nothing_in_common_meet_nowhere() -> None:
+    assert meeting(path((1, -1), (2, 30)), path((1, -1), (3, None))) == mark(3, 0, 0)
