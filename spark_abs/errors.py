@@ -9,6 +9,8 @@ AbsError                      exit code 1
 ├── StageFailed               a stage ended with an error
 ├── StateFunctionFailed       a stateful function failed, or broke its contract
 ├── StoreFailed               the store refused what a run cannot do without
+├── SinkFailed                a sink outside refused rows; trying again would not help
+├── SinkUnreachable           a sink outside cannot be reached now; it is tried again
 ├── CheckpointsFailed         more checkpoints have failed in a row than are tolerated
 ├── Refused                   the state of the root forbids it; says what to do next
 │   ├── RunAlive              another run of the job is alive
@@ -68,6 +70,14 @@ class StateFunctionFailed(AbsError):
 
 class StoreFailed(AbsError):
     """The store refused what a run cannot do without; names what, and the store's own words."""
+
+
+class SinkFailed(AbsError):
+    """A sink outside refused rows, and would again; names the sink, the epoch and the cause."""
+
+
+class SinkUnreachable(AbsError):
+    """A sink outside cannot be reached now, or gave up a transaction: read its mark and try again."""
 
 
 class CheckpointsFailed(AbsError):

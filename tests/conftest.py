@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from spark_abs.session import spark_session
 
-ROOMS = ("unit", "sim", "spark", "cli", "crash", "soak", "s3")
+ROOMS = ("unit", "sim", "outside", "spark", "cli", "crash", "soak", "s3")
 """The directories of tests, from cheap to dear: what is quick to fail fails first."""
 
 # The same examples every time, and no failure because the machine is busy.

@@ -1,0 +1,211 @@
+"""What the PostgreSQL sink says to the server: statements with quoted names, none with a value in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg.sql import SQL, Composed, Identifier
+
+MARKER = "spark_abs_marker"
+HISTORY = "_spark_abs_history"
+_STAGED = "spark_abs_rows"
+_STAGE = Identifier("pg_temp", _STAGED)
+_OWN = SQL("root = %(root)s AND sink = %(sink)s")
+_OF_SINK = SQL("h.spark_abs_root = %(root)s AND h.spark_abs_sink = %(sink)s")
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """The statements for one table; parameters are `root`, `sink` and what each says."""
+
+    schema: str
+    table: str
+    key: Sequence[str]
+    columns: Sequence[str]
+
+    @property
+    def marker(self) -> Identifier:
+        """The table of marks."""
+        return Identifier(self.schema, MARKER)
+
+    @property
+    def history(self) -> Identifier:
+        """What rows replaced, by epoch."""
+        return Identifier(self.schema, self.table + HISTORY)
+
+    @property
+    def target(self) -> Identifier:
+        """The table itself."""
+        return Identifier(self.schema, self.table)
+
+    def make_marker(self) -> Composed:
+        """Make the table of marks."""
+        return SQL(
+            "CREATE TABLE IF NOT EXISTS {} (root text, sink text, target text NOT NULL, run bigint NOT NULL, "
+            "attempt bigint, checkpoint bigint, version bigint, history_from bigint, "
+            "committed_at timestamptz, PRIMARY KEY (root, sink))"
+        ).format(self.marker)
+
+    def add_marker(self) -> Composed:
+        """Add the row of a sink; `target`."""
+        return SQL(
+            "INSERT INTO {} (root, sink, target, run) VALUES (%(root)s, %(sink)s, %(target)s, 0) "
+            "ON CONFLICT DO NOTHING"
+        ).format(self.marker)
+
+    def read_marker(self, lock: bool = False) -> Composed:
+        """Read the row of a sink: run, target, where history begins, and the mark."""
+        return SQL(
+            "SELECT run, target, history_from, attempt, checkpoint, version FROM {} WHERE {}{}"
+        ).format(self.marker, _OWN, SQL(" FOR UPDATE" if lock else ""))
+
+    def take(self) -> Composed:
+        """Let a run own the row; `run`, `history_from`."""
+        return SQL("UPDATE {} SET run = %(run)s, history_from = %(history_from)s WHERE {}").format(
+            self.marker, _OWN
+        )
+
+    def set_mark(self) -> Composed:
+        """Write the mark; `attempt`, `checkpoint`, `version`."""
+        return SQL(
+            "UPDATE {} SET attempt = %(attempt)s, checkpoint = %(checkpoint)s, version = %(version)s, "
+            "committed_at = now() WHERE {}"
+        ).format(self.marker, _OWN)
+
+    def copy(self, into: Identifier) -> Composed:
+        """Take rows as CSV."""
+        return SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, _listed(self.columns))
+
+    @property
+    def stage(self) -> Identifier:
+        """The rows of an epoch before they are merged, in a table of the transaction's own."""
+        return _STAGE
+
+    def make_stage(self) -> Sequence[Composed]:
+        """Make it; rows are numbered as they come."""
+        return (
+            SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+                Identifier(_STAGED), _listed(self.columns), self.target
+            ),
+            SQL("ALTER TABLE {} ADD COLUMN spark_abs_n bigint GENERATED ALWAYS AS IDENTITY").format(_STAGE),
+        )
+
+    def append(self) -> Composed:
+        """Add what was staged."""
+        return SQL("INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY spark_abs_n").format(
+            self.target, _listed(self.columns), _listed(self.columns), _STAGE
+        )
+
+    def upsert(self) -> Composed:
+        """Add or replace by key: of several rows of a key the last counts."""
+        others = [name for name in self.columns if name not in self.key]
+        action: SQL | Composed = SQL("DO NOTHING")
+        if others:
+            pairs = [SQL("{0} = EXCLUDED.{0}").format(Identifier(name)) for name in others]
+            action = SQL("DO UPDATE SET {}").format(SQL(", ").join(pairs))
+        return SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) {}").format(
+            self.target,
+            _listed(self.columns),
+            _listed(self.columns),
+            self._newest(),
+            _listed(self.key),
+            action,
+        )
+
+    def _newest(self) -> Composed:
+        return SQL("(SELECT DISTINCT ON ({0}) * FROM {1} ORDER BY {0}, spark_abs_n DESC) s").format(
+            _listed(self.key), _STAGE
+        )
+
+    # -- history
+
+    def make_history(self) -> Composed:
+        """Make the table of what rows replaced."""
+        return SQL(
+            "CREATE TABLE IF NOT EXISTS {} AS SELECT ''::text AS spark_abs_root, ''::text AS spark_abs_sink, "
+            "0::bigint AS spark_abs_checkpoint, 0::bigint AS spark_abs_after, 0::bigint AS spark_abs_until, "
+            "false AS spark_abs_existed, {} FROM {} WITH NO DATA"
+        ).format(self.history, _listed(self.columns), self.target)
+
+    def add_history_column(self, name: str, kind: str) -> Composed:
+        """Add a column that the rows did not have before; `kind` is what the server calls its type."""
+        return SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}").format(
+            self.history,
+            Identifier(name),
+            SQL(kind),
+        )
+
+    def lock_replaced(self) -> Composed:
+        """Lock the rows that will be replaced, so that what is kept of them is what they were."""
+        return SQL(
+            "WITH held AS (SELECT 1 FROM {} t JOIN {} ON {} FOR UPDATE OF t) SELECT count(*) FROM held"
+        ).format(self.target, self._newest(), self._same("t", "s"))
+
+    def keep_replaced(self) -> Composed:
+        """Keep what rows replace; `checkpoint`, `after`, `version`."""
+        kept = [Identifier("s" if name in self.key else "t", name) for name in self.columns]
+        return SQL(
+            "INSERT INTO {} (spark_abs_root, spark_abs_sink, spark_abs_checkpoint, spark_abs_after, "
+            "spark_abs_until, spark_abs_existed, {}) SELECT %(root)s, %(sink)s, %(checkpoint)s, %(after)s, "
+            "%(version)s, t.ctid IS NOT NULL, {} FROM {} LEFT JOIN {} t ON {}"
+        ).format(
+            self.history,
+            _listed(self.columns),
+            SQL(", ").join(kept),
+            self._newest(),
+            self.target,
+            self._same("t", "s"),
+        )
+
+    def forget_history(self) -> Composed:
+        """Forget what no restore needs any more; `floor`."""
+        return SQL("DELETE FROM {} h WHERE {} AND h.spark_abs_checkpoint <= %(floor)s").format(
+            self.history, _OF_SINK
+        )
+
+    def straddling(self) -> Composed:
+        """Find epochs that were sent as one and lie before and behind a mark; `version`."""
+        return SQL(
+            "SELECT DISTINCT h.spark_abs_checkpoint FROM {} h WHERE {} AND h.spark_abs_after < %(version)s "
+            "AND h.spark_abs_until > %(version)s"
+        ).format(self.history, _OF_SINK)
+
+    def epochs_behind(self) -> Composed:
+        """Find what is to be undone, newest first; `version`."""
+        return SQL(
+            "SELECT DISTINCT h.spark_abs_until FROM {} h WHERE {} AND h.spark_abs_until > %(version)s "
+            "ORDER BY 1 DESC"
+        ).format(self.history, _OF_SINK)
+
+    def undo(self) -> Sequence[Composed]:
+        """Undo one epoch; `until`."""
+        where = SQL("{} AND h.spark_abs_until = %(until)s AND {}").format(_OF_SINK, self._same("t", "h"))
+        found = [
+            SQL("DELETE FROM {} t USING {} h WHERE NOT h.spark_abs_existed AND {}").format(
+                self.target, self.history, where
+            )
+        ]
+        others = [name for name in self.columns if name not in self.key]
+        if others:
+            pairs = [SQL("{} = {}").format(Identifier(n), Identifier("h", n)) for n in others]
+            found.append(
+                SQL("UPDATE {} t SET {} FROM {} h WHERE h.spark_abs_existed AND {}").format(
+                    self.target, SQL(", ").join(pairs), self.history, where
+                )
+            )
+        return found
+
+    def drop_history(self) -> Composed:
+        """Forget what is kept of epochs behind a mark; `version`."""
+        return SQL("DELETE FROM {} h WHERE {} AND h.spark_abs_until > %(version)s").format(
+            self.history, _OF_SINK
+        )
+
+    def _same(self, one: str, other: str) -> Composed:
+        pairs = [SQL("{} = {}").format(Identifier(one, name), Identifier(other, name)) for name in self.key]
+        return SQL(" AND ").join(pairs)
+
+
+def _listed(names: Sequence[str]) -> Composed:
+    return SQL(", ").join(map(Identifier, names))

@@ -1,0 +1,331 @@
+"""Test a sink of one's own: is every row in it once, whatever fails and whoever is late?
+
+    def test_my_sink(tmp_path):
+        two_phase.check(lambda: MySink(tmp_path), lambda: rows_in(tmp_path))
+
+Commits, recoveries and ways back are stopped at every line of the sink's module and at every return from it,
+once by an error and once by standing still while another run takes over. Then it is looked what is there.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from itertools import count
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from spark_abs.errors import CommitConflict, Fenced, SinkUnreachable
+from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, RunId, Version
+from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+"""What the rows have."""
+
+Row = tuple[int, str | None]
+Make = Callable[[], TwoPhaseSink]
+Read = Callable[[], Collection[Row]]
+
+_BATCHES, _ROWS = 2, 2
+_VISITS = 2
+"""How often a line counts as a step: loops over what is there already would have no end."""
+_PATIENCE_S = 60.0
+_BLOCKED_S = 0.05
+"""How long one waits for a run that may be waiting for the one that stands still."""
+
+
+class NotOnce(AssertionError):
+    """The sink lost rows, has them twice, or let somebody in who was replaced."""
+
+
+class Stopped(BaseException):
+    """Where a step was stopped, as by the end of its process; no sink is to catch it."""
+
+
+def check(make: Make, read: Read, *, modules: Collection[str] = (), every: int = 1) -> None:
+    """Check all that `TwoPhaseSink` asks for; raises `NotOnce` with what is wrong.
+
+    Args:
+        make: makes the sink anew, on the same place, as another process would.
+        read: returns all rows that anybody sees in that place, as pairs of `id` and `text`.
+        modules: files whose lines count as steps; that of the sink's class if none is given.
+        every: stop at each so many-th step only, for a sink that takes its time.
+    """
+    _Check(make, read, modules, every).run()
+
+
+class _Some(Rows):
+    """The rows of the epoch with a number."""
+
+    def __init__(self, number: int) -> None:
+        self.schema = SCHEMA
+        self.rows: list[Row] = [
+            (number * 100 + n, None if n == 1 else f'"{number}",\n\\{n}') for n in range(_BATCHES * _ROWS)
+        ]
+        self.count = len(self.rows)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for start in range(0, self.count, _ROWS):
+            ids, texts = zip(*self.rows[start : start + _ROWS], strict=True)
+            yield pa.record_batch([pa.array(ids, pa.int64()), pa.array(texts, pa.string())], schema=SCHEMA)
+
+
+class _Steps:
+    """Counts the lines and returns in some files, and acts at one of them. A context of one thread."""
+
+    def __init__(self, files: Collection[str], at: int, act: Callable[[], None]) -> None:
+        self._files, self._left, self._act = files, at, act
+        self.reached = False
+        self._visits: Counter[tuple[CodeType, int, str]] = Counter()
+
+    def __enter__(self) -> _Steps:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in self._files:
+            return None
+        place = (frame.f_code, frame.f_lineno, event)
+        if event in ("line", "return") and not self.reached and self._visits[place] < _VISITS:
+            self._visits[place] += 1
+            self._left -= 1
+            if self._left < 0:
+                self.reached = True
+                self._act()
+        return self._trace
+
+
+class _Check:
+    def __init__(self, make: Make, read: Read, modules: Collection[str], every: int) -> None:
+        self._every = every
+        self._new_sink, self._read = make, read
+        self._made: list[TwoPhaseSink] = []
+        self._observer = make()
+        self._files = modules or {inspect.getfile(type(self._make()))}
+        self._run = RunId(0)
+        self._epoch = 0
+        self._mark: Mark | None = None
+        self._there: list[Row] = []
+        """What must be in the place."""
+        self._undo: list[tuple[Mark, list[Row]]] = []
+
+    def run(self) -> None:
+        """Check it all."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # what is stopped as by a kill closes nothing
+            try:
+                self._run_all()
+            finally:
+                self._close()
+                self._observer.close()
+                gc.collect()
+
+    def _run_all(self) -> None:
+        self._require(self._make().mark(self._next()) is None, "a new place has a mark")
+        self._require(self._recover(self._next()) is None, "a new place has a mark behind recover")
+        self._commit()
+        self._refusals()
+        self._each(self._stop_commit)
+        self._each(self._freeze_commit)
+        self._each(self._stop_recover)
+        self._ways_back()
+
+    # -- the parts
+
+    def _refusals(self) -> None:
+        """Whoever is older, or does not know the mark, commits nothing; asking twice changes nothing."""
+        old, new = self._next(), self._next()
+        sink = self._make()
+        sink.recover(old)
+        self._require(self._recover(new) == self._mark, "recover lost the mark")
+        with suppress(Fenced, CommitConflict, SinkUnreachable, OSError):
+            sink.commit(self._new_epoch(old), _Some(self._epoch + 1))
+            self._require(False, f"a commit of run {old.run} was let in behind run {new.run}")
+        with suppress(Fenced):
+            self._make().recover(old)
+            self._require(False, f"run {old.run} recovered behind run {new.run}")
+        self._look("what a run tried that was replaced")
+        first = self._new_epoch(new)
+        self._commit()
+        newest = self._next()
+        sink = self._make()
+        sink.recover(newest)
+        with suppress(CommitConflict):
+            sink.commit(Epoch(newest, first.after, first.mark, first=first.first), _Some(self._epoch))
+            self._require(False, "the same epoch was committed twice")
+        self._look("a repeated commit")
+
+    def _stop_commit(self, step: int) -> bool:
+        owner, sink = self._next(), self._make()
+        sink.recover(owner)
+        epoch, rows = self._new_epoch(owner), _Some(self._epoch + 1)
+        steps = _Steps(self._files, step, _stop)
+        with suppress(Stopped), steps:
+            sink.commit(epoch, rows)
+        self._settle(epoch, rows, f"a commit that ended at step {step}")
+        return steps.reached
+
+    def _freeze_commit(self, step: int) -> bool:
+        """Let a commit stand still, another run take over and commit the same, then let it go on."""
+        owner, sink = self._next(), self._make()
+        sink.recover(owner)
+        epoch, rows = self._new_epoch(owner), _Some(self._epoch + 1)
+        frozen, go = threading.Event(), threading.Event()
+
+        def stand_still() -> None:
+            frozen.set()
+            go.wait(_PATIENCE_S)
+
+        steps = _Steps(self._files, step, stand_still)
+        old = threading.Thread(target=self._late, args=(sink, epoch, rows, steps, frozen), daemon=True)
+        old.start()
+        frozen.wait(_PATIENCE_S)
+        newer = self._next()
+        failed: list[BaseException] = []
+        new = threading.Thread(target=self._take_over, args=(newer, epoch, rows, failed), daemon=True)
+        new.start()
+        new.join(_BLOCKED_S if steps.reached else _PATIENCE_S)
+        go.set()
+        for thread in (old, new):
+            thread.join(_PATIENCE_S)
+            self._require(not thread.is_alive(), f"step {step}: somebody waits for ever")
+        for error in failed:
+            raise error
+        self._mark, self._epoch = epoch.mark, self._epoch + 1
+        self._there += rows.rows
+        self._look(f"a run that stood still at step {step} of its commit while another one committed")
+        return steps.reached
+
+    def _late(
+        self, sink: TwoPhaseSink, epoch: Epoch, rows: Rows, steps: _Steps, frozen: threading.Event
+    ) -> None:
+        try:
+            with suppress(Exception), steps:
+                sink.commit(epoch, rows)
+        finally:
+            frozen.set()
+
+    def _take_over(self, owner: Owner, epoch: Epoch, rows: Rows, failed: list[BaseException]) -> None:
+        try:
+            sink = self._make()
+            if sink.recover(owner) != epoch.mark:
+                sink.commit(Epoch(owner, epoch.after, epoch.mark, first=epoch.first), rows)
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: raised by whoever waits for it
+            failed.append(error)
+
+    def _stop_recover(self, step: int) -> bool:
+        steps = _Steps(self._files, step, _stop)
+        with suppress(Stopped), steps:
+            self._make().recover(self._next())
+        self._look(f"a recovery that ended at step {step}")
+        self._require(self._recover(self._next()) == self._mark, "recover lost the mark")
+        return steps.reached
+
+    def _ways_back(self) -> None:
+        """Undo at every step if the sink can; keep at every step."""
+        for keep in (False, True):
+            for step in count(0, self._every):
+                self._commit()
+                back, before = self._undo[-3]
+                owner = self._next()
+                self._recover(owner)
+                if not keep and self._make().why_not(owner, back):
+                    break
+                steps = _Steps(self._files, step, _stop)
+                with suppress(Stopped), steps:
+                    self._make().abort(owner, back, keep=keep)
+                sink = self._make()
+                owner = self._next()
+                sink.recover(owner)
+                sink.abort(owner, back, keep=keep)
+                self._require(sink.mark(owner) == back, f"abort left another mark than {back}")
+                self._mark, self._there = back, self._there if keep else list(before)
+                self._undo = [pair for pair in self._undo if pair[0].version <= back.version]
+                self._look(f"an abort (keep={keep}) that was stopped at step {step} and repeated")
+                self._commit()
+                if not steps.reached:
+                    break
+
+    # -- the means
+
+    def _each(self, part: Callable[[int], bool]) -> None:
+        for step in count(0, self._every):
+            if not part(step):
+                return
+
+    def _next(self) -> Owner:
+        self._run = RunId(self._run + 1)
+        return Owner("the root", "job", "sink", self._run)
+
+    def _make(self) -> TwoPhaseSink:
+        self._made.append(self._new_sink())
+        return self._made[-1]
+
+    def _close(self) -> None:
+        while self._made:
+            self._made.pop().close()
+
+    def _recover(self, owner: Owner) -> Mark | None:
+        return self._make().recover(owner)
+
+    def _new_epoch(self, owner: Owner) -> Epoch:
+        number = self._epoch + 1
+        after = self._mark or Mark(AttemptId(1), NO_EPOCH, Version(0))
+        version = Version(after.version + 10)
+        return Epoch(
+            owner, after, Mark(AttemptId(1), CheckpointId(number), version), first=self._mark is None
+        )
+
+    def _commit(self) -> None:
+        sink, owner = self._make(), self._next()
+        sink.recover(owner)
+        epoch, rows = self._new_epoch(owner), _Some(self._epoch + 1)
+        sink.commit(epoch, rows)
+        self._settle(epoch, rows, "a commit")
+
+    def _settle(self, epoch: Epoch, rows: _Some, behind: str) -> None:
+        """Look what a commit has left, which is all or nothing, and commit again what it has not."""
+        owner, sink = self._next(), self._make()
+        mark = sink.recover(owner)
+        if mark != epoch.mark:
+            expected = None if epoch.first else epoch.after
+            self._require(mark == expected, f"behind {behind} the mark is {mark}")
+            self._look(behind)
+            sink.commit(Epoch(owner, epoch.after, epoch.mark, first=epoch.first), rows)
+        self._mark, self._epoch = epoch.mark, self._epoch + 1
+        self._there += rows.rows
+        self._undo.append((epoch.mark, list(self._there)))
+        self._look(f"{behind}, and its repeat")
+
+    def _look(self, behind: str) -> None:
+        found, wanted = sorted(self._read(), key=repr), sorted(self._there, key=repr)
+        if found != wanted:
+            lost = [row for row in wanted if row not in found]
+            more = [row for row in found if row not in wanted or found.count(row) > wanted.count(row)]
+            raise NotOnce(f"behind {behind}: lost {lost[:3]}, not meant to be there {more[:3]}")
+        mark = self._observer.mark(self._next())
+        self._require(mark == self._mark, f"behind {behind} the mark is {mark}, not {self._mark}")
+        self._close()
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise NotOnce(what)
+
+
+def _stop() -> None:
+    raise Stopped

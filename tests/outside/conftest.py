@@ -1,0 +1,24 @@
+"""One server for all tests of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.outside.server import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def started() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(started: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
+    """The server, with libpq's environment set and nothing in its schema."""
+    for name, value in started.environment.items():
+        monkeypatch.setenv(name, value)
+    started.run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return started

@@ -1,0 +1,106 @@
+"""The contract of two-phase sinks, held by the guide's example and by PostgreSQL, and broken by others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+
+from spark_abs.sinks import postgres
+from spark_abs.sinks.postgres import Postgres, PostgresSink
+from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.testing.two_phase import NotOnce, Row, check
+from tests.outside.server import PostgresServer
+
+GUIDE = Path(__file__).parents[2] / "spark_abs/guide/outside-world.md"
+
+
+def example(
+    tmp_path: Path, change: Callable[[str], str] = lambda text: text
+) -> Callable[[Path], TwoPhaseSink]:
+    """Load the sink that the guide shows, changed."""
+    (shown,) = re.findall(r"```python\n(import fcntl.*?)```", GUIDE.read_text(), re.DOTALL)
+    changed = change(shown)
+    module = tmp_path / "example.py"
+    module.write_text(changed)
+    names: dict[str, Any] = {}
+    exec(compile(changed, str(module), "exec"), names)
+    made: Callable[[Path], TwoPhaseSink] = names["Directory"]
+    return made
+
+
+def run(tmp_path: Path, made: Callable[[Path], TwoPhaseSink]) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    @cache
+    def rows_in(_: int, file: Path) -> list[Row]:
+        return [(row["id"], row["text"]) for row in pq.read_table(file).to_pylist()]
+
+    def read() -> list[Row]:
+        return [row for file in place.glob("*.parquet") for row in rows_in(file.stat().st_mtime_ns, file)]
+
+    check(lambda: made(place), read, modules=[str(tmp_path / "example.py")])
+
+
+def test_the_example_of_the_guide_has_every_row_once(tmp_path: Path) -> None:
+    run(tmp_path, example(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("if newest > owner.run:", "if False:"),  # lets a replaced run in
+        (
+            "os.replace(unseen, ",
+            "os.replace(unseen, self.place / 'x.parquet') or os.replace(self.place / 'x.parquet', ",
+        ),
+        ("if self.mark(epoch.owner) != (None if epoch.first else epoch.after):", "if False:"),
+        ("for file in self._behind(back):", "for file in ():"),
+    ],
+    ids=["no fence", "seen before its mark", "no look at the mark", "takes nothing back"],
+)
+def test_a_sink_that_does_less_is_caught(tmp_path: Path, before: str, after: str) -> None:
+    def change(text: str) -> str:
+        assert not text or before in text
+        return text.replace(before, after)
+
+    with pytest.raises(NotOnce):
+        run(tmp_path, example(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [Postgres("orders"), Postgres("orders", key=("id",), mode="upsert", history=True)],
+    ids=["append", "upsert with history"],
+)
+def test_postgres_has_every_row_once(server: PostgresServer, config: Postgres) -> None:
+    server.run("CREATE TABLE orders (id bigint PRIMARY KEY, text text)")
+    with server.connect() as connection:
+
+        def read() -> list[Row]:
+            return connection.execute("SELECT id, text FROM orders").fetchall()
+
+        every = 19 if config.history else 7  # a step takes it some hundredths of a second
+        check(lambda: PostgresSink(config), read, modules=[postgres.__file__], every=every)
+
+
+def test_without_a_lock_on_its_mark_postgres_is_caught(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.run("CREATE TABLE orders (id bigint, text text)")
+    monkeypatch.setattr(PostgresSink, "_refuse_replaced", lambda *_: None)
+    monkeypatch.setattr(PostgresSink, "_lock", lambda *_: None)
+    with server.connect() as connection:
+
+        def read() -> list[Row]:
+            return connection.execute("SELECT id, text FROM orders").fetchall()
+
+        with pytest.raises((NotOnce, psycopg.Error)):
+            check(lambda: PostgresSink(Postgres("orders")), read, modules=[postgres.__file__], every=7)
