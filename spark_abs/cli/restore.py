@@ -28,7 +28,8 @@ from spark_abs.store.root import Root
     flag_value="all",
     multiple=True,
     help="Go on in spite of a live `run` (it is fenced), `rows` of sinks that others have changed (undone), "
-    "`inputs` that are gone (their rows are lost); without a value: all. May be repeated.",
+    "`inputs` that are gone (their rows are lost), rows `outside` that cannot be taken back (they stay "
+    "and are sent again); without a value: all. May be repeated.",
 )
 @click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one before it.")
 @click.option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from spark_abs.handle.job_root import open as open_root
 from spark_abs.observe.progress import SILENT, Progress
+from spark_abs.restore.outside import NO_SINKS, Own
 from spark_abs.restore.refusals import ForceName
 from spark_abs.settings import StorageSettings
 
@@ -54,6 +55,7 @@ def restore(
     dry_run: bool = False,
     native_root: str | None = None,
     shuffle_partitions: Wanted | None = None,
+    sinks: Own = NO_SINKS,
     spark: SparkSession | None = None,
     progress: Progress = SILENT,
     **storage: Unpack[StorageSettings],
@@ -66,6 +68,7 @@ def restore(
         dry_run=dry_run,
         native_root=native_root,
         shuffle_partitions=shuffle_partitions,
+        sinks=sinks,
         progress=progress,
     )
 

@@ -21,6 +21,7 @@ from spark_abs.observe.status import JobStatus, job_status
 from spark_abs.observe.verification import finding_table, verify_one, verify_root
 from spark_abs.protocol.control import CommandKind
 from spark_abs.restore.forget import forget_query
+from spark_abs.restore.outside import NO_SINKS, Own
 from spark_abs.restore.refusals import ForceName, forces
 from spark_abs.restore.target import check_savepoint_name
 from spark_abs.settings import LiveSettings, StorageSettings
@@ -192,6 +193,7 @@ class JobRoot:
         dry_run: bool = False,
         native_root: str | None = None,
         shuffle_partitions: Wanted | None = None,
+        sinks: Own = NO_SINKS,
         progress: Progress = SILENT,
     ) -> RestoreResult:
         """Bring the job back to a checkpoint: state, positions, channels and Delta sinks together.
@@ -205,13 +207,15 @@ class JobRoot:
                 checkpoint that an earlier restore left behind.
             force: what to go on in spite of: `run`, a run that is alive, which is fenced; `rows`, rows of
                 sinks that others have changed since, which is undone; `inputs`, input files that are gone,
-                whose rows are lost. True: all of them. Rows that jobs on other roots wrote always stay.
+                whose rows are lost; `outside`, rows that a sink outside has committed and cannot take back.
+                True: all of them. Rows that jobs on other roots wrote always stay.
             fallback: if that checkpoint is damaged, take the newest intact one of the current path instead.
             dry_run: only plan, beside a run that is alive too.
             native_root: the `native_root` of the job from now on; None if it stays what it was.
             shuffle_partitions: into how many partitions state is divided from now on: a number for all stages
                 that keep state, or numbers by stage. State must be in RocksDB. None leaves it as it was.
                 Declare the stage with the same number: a later start without a past takes what is declared.
+            sinks: two-phase sinks of your own, by name: a root does not know how to make them.
             progress: told each step.
 
         Raises:
@@ -233,6 +237,7 @@ class JobRoot:
             fallback=fallback,
             native_root=native_root,
             shuffle_partitions=shuffle_partitions,
+            sinks=sinks,
             writing=not dry_run,
             dry_run=dry_run,
             progress=progress,

@@ -24,6 +24,7 @@ from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import attempts
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.ahead import clear_ahead
+from spark_abs.restore.outside import carry_out_outside
 from spark_abs.restore.plan import RestorePlan, plan_json
 from spark_abs.restore.prepare import Prepared
 from spark_abs.restore.refusals import Force
@@ -32,6 +33,7 @@ from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
     FenceChannel,
+    FenceOutside,
     FenceRoot,
     FenceSink,
     Finish,
@@ -39,6 +41,7 @@ from spark_abs.restore.steps import (
     Materialise,
     Rescale,
     RestoreSink,
+    ReturnOutside,
     SetAside,
     StartAfresh,
     Step,
@@ -124,6 +127,7 @@ class _Restorer:
         self._manifest = prepared.manifest
         self._undo_others = Force.ROWS in prepared.force
         self._ahead = prepared.ahead
+        self._sinks = prepared.sinks
         self._spark = spark
         self._control = Control.open(root)
         self._breath = Breath(root, self._control)
@@ -153,8 +157,8 @@ class _Restorer:
                 abort_open(self._control, Checkpoints.open(self._root, job), self.run)
             case Materialise() | Rescale():
                 self._native(step, counted)
-            case RestoreSink():
-                self._sink(step).restore_to(step.version, self._own(), self._undo_others or step.by_function)
+            case RestoreSink() | FenceOutside() | ReturnOutside():
+                self._bring_back(step)
             case StartAfresh() | KeepSink():
                 pass
             case Finish():
@@ -224,6 +228,12 @@ class _Restorer:
         stage, _, sink = first.partition("/")
         writer = state.writer(state.attempt, StageId(stage), sink)
         return DeltaSink(self._root, step.table, writer, self.run, self._session)
+
+    def _bring_back(self, step: RestoreSink | FenceOutside | ReturnOutside) -> None:
+        if isinstance(step, RestoreSink):
+            self._sink(step).restore_to(step.version, self._own(), self._undo_others or step.by_function)
+        else:
+            carry_out_outside(step, self._control.state, self.run, self._sinks)
 
     def _own(self) -> Own:
         state = self._control.state

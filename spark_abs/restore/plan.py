@@ -30,6 +30,7 @@ from spark_abs.observe.alive import LiveRun
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, replaced_by
 from spark_abs.protocol.control import ControlState
+from spark_abs.restore.outside import OutsideFacts, outside_steps
 from spark_abs.restore.refusals import Force, alive, forced_by, lost_inputs
 from spark_abs.restore.steps import (
     AbortOpen,
@@ -99,6 +100,8 @@ class Facts:
     lost_inputs: tuple[str, ...] = ()
     """Input files that were read since the checkpoint and are not there any more."""
     alive: LiveRun | None = None
+    outside: tuple[OutsideFacts, ...] = ()
+    """Every sink outside that the job has come to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,7 @@ def plan_restore(
             AbortOpen(tuple(c.barrier.id for c in state.claims)),
             *(step for s in manifest.stages for step in _stage(s, f"{begins.natives}/{attempt}", partitions)),
             *(_sink(s, Force.ROWS in force) for s in facts.sinks),
+            *outside_steps(facts.outside, Force.OUTSIDE in force),
             *(
                 KeepSink(
                     (f"{s.stage}/{o.output}",), "a function sink has no versions: what it has done stays"

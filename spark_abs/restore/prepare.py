@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest
+from spark_abs.model import Branch
 from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.attempt import NATIVES
@@ -17,6 +18,7 @@ from spark_abs.restore.check import damaged_rows, require_intact, require_way_ba
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import lost_inputs
 from spark_abs.restore.lookup import choose, load, readable
+from spark_abs.restore.outside import NO_SINKS, Own, outside_facts
 from spark_abs.restore.plan import RestorePlan, plan_restore
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted, changes
@@ -38,6 +40,8 @@ class Prepared:
     plan: RestorePlan
     manifest: Manifest
     force: frozenset[Force]
+    sinks: Own = field(default_factory=dict)
+    """The user's own sinks, by name."""
     ahead: Ahead | None = None
     """The native directories, if they were written while they were verified."""
 
@@ -50,6 +54,7 @@ def prepare(
     fallback: bool = False,
     native_root: str | None = None,
     shuffle_partitions: Wanted | None = None,
+    sinks: Own = NO_SINKS,
     writing: bool = False,
     dry_run: bool = False,
     progress: Progress = SILENT,
@@ -64,6 +69,7 @@ def prepare(
             notes say so.
         native_root: the `native_root` of the job from now on, empty for none; None if it stays what it was.
         shuffle_partitions: for the state of all stages or of some, as `restore` takes it.
+        sinks: two-phase sinks of the user's own, by name.
         writing: copy the bytes while they are read, to where nothing uses them yet: for whoever carries the
             plan out at once. `Prepared.ahead` is then for them to move or to discard; `apply` does.
         dry_run: the plan is only shown, beside a run that is alive too.
@@ -98,6 +104,7 @@ def prepare(
         frozenset(force),
         natives,
         shuffle_partitions,
+        sinks,
         writing,
         dry_run,
         progress,
@@ -133,6 +140,7 @@ class _Planner:
     force: frozenset[Force]
     natives: str
     shuffle_partitions: Wanted | None
+    sinks: Own
     writing: bool
     dry_run: bool
     progress: Progress
@@ -148,6 +156,7 @@ class _Planner:
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
             lost_inputs=lost_inputs(root, manifest, state),
             alive=live_run(root, now_ms(), lease_timeout_ms()),
+            outside=outside_facts(state, manifest, self.known, Branch(attempt, None), self.sinks),
         )
         plan = plan_restore(
             state,
@@ -164,7 +173,7 @@ class _Planner:
         if ahead is None:
             with self.progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
                 require_intact(root, manifest, self.rows, counted)
-        return Prepared(plan, manifest, self.force, ahead)
+        return Prepared(plan, manifest, self.force, self.sinks, ahead)
 
     def _write_ahead(self, manifest: Manifest, plan: RestorePlan) -> Ahead | None:
         require_way_back(self.root, manifest, self.rows)

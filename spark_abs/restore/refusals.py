@@ -22,9 +22,11 @@ class Force(StrEnum):
     """Rows of sinks that others have changed since: their changes are undone, too."""
     INPUTS = "inputs"
     """Input files that are gone: their rows are lost."""
+    OUTSIDE = "outside"
+    """Rows that a sink outside has committed and cannot take back: they stay, and are sent again."""
 
 
-ForceName = Literal["run", "rows", "inputs"]
+ForceName = Literal["run", "rows", "inputs", "outside"]
 """The same as arguments."""
 
 

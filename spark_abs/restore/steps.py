@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from spark_abs.model import NO_TABLE, AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId, Version
+from spark_abs.protocol.outside import Mark
 from spark_abs.sinks.changes import Changes
 
 
@@ -119,6 +120,28 @@ class KeepSink:
 
 
 @dataclass(frozen=True, slots=True)
+class FenceOutside:
+    """Refuse older runs at a sink outside; what it has committed stays unless a `ReturnOutside` follows."""
+
+    sink: str
+    sent: CheckpointId
+    """The checkpoint whose epoch it had committed last; 0 for none."""
+    returns: bool
+    """Whether its mark is brought back next."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnOutside:
+    """Bring the mark of a sink outside back, and with it what it has committed behind, unless `keep`."""
+
+    sink: str
+    back: Mark
+    epochs: tuple[CheckpointId, ...]
+    """The checkpoints behind it whose epochs it has committed, as far as they are known."""
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Write the restore to `history/`, and mark the attempt ready."""
 
@@ -137,6 +160,8 @@ Step = (
     | StartAfresh
     | RestoreSink
     | KeepSink
+    | FenceOutside
+    | ReturnOutside
     | Finish
 )
 
@@ -163,8 +188,8 @@ def sentence(step: Step) -> str:
             return _native(step)
         case StartAfresh():
             return f"stage {step.stage} starts afresh: it had run no batch"
-        case RestoreSink():
-            return _restored(step)
+        case RestoreSink() | FenceOutside() | ReturnOutside():
+            return _brought_back(step)
         case KeepSink():
             return f"leave {_sinks(step.sinks)}: {step.why}"
         case Finish():
@@ -181,12 +206,25 @@ def _native(step: Materialise | Rescale) -> str:
     return f"spread {what}, as batch {step.batch} of {step.directory}{_by(True)}"
 
 
-def _restored(step: RestoreSink) -> str:
+def _brought_back(step: RestoreSink | FenceOutside | ReturnOutside) -> str:
+    if not isinstance(step, RestoreSink):
+        return _outside(step)
     then = f"back to the rows of version {step.version}"
     if step.version == NO_TABLE:
         then = "to no rows: there was no such table"
     undone = f"{_undone(step.changes)}{_by(step.needs_spark)}"
     return f"bring {_sinks(step.sinks)} ({step.table}) from version {step.current} {then}{undone}"
+
+
+def _outside(step: FenceOutside | ReturnOutside) -> str:
+    if isinstance(step, FenceOutside):
+        has = f"has sent up to checkpoint {step.sent}" if step.sent else "has sent nothing"
+        rest = "" if step.returns else ", which stays; what follows is sent once"
+        return f"refuse older runs at sink {step.sink}, which {has}{rest if step.sent else ''}"
+    epochs = f"the epochs of checkpoints {_listed(step.epochs)}"
+    if step.keep:
+        return f"leave {epochs} in sink {step.sink}: what is computed again is sent there again"
+    return f"undo {epochs} in sink {step.sink}, from what it has kept of them"
 
 
 def _sinks(names: Sequence[str]) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_abs.model import ChannelId, Position, StageId, Version
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.native import NativeLog
+
+
+def _nobody(_: ChannelId) -> tuple[Version, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,8 @@ class Consumers:
     ctx: RunContext
     inputs: Mapping[StageId, Sequence[ChannelId]]
     """The channels that each stage reads."""
+    outside: Callable[[ChannelId], tuple[Version, ...]] = _nobody
+    """How far each sink outside has read a channel."""
 
     def consumed(self, channel: ChannelId) -> tuple[Version | None, ...]:
         """Return how far each consumer of a channel has durably read it, None for one that has not begun.
@@ -27,11 +33,12 @@ class Consumers:
         Raises:
             DamageError: an offset file cannot be read.
         """
-        return tuple(
+        stages = tuple(
             min((p.version for p in self._positions(stage, channel)), default=None)
             for stage, channels in self.inputs.items()
             if channel in channels
         )
+        return (*stages, *self.outside(channel))
 
     def _positions(self, stage: StageId, channel: ChannelId) -> list[Position]:
         read = [p for p in NativeLog(self.ctx.native(stage)).consumed() if p.channel == channel]

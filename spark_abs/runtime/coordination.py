@@ -61,6 +61,7 @@ class Coordination:
         on_drain: Callable[[str, str], None],
         on_forget: Callable[[StageId], str],
         on_failure: Callable[[Exception], None],
+        on_completed: Callable[[Manifest], None] = lambda _: None,
     ) -> None:
         self._ctx = ctx
         self._stages = dict(stages)
@@ -71,6 +72,7 @@ class Coordination:
         self._on_drain = on_drain
         self._on_forget = on_forget
         self._on_failure = on_failure
+        self._on_completed = on_completed
         self._control = Control.open(ctx.root)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
@@ -284,6 +286,7 @@ class Coordination:
         self._ctx.probe("manifest.after")
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
         self._ctx.probe("manifest.settle.after")
+        self._on_completed(manifest)
         self._journal.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
         self._handle(protocol.Decided(now_ms(), barrier.id, True))

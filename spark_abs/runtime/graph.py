@@ -45,7 +45,9 @@ class SinkDecl:
     stage: StageId
     output: str
     table: str | None
-    """None for a function sink."""
+    """None for a function sink, and for one outside."""
+    outside: bool = False
+    """Whether its rows go on from the channel of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,12 @@ class JobGraph:
                 )
 
     def consumed(self, stage: StageId) -> tuple[str, ...]:
-        """Return the outputs of a stage that other stages read, in a fixed order: these are channels."""
+        """Return the outputs of a stage that other stages, or sinks outside, read: these are channels.
+
+        In a fixed order.
+        """
         read = {c for s in self.stages for c in s.inputs}
+        read |= {channel_id(s.stage, s.output) for s in self.sinks if s.outside}
         return tuple(sorted(o for o in self.stage(stage).outputs if channel_id(stage, o) in read))
 
     def stage(self, name: StageId) -> StageDecl:

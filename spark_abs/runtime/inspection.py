@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 
+from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.writer import check_channel
 from spark_abs.errors import AbsError, GraphError, Refused
 from spark_abs.model import StageId, channel_id
@@ -99,7 +100,7 @@ def check_drafted(
     if not at.place(CONTROL).exists():
         declared = declare(job, drafted.graph, drafted.frames, drafted.plans)
         first = compare(Recorded("a new root"), declared.shapes, begin=declared.begin)
-        return replace(first, obstacles=tuple(_obstacles(_tables(drafted, at))))
+        return replace(first, obstacles=tuple(_obstacles(_tables(job, drafted, at))))
     state = Control.open(at).state
     past = past_of(at, state)
     if to is not None:
@@ -147,7 +148,7 @@ def inspect(
         UsageError: a table has rows of another schema.
         DamageError: what is recorded cannot be read.
     """
-    checks = _checks(drafted, past, at_checkpoint)
+    checks = _checks(job, drafted, past, at_checkpoint)
     obstacles = [] if refuse else list(_obstacles(checks))
     for check in checks if refuse else ():
         check()
@@ -172,7 +173,7 @@ def require_ok(comparison: Comparison) -> Comparison:
     return comparison
 
 
-def _checks(drafted: Drafted, past: Past, at_checkpoint: bool) -> Iterator[Callable[[], object]]:
+def _checks(job: Job, drafted: Drafted, past: Past, at_checkpoint: bool) -> Iterator[Callable[[], object]]:
     graph, drafts, root = drafted.graph, drafted.frames, past.root
     if at_checkpoint:
         yield partial(check_restored, past, drafts, drafted.plans)
@@ -182,15 +183,18 @@ def _checks(drafted: Drafted, past: Past, at_checkpoint: bool) -> Iterator[Calla
         for output in graph.consumed(stage.name):
             channel = channel_id(stage.name, output)
             yield partial(check_channel, root, channel, drafts.schemas[channel])
-    yield from _tables(drafted, root)
+    yield from _tables(job, drafted, root)
 
 
-def _tables(drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
+def _tables(job: Job, drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
     """Iterate the checks of the tables of sinks, which may be older than the root."""
     for sink in drafted.graph.sinks:
         if sink.table is not None:
             schema = drafted.frames.schemas[channel_id(sink.stage, sink.output)]
             yield partial(check_sink, root.storage.place(sink.table), schema)
+    for spec in job.sinks:
+        if spec.outside is not None:
+            yield partial(spec.outside.check, delta_schema(drafted.frames.schemas[spec.source.channel]))
 
 
 def _obstacles(checks: Iterator[Callable[[], object]]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Unpack, get_args
 
+from spark_abs.codec import to_json
 from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
@@ -27,6 +28,7 @@ from spark_abs.runtime.specs import (
     StageSpec,
 )
 from spark_abs.settings import JobSettings
+from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from spark_abs.runtime.explain import Explanation
     from spark_abs.runtime.run import Run
+    from spark_abs.sinks.postgres import Postgres
 
 
 @dataclass(eq=False, repr=False)
@@ -220,9 +223,11 @@ class Job:
         *,
         table: str | None = None,
         foreach_batch: BatchFunction | None = None,
+        postgres: Postgres | str | None = None,
+        two_phase: TwoPhaseSink | None = None,
         existing: Existing = "append",
     ) -> None:
-        """Write an output of a stage to a Delta table, or hand it to a function.
+        """Write an output of a stage to a Delta table, hand it to a function, or send it outside.
 
         Args:
             name: the sink's name.
@@ -230,18 +235,28 @@ class Job:
             table: path of a Delta table, created if there is none: written exactly once.
             foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
                 channels of its stage, and again, as in Spark, for a batch that is repeated.
+            postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows behind
+                each checkpoint, exactly once.
+            two_phase: a sink of your own that commits rows and mark at once, see `TwoPhaseSink`.
             existing: what becomes of other roots that have written to the table: `append` writes beside
                 them, each keeps its rows; `take_over` fences them there for good, as when the root of this
                 job was lost and a new one takes its place.
         """
-        if (table is None) == (foreach_batch is None):
-            raise UsageError(f"sink {name!r} needs either table= or foreach_batch=")
+        if sum(one is not None for one in (table, foreach_batch, postgres, two_phase)) != 1:
+            raise UsageError(f"sink {name!r} needs one of table=, foreach_batch=, postgres= and two_phase=")
         if not isinstance(source, Output) or source.job is not self:
             raise GraphError(f"sink {name!r} takes an output of a stage of this job")
         if existing not in get_args(Existing):
             raise UsageError(f"sink {name!r}: existing={existing!r} is not one of {get_args(Existing)}")
         location = None if table is None else location_of(table)
-        self.sinks.append(SinkSpec(checked_name(name, "sink"), source, location, foreach_batch, existing))
+        settings = ""
+        if postgres is not None:
+            from spark_abs.sinks.postgres import Postgres, PostgresSink
+
+            config = Postgres(postgres) if isinstance(postgres, str) else postgres
+            two_phase, settings = PostgresSink(config), to_json(config)
+        checked = checked_name(name, "sink")
+        self.sinks.append(SinkSpec(checked, source, location, foreach_batch, existing, two_phase, settings))
 
     def graph(self) -> JobGraph:
         """Return the graph, checked.

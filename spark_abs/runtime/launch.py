@@ -46,6 +46,7 @@ from spark_abs.runtime.queries import QueryStart, start_queries
 from spark_abs.runtime.rebuild import Rebuild, repeat_batches
 from spark_abs.runtime.recovery import Recovery
 from spark_abs.runtime.run import Run
+from spark_abs.runtime.sending import Senders, open_senders, sendings
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
 from spark_abs.runtime.specs import SinkSpec
 from spark_abs.runtime.stage import StageRunner
@@ -111,6 +112,14 @@ def launch(given: Launch) -> Run:
     queries: dict[StageId, StreamingQuery] = {}
     checkpoints = Checkpoints.open(ctx.root, ctx.job)
     kept = KeptState.open(ctx.root, ctx.job, ctx.run, checkpoints.load_all(), ctx.probe)
+    failed: list[Callable[[Exception], None]] = []
+    senders = open_senders(
+        ctx,
+        sendings(job.sinks, given.drafts.schemas),
+        given.control,
+        checkpoints.load_all(),
+        lambda error: failed[0](error),
+    )
     ctx.probe("start.state.after")
     facts = {
         s.name: StageFacts(
@@ -120,10 +129,11 @@ def launch(given: Launch) -> Run:
         )
         for s in graph.stages
     }
-    snapshots = Snapshotter(ctx, kept, facts, Tidy(ctx, {s.name: s.inputs for s in graph.stages}, kept))
+    tidy = Tidy(ctx, {s.name: s.inputs for s in graph.stages}, kept, senders)
+    snapshots = Snapshotter(ctx, kept, facts, tidy)
     runners: dict[StageId, StageRunner] = {}
     for stage in graph.stages:
-        runners[stage.name] = _runner(given, stage, tables, snapshots)
+        runners[stage.name] = _runner(given, stage, tables, snapshots, senders)
     frames = build_frames(
         job,
         graph,
@@ -135,7 +145,7 @@ def launch(given: Launch) -> Run:
     given.laps.over("channels and sinks")
 
     def restart(stage: StageDecl) -> None:
-        _restart(given, stage, frames, snapshots, runners, queries, coordination)
+        _restart(given, stage, frames, snapshots, senders, runners, queries, coordination)
 
     recovery = Recovery(ctx, given.policy, {s.name: partial(restart, s) for s in graph.stages})
     drain = Drain(
@@ -154,6 +164,7 @@ def launch(given: Launch) -> Run:
         snapshots,
         recovery,
         drain,
+        senders,
         partial(_stop_listening, job.spark, late),
     )
     coordination = Coordination(
@@ -165,7 +176,9 @@ def launch(given: Launch) -> Run:
         run.request_drain,
         _refuse_forget,
         run.fail,
+        senders.completed,
     )
+    failed.append(run.fail)
     snapshots.report_to(Listener(coordination.put, lambda name: runners[name].turns.wake(), run.fail))
     job.spark.streams.addListener(late)
     try:
@@ -236,7 +249,11 @@ def _refuse_forget(stage: StageId) -> str:
 
 
 def _runner(
-    given: Launch, stage: StageDecl, tables: Mapping[str, DeltaSink], snapshots: Snapshotter
+    given: Launch,
+    stage: StageDecl,
+    tables: Mapping[str, DeltaSink],
+    snapshots: Snapshotter,
+    senders: Senders,
 ) -> StageRunner:
     """Open the outputs of a stage, refusing older runs there, and make what runs its batches."""
     job, ctx = given.job, given.ctx
@@ -249,7 +266,8 @@ def _runner(
     certain = given.plans[stage.name].repeatable
     outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain)
     start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
-    runner = StageRunner(ctx, stage.name, outputs, start, snapshots, _credit(ctx, given.graph, stage.name))
+    credit = _credit(ctx, given.graph, stage.name, senders)
+    runner = StageRunner(ctx, stage.name, outputs, start, snapshots, credit)
     runner.turns.await_stop = partial(sleep_until_stopped, job.spark)
     return runner
 
@@ -259,6 +277,7 @@ def _restart(
     stage: StageDecl,
     frames: Frames,
     snapshots: Snapshotter,
+    senders: Senders,
     runners: dict[StageId, StageRunner],
     queries: dict[StageId, StreamingQuery],
     coordination: Coordination,
@@ -281,7 +300,7 @@ def _restart(
         raise DamageError(f"{finding}; start the job again: it says what can be done about it")
     mine = [s for s in given.job.sinks if s.source.stage == name]
     tables = {s.name: _attach(given, s, s.table) for s in mine if s.table is not None}  # 3
-    runner = _runner(given, stage, tables, snapshots)
+    runner = _runner(given, stage, tables, snapshots, senders)
     welcomed = coordination.join(runner)  # 4
     while not welcomed.wait(_WELCOME_POLL_S):
         if not coordination.is_alive:
@@ -290,9 +309,10 @@ def _restart(
     queries[name] = _start(given, name, frames, runner)  # 5
 
 
-def _credit(ctx: RunContext, graph: JobGraph, stage: StageId) -> Credit:
-    consumers = Consumers(ctx, {s.name: s.forward for s in graph.stages})
+def _credit(ctx: RunContext, graph: JobGraph, stage: StageId, senders: Senders) -> Credit:
+    consumers = Consumers(ctx, {s.name: s.forward for s in graph.stages}, senders.unsent)
     read = {channel for s in graph.stages for channel in s.forward}
+    read |= {channel_id(s.stage, s.output) for s in graph.sinks if s.outside}
     channels = [c for o in graph.consumed(stage) if (c := channel_id(stage, o)) in read]
     return Credit(ctx, channels, consumers, FIRST_ENTRY, ctx.poll_ms(ctx.native(stage)))
 

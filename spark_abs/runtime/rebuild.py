@@ -189,7 +189,7 @@ class Rebuilder:
             cut,
             written,
             has_native_inputs=bool(facts.sources),
-            calls_functions=any(s.table is None for s in self._graph.sinks_of(decl.name)),
+            calls_functions=any(s.table is None and not s.outside for s in self._graph.sinks_of(decl.name)),
         )
         found = repeats(lost, dict(self._told(decl, cut)) if written > cut else {})
         if found:

@@ -75,7 +75,7 @@ def declare(job: Job, graph: JobGraph, drafts: Frames, plans: Mapping[StageId, P
             inputs=tuple(s.inputs),
             outputs={o: drafts.schemas[channel_id(s.name, o)].json() for o in s.outputs},
             channels=dict.fromkeys(graph.consumed(s.name), ""),
-            sinks={k.name: k.output for k in graph.sinks_of(s.name)},
+            sinks={k.name: k.output for k in graph.sinks_of(s.name) if not k.outside},
             functions=tuple(drafts.declared[s.name].functions),
             sources=tuple(replace(x, feedback=(s.name, x.name) in feedback) for x in plans[s.name].streams),
             operators=plans[s.name].operators,

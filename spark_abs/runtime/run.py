@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from spark_abs.errors import AbsError, CheckpointPending, Refused, UsageError
+from spark_abs.errors import AbsError, CheckpointPending, Refused, SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.loops import Loop
 from spark_abs.protocol.messages import (
@@ -27,6 +27,7 @@ from spark_abs.runtime.farewell import Guest, attend
 from spark_abs.runtime.lifetime import end
 from spark_abs.runtime.loops import Loops
 from spark_abs.runtime.recovery import Recovery, StageEnd
+from spark_abs.runtime.sending import Senders
 from spark_abs.runtime.signals import SignalledStop
 from spark_abs.runtime.snapshotter import Snapshotter
 from spark_abs.runtime.stage import StageRunner
@@ -52,12 +53,14 @@ class Run:
         snapshots: Snapshotter,
         recovery: Recovery,
         drain: Drain,
+        senders: Senders,
         on_end: Callable[[], None],
     ) -> None:
         self._ctx = ctx
         self._stages = stages
         self._recovery = recovery
         self._drain = drain
+        self._senders = senders
         self._drain_asked: tuple[str, str | None] | None = None
         """The savepoint that a drain ends with, and the id of the request for it."""
         self._last_savepoint: CheckpointId | None = None
@@ -175,6 +178,7 @@ class Run:
         """Start watching; called once by whoever started the queries, who replaces those started again."""
         self._queries = queries
         self._coordination = coordination
+        self._senders.start()
         coordination.start()
         self._watcher.start()
         settings = self._ctx.settings
@@ -358,10 +362,22 @@ class Run:
             halt(self._ctx, self._stages[name], query)
         self._coordination.close()
         self._snapshots.close()
+        self._end_sending()
         end(self._ctx, how if self._failure is None else self._failure)
         ended = how if self._failure is None else f"failed: {why}"
         log.info("job %s: run %s has ended: %s", self._ctx.job, self.id, ended)
         self._on_end()
+
+    def _end_sending(self) -> None:
+        """Send what checkpoints are behind; what cannot be sent now goes out with the next start."""
+        patience_s = self._ctx.settings.stop_timeout_ms / 1000 if self._failure is None else 1.0
+        left = "; ".join(self._senders.close(patience_s))
+        if left and self._failure is None:
+            log.warning(
+                "job %s ends before all was sent: %s; the next start goes on with it", self._ctx.job, left
+            )
+            if self._ctx.bounded:
+                self.fail(SinkUnreachable(f"not all was sent: {left}; start the job again, it goes on"))
 
     def _under_way(self) -> str:
         """Say which batches a stop waits for."""

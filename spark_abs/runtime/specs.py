@@ -10,6 +10,7 @@ from spark_abs.errors import GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.protocol.changes import Begin
 from spark_abs.runtime.graph import SinkDecl, StageDecl
+from spark_abs.sinks.two_phase import TwoPhaseSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -141,7 +142,11 @@ class SinkSpec:
     table: str | None
     function: BatchFunction | None
     existing: Existing = "append"
+    outside: TwoPhaseSink | None = None
+    settings: str = ""
+    """Of a sink outside, as JSON, what makes it again; empty for one of the user's own."""
 
     def decl(self) -> SinkDecl:
         """Return the sink as the graph knows it."""
-        return SinkDecl(self.name, self.source.stage, self.source.name, self.table)
+        outside = self.outside is not None
+        return SinkDecl(self.name, self.source.stage, self.source.name, self.table, outside)

@@ -176,6 +176,7 @@ def _back_to_checkpoint(job: Job, drafted: Drafted, takeover: bool, leave: bool)
         force=[Force.RUN] if takeover else [],
         fallback=True,
         native_root=job.resolved().native_root,
+        sinks={s.name: s.outside for s in job.sinks if s.outside is not None},
         writing=True,
     )
     try:

@@ -9,6 +9,7 @@ from spark_abs.channels.trim import trim
 from spark_abs.model import ChannelId, StageId
 from spark_abs.runtime.consumers import Consumers
 from spark_abs.runtime.context import RunContext
+from spark_abs.runtime.sending import Senders
 from spark_abs.snapshots import packs
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.retention import channel_floors, retired
@@ -37,12 +38,17 @@ class Tidy:
     """
 
     def __init__(
-        self, ctx: RunContext, inputs: Mapping[StageId, Sequence[ChannelId]], kept: KeptState
+        self,
+        ctx: RunContext,
+        inputs: Mapping[StageId, Sequence[ChannelId]],
+        kept: KeptState,
+        senders: Senders | None = None,
     ) -> None:
-        """Take the run, the channels that each stage reads, and the handle on `state/`."""
+        """Take the run, the channels that each stage reads, the handle on `state/`, and the sinks outside."""
         self._ctx = ctx
         self._inputs = inputs
         self._kept = kept
+        self._senders = senders or Senders()
         self._vacuumed_ms = now_ms()
         self._calls = count()
 
@@ -60,10 +66,12 @@ class Tidy:
         ctx.probe("tidy.retire.after")
         sweep(self._kept, checkpoints.load_all)
         ctx.probe("tidy.sweep.after")
-        consumers = Consumers(ctx, self._inputs)
-        channels = {channel for inputs in self._inputs.values() for channel in inputs}
+        kept = checkpoints.load_all()
+        outside = self._senders.needed(state, kept)
+        consumers = Consumers(ctx, self._inputs, lambda channel: outside.get(channel, ()))
+        channels = {channel for inputs in self._inputs.values() for channel in inputs} | outside.keys()
         readers = {channel: consumers.consumed(channel) for channel in sorted(channels)}
-        for channel, floor in channel_floors(checkpoints.load_all(), readers).items():
+        for channel, floor in channel_floors(kept, readers).items():
             trim(ctx.root, channel, floor)
             ctx.probe(f"tidy.{channel}.trim.after")
         if next(self._calls) % TRIM_EVERY == 0:

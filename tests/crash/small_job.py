@@ -53,11 +53,13 @@ def declare(
     probe: Probe = no_probe,
     in_python: bool = False,
     through: bool = False,
+    outside: bool = False,
 ) -> spark_abs.Job:
     """Declare the job below `base`: `input/` is read, `root/` and one directory a table are written.
 
     `config` holds settings by area, as in YAML; `in_python` lets a Python function keep the totals; `through`
-    puts a stage between the source and the join, and a reader beside it.
+    puts a stage between the source and the join, and a reader beside it; `outside` sends what arrives and the
+    totals, to PostgreSQL, to tables in the schema that is called like `base`.
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config)
     job.probe = probe
@@ -80,4 +82,8 @@ def declare(
     job.sink("arrivals", events, table=str(base / "arrivals"))
     job.sink("pairs", paired, table=str(base / "pairs"))
     job.sink("totals", summed, table=str(base / "totals"))
+    if outside:
+        job.sink("sent", events, postgres=spark_abs.Postgres("sent", schema=base.name))
+        last = spark_abs.Postgres("last", schema=base.name, mode="upsert", key=("key",), history=True)
+        job.sink("last", summed, postgres=last)
     return job

@@ -51,9 +51,11 @@ from spark_abs.model import (
     run_app_id,
 )
 from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
-from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, Run
+from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, OutsideSink, Run
 from spark_abs.protocol.evaluation import Staged
+from spark_abs.protocol.outside import Mark
 from spark_abs.sinks.note import PlannedBatch, SinkNote
+from spark_abs.sinks.postgres import Postgres
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
 from spark_abs.state.segments import SegmentNote
@@ -186,7 +188,7 @@ def words_of_the_record() -> set[str]:
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
         *(StateFunction, Head, SegmentNote, Record, Origin),
         *(Position, Barrier, EntryNote, Attempt, Run, Claim, Aborted, Command, Lease),
-        *(SinkNote, PlannedBatch, Rebuilt, StartedFunctions, Staged),
+        *(SinkNote, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres),
     ],
 )
 def test_every_stored_field_is_in_the_record_of_formats(stored: type) -> None:

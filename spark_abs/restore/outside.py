@@ -1,0 +1,209 @@
+"""Sinks outside in a restore: what each has committed, what of it the way back undoes, and doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from spark_abs.codec import from_json
+from spark_abs.errors import Refused, SinkUnreachable
+from spark_abs.manifest import Manifest
+from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, RunId, Version, channel_id
+from spark_abs.protocol import outside
+from spark_abs.protocol.control import ControlState, OutsideSink
+from spark_abs.protocol.outside import Mark, Owner
+from spark_abs.protocol.path import NOTHING, channel_path
+from spark_abs.restore.refusals import Force, forced_by
+from spark_abs.restore.steps import FenceOutside, KeepSink, ReturnOutside, Step
+from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.wording import way
+
+POSTGRES = "postgres"
+
+Own = Mapping[str, TwoPhaseSink]
+"""Sinks of the user's own, by name: nothing that is stored can make them again."""
+NO_SINKS: Own = MappingProxyType({})
+"""None of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideFacts:
+    """What was found of one sink outside."""
+
+    sink: str
+    where: str
+    """For a person."""
+    mark: Mark | None
+    """What it has committed, None for nothing."""
+    back: Mark | None = None
+    """Its mark behind the restore, if that is another."""
+    behind: tuple[CheckpointId, ...] = ()
+    """Checkpoints whose epochs it has committed and the restore goes back behind."""
+    why_not: str = ""
+    """What keeps it from taking them back; empty if nothing does."""
+    gone: str = ""
+    """Why it could not be asked; empty if it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What follows from a mark and the checkpoints that are kept."""
+
+    line: tuple[Branch, ...]
+    needed: Version
+    """The entry behind which the sink may still read."""
+
+
+def sink_of(record: OutsideSink, own: Own) -> TwoPhaseSink | None:
+    """Return a sink that is recorded, None for an own one that is not given."""
+    given = own.get(record.sink)
+    if given is not None or record.kind != POSTGRES:
+        return given
+    from spark_abs.sinks.postgres import Postgres, PostgresSink
+
+    return PostgresSink(from_json(Postgres, record.settings))
+
+
+def cuts_of(manifests: Iterable[Manifest], channel: ChannelId) -> Iterator[Mark]:
+    """Iterate the cuts of checkpoints in a channel; those that do not have it are left out."""
+    for manifest in manifests:
+        for snapshot in manifest.stages:
+            for o in snapshot.outputs:
+                if (
+                    o.kind == "channel"
+                    and o.version is not None
+                    and channel_id(snapshot.stage, o.output) == channel
+                ):
+                    yield Mark(manifest.cut.attempt, manifest.id, o.version)
+
+
+def path_to(state: ControlState, manifest: Manifest, channel: ChannelId) -> tuple[Branch, ...]:
+    """Return the path to the cut of a checkpoint; of a channel that it does not have nothing of it counts."""
+    path = channel_path(state, channel, manifest.cut.attempt)
+    version = next((cut.version for cut in cuts_of([manifest], channel)), NOTHING)
+    return (*path[:-1], replace(path[-1], until=version))
+
+
+def standing_of(
+    state: ControlState, channel: ChannelId, mark: Mark, manifests: Iterable[Manifest]
+) -> Standing:
+    """Say what a mark means for the channel."""
+    line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
+    kept = [path_to(state, manifest, channel) for manifest in manifests]
+    return Standing(line, outside.needed_from(mark, line, kept))
+
+
+def outside_facts(
+    state: ControlState, manifest: Manifest, known: Sequence[Manifest], attempt: Branch, own: Own
+) -> tuple[OutsideFacts, ...]:
+    """Ask every sink that the job has come to; changes nothing, and fences nobody.
+
+    Args:
+        state: what `control/` says.
+        manifest: the checkpoint to go back to.
+        known: every manifest that can be read.
+        attempt: the one that the restore begins, as the last branch of the path.
+        own: the user's own sinks.
+    """
+    return tuple(_facts(state, manifest, known, attempt, record, own) for record in state.outside)
+
+
+def _facts(
+    state: ControlState,
+    manifest: Manifest,
+    known: Sequence[Manifest],
+    attempt: Branch,
+    record: OutsideSink,
+    own: Own,
+) -> OutsideFacts:
+    sink = sink_of(record, own)
+    where = "" if record.kind != POSTGRES else " (PostgreSQL)"
+    owner = Owner(state.root, state.job, record.sink, RunId(0))
+    if sink is None:
+        gone = (
+            "it is one of your own, and only you can make it: give it with sinks={"
+            + repr(record.sink)
+            + ": …}"
+        )
+        return OutsideFacts(record.sink, where, None, gone=gone)
+    try:
+        mark = sink.mark(owner)
+        if mark is None:
+            return OutsideFacts(record.sink, where, None)
+        if all(a.id != mark.attempt for a in state.attempts):
+            gone = f"its mark names attempt {mark.attempt}, which this root does not have"
+            return OutsideFacts(record.sink, where, None, gone=gone)
+        channel = channel_id(record.stage, record.output)
+        path = (*path_to(state, manifest, channel), attempt)
+        cuts = tuple(cuts_of({m.id: m for m in (*known, manifest)}.values(), channel))
+        line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
+        back = outside.way_back(mark, line, path, cuts)
+        if back == mark:
+            return OutsideFacts(record.sink, where, mark)
+        behind = outside.sent_behind(back, mark, line, cuts)
+        return OutsideFacts(record.sink, where, mark, back, behind, sink.why_not(owner, back))
+    except (SinkUnreachable, OSError) as error:
+        return OutsideFacts(record.sink, where, None, gone=f"it cannot be reached: {error}")
+    finally:
+        sink.close()
+
+
+def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
+    """Plan what becomes of the sinks outside.
+
+    Raises:
+        Refused: one has committed what the restore would undo and cannot, or cannot be asked, unless forced.
+    """
+    for found in facts:
+        ids = ", ".join(map(str, found.behind))
+        name = f"{found.sink}{found.where}"
+        if found.gone:
+            if not force:
+                raise Refused(
+                    f"sink {name}: {found.gone}; what it has sent is not known, and an older run could go on "
+                    f"sending. If it is gone for good say {forced_by(Force.OUTSIDE)}"
+                )
+            yield KeepSink((found.sink,), f"{found.gone}: what it has sent stays, and it is not fenced")
+            continue
+        sent = found.mark.checkpoint if found.mark is not None else NO_EPOCH
+        yield FenceOutside(found.sink, sent, returns=found.back is not None)
+        if found.mark is None or found.back is None:
+            continue
+        if found.why_not and not force:
+            raise Refused(
+                f"sink {name} has committed the epochs of checkpoints {ids}, behind that one, and "
+                f"cannot take them back: {found.why_not}. Go back to checkpoint {found.mark.checkpoint} or a "
+                f"later one, or say {forced_by(Force.OUTSIDE)}: then they stay there, what is computed "
+                "again is sent again, to be appended a second time or to replace rows of the same key"
+            )
+        yield ReturnOutside(found.sink, found.back, found.behind, keep=bool(found.why_not))
+
+
+def carry_out_outside(step: FenceOutside | ReturnOutside, state: ControlState, run: RunId, own: Own) -> None:
+    """Fence a sink, or bring it back. Both may be repeated.
+
+    Raises:
+        Refused: it has committed more since it was planned, which cannot be taken back.
+        SinkUnreachable: it cannot be reached now.
+    """
+    record = next(r for r in state.outside if r.sink == step.sink)
+    sink = sink_of(record, own)
+    if sink is None:
+        raise Refused(f"sink {step.sink!r} was given when the restore was planned, and is not any more")
+    owner = Owner(state.root, state.job, step.sink, run)
+    try:
+        found = sink.recover(owner)
+        if isinstance(step, ReturnOutside):
+            if found is not None and found != step.back:
+                sink.abort(owner, step.back, keep=step.keep)
+            return
+        path = channel_path(state, channel_id(record.stage, record.output))
+        if found is not None and not step.returns and not outside.is_on(path, found):
+            again = way("call restore again", "give the command again")
+            raise Refused(
+                f"sink {step.sink!r} has committed checkpoint {found.checkpoint} since the restore was "
+                f"planned: {again}"
+            )
+    finally:
+        sink.close()
