@@ -11,7 +11,7 @@ from pyarrow import fs
 from spark_abs.channels.entries import entry_of
 from spark_abs.errors import DamageError
 from spark_abs.model import Branch, ChannelId, Entry, Position, Version, counts
-from spark_abs.store.log import LogCommit, read_commit
+from spark_abs.store.log import LogCommit, log_file, read_commit
 from spark_abs.store.root import Root
 
 Clock = Callable[[], float]
@@ -85,6 +85,24 @@ class LogTail:
             stem, _, extension = info.base_name.partition(".")
             if extension == "json" and stem.isdigit():
                 yield int(stem)
+
+
+class Newest:
+    """The newest commit of a table, by the presence of its file alone. Not thread-safe."""
+
+    def __init__(self, filesystem: fs.FileSystem, table_path: str, after: Version) -> None:
+        self._fs, self._path, self._version = filesystem, table_path, int(after)
+
+    def moved(self) -> bool:
+        """Say whether there is a newer commit than the last time."""
+        before = self._version
+        while self._is_there(self._version + 1):
+            self._version += 1
+        return self._version > before
+
+    def _is_there(self, version: int) -> bool:
+        found = self._fs.get_file_info(f"{self._path}/{log_file(version)}")
+        return bool(found.type is not fs.FileType.NotFound)
 
 
 class Queued:

@@ -12,7 +12,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 from pyspark.sql.types import StructType
 
-from spark_abs.channels.follow import Clock, LogTail, follow
+from spark_abs.channels.follow import Clock, LogTail, Newest, follow
 from spark_abs.channels.offsets import StageOffsets
 from spark_abs.channels.schema import arrow_schema
 from spark_abs.codec import from_json, from_plain
@@ -52,6 +52,7 @@ SPEC = "spec"
 """The one option of the source."""
 _ABORTS_POLL_MS = 100
 _UNLIMITED = 2**62
+_REST_S, _LONGEST_REST_S = 0.01, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class GateSpec:
     """The stage's ways back, unless this input is one: while one is full, this input is not read (P17)."""
     capacity: Capacity = ANY
     """When a way back is full."""
+    others: tuple[Position, ...] | None = None
+    """Where the stage's other inputs begin; None if one of them is not a channel, and cannot be watched."""
 
 
 class Gate(DataSource):
@@ -134,7 +137,12 @@ class GateReader(DataSourceStreamReader):
     """Decides how far the input goes, splits a batch into files, and reads them."""
 
     def __init__(
-        self, spec: GateSpec, schema: StructType, root: Root | None = None, clock: Clock = time.monotonic
+        self,
+        spec: GateSpec,
+        schema: StructType,
+        root: Root | None = None,
+        clock: Clock = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._spec, self._schema = spec, arrow_schema(schema)
         self._root = Root(spec.root) if root is None else root
@@ -144,6 +152,10 @@ class GateReader(DataSourceStreamReader):
         self._stage = StageOffsets(self._root.storage.place(spec.native), spec.native_poll_ms, clock)
         self._back = [(edge.start, follow_one(edge.start.channel, edge.path)) for edge in spec.back]
         self._aborts = Aborts(self._root, spec.control_version, max(spec.poll_ms, _ABORTS_POLL_MS), clock)
+        self._clock, self._pause = clock, pause
+        tables = ((self._root.path(self._root.channel(p.channel)), p.version) for p in spec.others or ())
+        self._others = [Newest(self._root.fs, table, version) for table, version in tables]
+        self._planned: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the first position; asked again whenever batch 0 is repeated."""
@@ -155,6 +167,9 @@ class GateReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the input shall stand after the next batch; `start` itself to stay.
+
+        Spark asks again at once when no input has anything, so a stage that rests waits here: until there is
+        news for one of its inputs, and a moment at most, since news may also come from elsewhere.
 
         `ReadAllAvailable` lifts the limits and stops at a barrier all the same: what is behind it is
         not available before the stage's other inputs have it.
@@ -168,11 +183,20 @@ class GateReader(DataSourceStreamReader):
                 f"the offset of {own.channel} was handed to the gate of {spec.start.channel}: the inputs "
                 "of the stage are not in the order of its native checkpoint: restore to a checkpoint"
             )
+        everything = isinstance(limit, ReadAllAvailable)
+        limits = Limits(_UNLIMITED, _UNLIMITED) if everything else Limits(spec.max_entries, spec.max_bytes)
+        until = self._clock() + _LONGEST_REST_S
+        position = self._next(own, limits)
+        if not everything and self._rests():
+            while position == own and not self._others_have_news() and self._clock() < until:
+                self._pause(max(_REST_S, spec.poll_ms / 1000))
+                position = self._next(own, limits)
+        return start if position == own else dumps_position(position)
+
+    def _next(self, own: Position, limits: Limits) -> Position:
+        spec = self._spec
         if self._held_back():
-            return start
-        limits = Limits(spec.max_entries, spec.max_bytes)
-        if isinstance(limit, ReadAllAvailable):
-            limits = Limits(_UNLIMITED, _UNLIMITED)
+            return own
         while True:
             decision = decide(
                 own,
@@ -185,7 +209,15 @@ class GateReader(DataSourceStreamReader):
             )
             # What it may learn there can only unblock, so a gate that goes on need not know of it.
             if not isinstance(decision, Blocked) or not self._aborts.poll():
-                return dumps_position(decision.position)
+                return decision.position
+
+    def _rests(self) -> bool:
+        """Say whether no batch was planned since the last call: then no input had anything to go on with."""
+        before, self._planned = self._planned, self._stage.batch
+        return self._spec.others is not None and before == self._planned
+
+    def _others_have_news(self) -> bool:
+        return any(other.moved() for other in self._others)
 
     def _held_back(self) -> bool:
         """Say whether a way back holds so much that this input has to wait for it."""

@@ -23,7 +23,8 @@ class StageOffsets:
         self._fs, self._directory, self._clock = native.fs, f"{native.path}/offsets", clock
         self._poll_s = poll_ms / 1000
         self._next_poll = float("-inf")
-        self._batch: int | None = None
+        self.batch: int | None = None
+        """The newest batch that was seen to be planned."""
         self._positions: tuple[Position, ...] = ()
 
     def positions(self) -> tuple[Position, ...]:
@@ -35,12 +36,12 @@ class StageOffsets:
         now = self._clock()
         if now >= self._next_poll:
             self._next_poll = now + self._poll_s
-            if self._batch is None:
-                self._batch = max(self._listed(), default=None)
-                if self._batch is not None:
-                    self._read(self._batch)
-            while self._batch is not None and self._read(self._batch + 1):
-                self._batch += 1
+            if self.batch is None:
+                self.batch = max(self._listed(), default=None)
+                if self.batch is not None:
+                    self._read(self.batch)
+            while self.batch is not None and self._read(self.batch + 1):
+                self.batch += 1
         return self._positions
 
     def _read(self, batch: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -57,6 +57,8 @@ class Stage:
         self.offsets = Path(root.path("native/1/s/offsets"))
         self.poll_ms = poll_ms
         self.batch = 0
+        self.pauses = 0
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def reader(self, channel: str = "a.main", **changes: Any) -> GateReader:
         spec = GateSpec(
@@ -76,7 +78,13 @@ class Stage:
             native_poll_ms=self.poll_ms,
         )
         assert from_json(GateSpec, to_json(spec)) == spec
-        return GateReader(replace(spec, **changes), NUMBERS, clock=self.clock)
+        return GateReader(replace(spec, **changes), NUMBERS, clock=self.clock, pause=self.pause)
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass, and whatever happens meanwhile."""
+        self.pauses += 1
+        self.clock.now += seconds
+        self.meanwhile()
 
     def planned(self, *positions: Position) -> None:
         """Write the next offset file."""
@@ -128,6 +136,40 @@ def test_an_idle_input_stays_where_it_is(root: Root) -> None:
     reader = Stage(root).reader()
     start = reader.initialOffset()
     assert list(reader.latestOffset(start, ALL).items()) == list(start.items())
+
+
+def test_a_stage_that_rests_waits_in_one_call_for_news_of_any_of_its_inputs(root: Root) -> None:
+    """Spark asks a hundred times a second; the first row after a pause must not be later for it."""
+    log, other, stage = Log(root), Log(root, "b"), Stage(root)
+    reader = stage.reader(others=(position("b.main", 0),))
+    start = reader.initialOffset()
+    stage.planned(position("a.main", 0), position("b.main", 0))
+    assert (reader.latestOffset(start, LIMITED) is start, stage.pauses) == (
+        True,
+        0,
+    )  # of the other?
+    assert reader.latestOffset(start, LIMITED) is start
+    moment, stage.pauses = stage.pauses, 0
+    assert 1 < moment < 100
+    stage.meanwhile = other.batch
+    assert (reader.latestOffset(start, LIMITED) is start, stage.pauses) == (True, 1)
+    stage.meanwhile = partial(log.batch, 7)
+    assert after(reader, start) == (1, 0, False)
+    assert stage.pauses == 2
+
+
+def test_a_stage_that_is_at_work_or_reads_something_else_too_never_waits(root: Root) -> None:
+    Log(root).batch()
+    stage = Stage(root)
+    reader, mixed = stage.reader(others=()), stage.reader()
+    start = reader.initialOffset()
+    for _ in range(3):  # of the other input
+        stage.planned(position("a.main", 0), position("b.main", 0))
+        assert reader.latestOffset(start, LIMITED) is start
+    for _ in range(3):
+        assert mixed.latestOffset(start, LIMITED) is start
+        assert reader.latestOffset(start, ALL) is start
+    assert stage.pauses == 0
 
 
 def test_an_input_waits_while_the_way_back_of_its_stage_is_full(root: Root) -> None:
