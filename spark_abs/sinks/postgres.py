@@ -208,16 +208,16 @@ class PostgresSink(TwoPhaseSink):
         staged = config.mode == "upsert" or config.history
         if staged:
             for statement in of.make_stage():
-                server.execute(statement)
-        with server.cursor() as cursor, cursor.copy(of.copy(of.stage if staged else of.target)) as copy:
+                server.execute(statement, {})
+        with server.cursor() as cursor, cursor.copy(of.copy(staged)) as copy:
             for batch in rows:
                 copy.write(copy_text(batch, arrays))
         if config.history:
-            server.execute(of.lock_replaced())
+            server.execute(of.lock_replaced(), {})
             kept = {"after": int(epoch.after.version), **_values(epoch.mark)}
             server.execute(of.keep_replaced(), {**_of(epoch.owner), **kept})
         if staged:
-            server.execute(of.upsert() if config.mode == "upsert" else of.append())
+            server.execute(of.upsert() if config.mode == "upsert" else of.append(), {})
 
     def _lock(
         self, server: psycopg.Connection[Any], owner: Owner, expected: Mark | None, compare: bool = True
@@ -268,7 +268,7 @@ class PostgresSink(TwoPhaseSink):
     def _make(self, server: psycopg.Connection[Any], statement: psycopg.sql.Composed) -> None:
         """Make a table that another run may make at the same moment."""
         with suppress(errors.UniqueViolation, errors.DuplicateTable), server.transaction():
-            server.execute(statement)
+            server.execute(statement, {})
 
     def _columns(self, server: psycopg.Connection[Any], table: str) -> Sequence[Column]:
         return [Column(*row) for row in server.execute(COLUMNS, [self._config.schema, table]).fetchall()]

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg.sql import SQL, Composed
+from psycopg.sql import Identifier as Quoted
 
 MARKER = "spark_abs_marker"
 HISTORY = "_spark_abs_history"
 _STAGED = "spark_abs_rows"
+
+
+class Identifier(Quoted):
+    """A quoted name whose `%` begins no parameter: for statements that are executed with parameters."""
+
+    def as_bytes(self, context: Any = None) -> bytes:
+        """Return it as the statement has it."""
+        return super().as_bytes(context).replace(b"%", b"%%")
+
+
 _STAGE = Identifier("pg_temp", _STAGED)
 _OWN = SQL("root = %(root)s AND sink = %(sink)s")
 _OF_SINK = SQL("h.spark_abs_root = %(root)s AND h.spark_abs_sink = %(sink)s")
@@ -73,17 +85,14 @@ class Statements:
             "committed_at = now() WHERE {}"
         ).format(self.marker, _OWN)
 
-    def copy(self, into: Identifier) -> Composed:
-        """Take rows as CSV."""
-        return SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, _listed(self.columns))
-
-    @property
-    def stage(self) -> Identifier:
-        """The rows of an epoch before they are merged, in a table of the transaction's own."""
-        return _STAGE
+    def copy(self, staged: bool) -> Composed:
+        """Take rows as CSV; the only statement that is executed without parameters."""
+        into = Quoted("pg_temp", _STAGED) if staged else Quoted(self.schema, self.table)
+        columns = SQL(", ").join(map(Quoted, self.columns))
+        return SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, columns)
 
     def make_stage(self) -> Sequence[Composed]:
-        """Make it; rows are numbered as they come."""
+        """Make a table of the transaction's own for rows before they are merged, numbered as they come."""
         return (
             SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
                 Identifier(_STAGED), _listed(self.columns), self.target
