@@ -181,14 +181,15 @@ class PostgresSink(TwoPhaseSink):
             row = self._lock(server, owner, None, compare=False)
             if row.mark == back:
                 return
-            kept = [c.name for c in self._columns(server, self._config.table + HISTORY)]
-            of = self._statements([name for name in kept if not name.startswith("spark_abs_")])
+            of, config = self._statements(), self._config
+            there = {column.name for column in self._columns(server, config.table)}
             version = {**_of(owner), "version": int(back.version)}
             if not keep:
-                for (until,) in server.execute(of.epochs_behind(), version).fetchall():
-                    for statement in of.undo():
+                for until, key, columns in server.execute(of.epochs_behind(), version).fetchall():
+                    written = [name for name in columns if name in there]
+                    for statement in Statements(config.schema, config.table, key, written).undo():
                         server.execute(statement, {**_of(owner), "until": until})
-            if kept:
+            if self._columns(server, config.table + HISTORY):
                 server.execute(of.drop_history(), version)
             server.execute(of.set_mark(), {**_of(owner), **_values(back)})
 
@@ -215,6 +216,7 @@ class PostgresSink(TwoPhaseSink):
         if config.history:
             server.execute(of.lock_replaced(), {})
             kept = {"after": int(epoch.after.version), **_values(epoch.mark)}
+            kept |= {"key": list(of.key), "columns": list(of.columns)}
             server.execute(of.keep_replaced(), {**_of(epoch.owner), **kept})
         if staged:
             server.execute(of.upsert() if config.mode == "upsert" else of.append(), {})
@@ -258,12 +260,15 @@ class PostgresSink(TwoPhaseSink):
     def _ensure_history(self, server: psycopg.Connection[Any]) -> None:
         config = self._config
         table = {c.name: c for c in self._columns(server, config.table)}
-        kept = {c.name for c in self._columns(server, config.table + HISTORY)}
+        kept = {c.name: c for c in self._columns(server, config.table + HISTORY)}
         of = self._statements(list(table))
         if not kept:
             self._make(server, of.make_history())
-        for name in table.keys() - kept if kept else ():
-            self._make(server, of.add_history_column(name, table[name].said))
+        for name, column in table.items() if kept else ():
+            if name not in kept:
+                self._make(server, of.add_history_column(name, column.said))
+            elif kept[name].said != column.said:
+                self._make(server, of.fit_history_column(name, column.said))
 
     def _make(self, server: psycopg.Connection[Any], statement: psycopg.sql.Composed) -> None:
         """Make a table that another run may make at the same moment."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg.sql import SQL, Composed
+from psycopg.sql import SQL, Composed, Literal
 from psycopg.sql import Identifier as Quoted
 
 MARKER = "spark_abs_marker"
@@ -55,7 +55,7 @@ class Statements:
         """Make the table of marks."""
         return SQL(
             "CREATE TABLE IF NOT EXISTS {} (root text, sink text, target text NOT NULL, run bigint NOT NULL, "
-            "attempt bigint, checkpoint bigint, version bigint, history_from bigint, "
+            "attempt bigint, checkpoint bigint, version bigint, history_from bigint, history_table bigint, "
             "committed_at timestamptz, PRIMARY KEY (root, sink))"
         ).format(self.marker)
 
@@ -67,16 +67,17 @@ class Statements:
         ).format(self.marker)
 
     def read_marker(self, lock: bool = False) -> Composed:
-        """Read the row of a sink: run, target, where history begins, and the mark."""
+        """Read the row of a sink: run, target, where the history that is there begins, and the mark."""
         return SQL(
-            "SELECT run, target, history_from, attempt, checkpoint, version FROM {} WHERE {}{}"
-        ).format(self.marker, _OWN, SQL(" FOR UPDATE" if lock else ""))
+            "SELECT run, target, CASE WHEN history_table = {} THEN history_from END, attempt, checkpoint, "
+            "version FROM {} WHERE {}{}"
+        ).format(self._history_id(), self.marker, _OWN, SQL(" FOR UPDATE" if lock else ""))
 
     def take(self) -> Composed:
         """Let a run own the row; `run`, `history_from`."""
-        return SQL("UPDATE {} SET run = %(run)s, history_from = %(history_from)s WHERE {}").format(
-            self.marker, _OWN
-        )
+        return SQL(
+            "UPDATE {} SET run = %(run)s, history_from = %(history_from)s, history_table = {} WHERE {}"
+        ).format(self.marker, self._history_id(), _OWN)
 
     def set_mark(self) -> Composed:
         """Write the mark; `attempt`, `checkpoint`, `version`."""
@@ -134,15 +135,22 @@ class Statements:
         return SQL(
             "CREATE TABLE IF NOT EXISTS {} AS SELECT ''::text AS spark_abs_root, ''::text AS spark_abs_sink, "
             "0::bigint AS spark_abs_checkpoint, 0::bigint AS spark_abs_after, 0::bigint AS spark_abs_until, "
-            "false AS spark_abs_existed, {} FROM {} WITH NO DATA"
+            "false AS spark_abs_existed, ARRAY[]::text[] AS spark_abs_key, "
+            "ARRAY[]::text[] AS spark_abs_columns, {} FROM {} WITH NO DATA"
         ).format(self.history, _listed(self.columns), self.target)
 
     def add_history_column(self, name: str, kind: str) -> Composed:
-        """Add a column that the rows did not have before; `kind` is what the server calls its type."""
+        """Add a column that the table did not have before; `kind` is what the server calls its type."""
         return SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}").format(
             self.history,
             Identifier(name),
             SQL(kind),
+        )
+
+    def fit_history_column(self, name: str, kind: str) -> Composed:
+        """Give a column the type that it has in the table by now."""
+        return SQL("ALTER TABLE {0} ALTER COLUMN {1} TYPE {2} USING {1}::{2}").format(
+            self.history, Identifier(name), SQL(kind)
         )
 
     def lock_replaced(self) -> Composed:
@@ -152,12 +160,13 @@ class Statements:
         ).format(self.target, self._newest(), self._same("t", "s"))
 
     def keep_replaced(self) -> Composed:
-        """Keep what rows replace; `checkpoint`, `after`, `version`."""
+        """Keep what rows replace; `checkpoint`, `after`, `version`, and the names `key` and `columns`."""
         kept = [Identifier("s" if name in self.key else "t", name) for name in self.columns]
         return SQL(
             "INSERT INTO {} (spark_abs_root, spark_abs_sink, spark_abs_checkpoint, spark_abs_after, "
-            "spark_abs_until, spark_abs_existed, {}) SELECT %(root)s, %(sink)s, %(checkpoint)s, %(after)s, "
-            "%(version)s, t.ctid IS NOT NULL, {} FROM {} LEFT JOIN {} t ON {}"
+            "spark_abs_until, spark_abs_existed, spark_abs_key, spark_abs_columns, {}) SELECT %(root)s, "
+            "%(sink)s, %(checkpoint)s, %(after)s, %(version)s, t.ctid IS NOT NULL, %(key)s, %(columns)s, {} "
+            "FROM {} LEFT JOIN {} t ON {}"
         ).format(
             self.history,
             _listed(self.columns),
@@ -181,10 +190,10 @@ class Statements:
         ).format(self.history, _OF_SINK)
 
     def epochs_behind(self) -> Composed:
-        """Find what is to be undone, newest first; `version`."""
+        """Find what is to be undone, newest first, with its key and columns; `version`."""
         return SQL(
-            "SELECT DISTINCT h.spark_abs_until FROM {} h WHERE {} AND h.spark_abs_until > %(version)s "
-            "ORDER BY 1 DESC"
+            "SELECT DISTINCT h.spark_abs_until, h.spark_abs_key, h.spark_abs_columns FROM {} h WHERE {} AND "
+            "h.spark_abs_until > %(version)s ORDER BY 1 DESC"
         ).format(self.history, _OF_SINK)
 
     def undo(self) -> Sequence[Composed]:
@@ -211,9 +220,18 @@ class Statements:
             self.history, _OF_SINK
         )
 
+    def _history_id(self) -> Composed:
+        """Return what tells the history from another table of its name; null if there is none."""
+        name = ".".join(_quoted(part) for part in (self.schema, self.table + HISTORY))
+        return SQL("to_regclass({})::oid::bigint").format(Literal(name.replace("%", "%%")))
+
     def _same(self, one: str, other: str) -> Composed:
         pairs = [SQL("{} = {}").format(Identifier(one, name), Identifier(other, name)) for name in self.key]
         return SQL(" AND ").join(pairs)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _listed(names: Sequence[str]) -> Composed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -65,3 +66,52 @@ def test_names_with_quotes_and_percent_signs_are_names(server: PostgresServer) -
         sending.send(Some({"k%": [1, 2], '%s "v': ["new", "two"]}))
         sending.back(1)
     assert server.run('SELECT * FROM "a""b%t%%(root)s;"') == [(1, "one")]
+
+
+KEPT = Postgres("sums", key=("k",), mode="upsert", history=True)
+
+
+def test_a_way_back_leaves_columns_alone_that_the_rows_do_not_have(server: PostgresServer) -> None:
+    server.run("CREATE TABLE sums (k bigint PRIMARY KEY, v bigint, note text DEFAULT 'new' NOT NULL)")
+    server.run("ALTER TABLE sums ADD twice bigint GENERATED ALWAYS AS (v * 2) STORED")
+    with Sending(KEPT) as sending:
+        sending.send(Some({"k": [1], "v": [1]}))
+        server.run("UPDATE sums SET note = 'mine'")
+        sending.send(Some({"k": [1, 2], "v": [2, 2]}))
+        sending.back(1)
+    assert server.run("SELECT * FROM sums") == [(1, 1, "mine", 2)]
+
+
+def test_epochs_are_undone_by_the_columns_and_the_key_that_they_had(server: PostgresServer) -> None:
+    """The output got a column and lost one, the key became another, a column of the table was widened."""
+    server.run("CREATE TABLE sums (k bigint PRIMARY KEY, v int, w int, gone int)")
+    with Sending(KEPT) as sending:
+        sending.send(Some({"k": [1, 2], "gone": [5, 6]}))
+        server.run("UPDATE sums SET v = 7")
+        sending.send(Some({"k": [1], "gone": [8]}))
+    server.run(
+        "ALTER TABLE sums ALTER v TYPE bigint, DROP gone, DROP CONSTRAINT sums_pkey, ADD UNIQUE (k, v)"
+    )
+    with Sending(replace(KEPT, key=("k", "v")), run=2) as sending:
+        sending.send(Some({"k": [1, 1], "v": [7, 2**40], "w": [9, 9]}))
+        sending.send(Some({"k": [1], "v": [2**40], "w": [10]}))
+        sending.back(3)
+        assert sorted(server.run("SELECT k, v, w FROM sums")) == [(1, 7, 9), (1, 2**40, 9), (2, 7, None)]
+        sending.back(2)
+        assert sorted(server.run("SELECT k, v, w FROM sums")) == [(1, 7, None), (2, 7, None)]
+        sending.back(1)
+        assert sorted(server.run("SELECT k, v, w FROM sums")) == [(1, 7, None), (2, 7, None)]
+
+
+def test_a_history_that_was_dropped_begins_anew(server: PostgresServer) -> None:
+    server.run("CREATE TABLE sums (k bigint PRIMARY KEY, v bigint)")
+    with Sending(KEPT) as sending:
+        for number in range(3):
+            sending.send(Some({"k": [1], "v": [number]}))
+        server.run("DROP TABLE sums_spark_abs_history")
+        assert "history" in sending.sink.why_not(sending.owner, mark(1))
+    with Sending(KEPT, run=2) as sending:
+        sending.send(Some({"k": [1], "v": [3]}))
+        assert "history" in sending.sink.why_not(sending.owner, mark(2))
+        sending.back(3)
+    assert server.run("SELECT v FROM sums") == [(2,)]
