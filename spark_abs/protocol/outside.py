@@ -52,9 +52,8 @@ class Epoch:
     owner: Owner
     after: Mark
     mark: Mark
-    floor: CheckpointId = NO_EPOCH
-    """No restore goes back to a checkpoint before this one any more: what was kept to undo older epochs may
-    go."""
+    floor: Version = FIRST_ENTRY
+    """No restore goes back behind this entry any more: what was kept to undo epochs up to it may go."""
     first: bool = False
     """Whether nothing was ever committed: the sink has no mark yet."""
 
@@ -119,6 +118,18 @@ def sent_behind(
     """Return the checkpoints whose epochs a sink has committed behind `back`, as far as they are known."""
     ids = {c.checkpoint for c in cuts if back.version < c.version <= mark.version and is_on(line, c)}
     return tuple(sorted({*ids, mark.checkpoint} if mark.version > back.version else ids))
+
+
+def undone_from(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:
+    """Return the entry up to which nothing is undone any more, whichever kept checkpoint one goes back to.
+
+    On the way to an abandoned branch that is the fork, which may lie before every kept checkpoint.
+
+    Args:
+        line: the path to what a sink has committed.
+        kept: the path to the cut of each checkpoint that one may go back to.
+    """
+    return min((meeting(line, target).version for target in kept), default=FIRST_ENTRY)
 
 
 def needed_from(mark: Mark, line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:

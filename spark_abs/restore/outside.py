@@ -53,6 +53,8 @@ class Standing:
     line: tuple[Branch, ...]
     needed: Version
     """The entry behind which the sink may still read."""
+    undone: Version
+    """The entry behind which a restore may undo what it has committed."""
 
 
 def sink_of(record: OutsideSink, own: Own) -> TwoPhaseSink | None:
@@ -91,7 +93,7 @@ def standing_of(
     """Say what a mark means for the channel."""
     line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
     kept = [path_to(state, manifest, channel) for manifest in manifests]
-    return Standing(line, outside.needed_from(mark, line, kept))
+    return Standing(line, outside.needed_from(mark, line, kept), outside.undone_from(line, kept))
 
 
 def outside_facts(

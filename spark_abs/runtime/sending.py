@@ -92,8 +92,8 @@ class Sender:
         """
         self._ctx, self._sending, self._path = ctx, sending, path
         self._record, self._owner, self._on_failure = record, owner, on_failure
-        self.floor = NO_EPOCH
-        """The oldest checkpoint that one may go back to, 0 if that is not known."""
+        self.floor = FIRST_ENTRY
+        """The entry up to which no restore undoes anything, 0 if that is not known."""
         self._cuts = list(cuts)
         self._committed: Mark | None = None
         self._known = False
@@ -268,9 +268,9 @@ class Senders:
         """Return the entries behind which each sink may still read, also after a restore."""
         found: dict[ChannelId, tuple[Version, ...]] = {}
         for sender in self._senders:
-            sender.floor = min((manifest.id for manifest in manifests), default=NO_EPOCH)
-            needed = standing_of(state, sender.channel, sender.mark, manifests).needed
-            found[sender.channel] = (*found.get(sender.channel, ()), needed)
+            standing = standing_of(state, sender.channel, sender.mark, manifests)
+            sender.floor = standing.undone
+            found[sender.channel] = (*found.get(sender.channel, ()), standing.needed)
         return found
 
     def close(self, patience_s: float) -> tuple[str, ...]:

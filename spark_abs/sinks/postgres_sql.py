@@ -178,7 +178,7 @@ class Statements:
 
     def forget_history(self) -> Composed:
         """Forget what no restore needs any more; `floor`."""
-        return SQL("DELETE FROM {} h WHERE {} AND h.spark_abs_checkpoint <= %(floor)s").format(
+        return SQL("DELETE FROM {} h WHERE {} AND h.spark_abs_until <= %(floor)s").format(
             self.history, _OF_SINK
         )
 

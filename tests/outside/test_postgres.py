@@ -49,7 +49,7 @@ class Sending:
         number = 1 if self.mark is None else self.mark.checkpoint + 1
         before, first = self.mark or mark(0), self.mark is None
         self.mark = mark(number)
-        self.sink.commit(Epoch(self.owner, before, self.mark, CheckpointId(floor), first=first), rows)
+        self.sink.commit(Epoch(self.owner, before, self.mark, Version(10 * floor), first=first), rows)
 
     def back(self, number: int, *, keep: bool = False) -> None:
         self.sink.abort(self.owner, mark(number), keep=keep)
@@ -115,3 +115,15 @@ def test_a_history_that_was_dropped_begins_anew(server: PostgresServer) -> None:
         assert "history" in sending.sink.why_not(sending.owner, mark(2))
         sending.back(3)
     assert server.run("SELECT v FROM sums") == [(2,)]
+
+
+def test_history_is_forgotten_up_to_where_no_restore_goes_back_behind(server: PostgresServer) -> None:
+    server.run("CREATE TABLE sums (k bigint PRIMARY KEY, v bigint)")
+    with Sending(KEPT) as sending:
+        for number in range(3):
+            sending.send(Some({"k": [1], "v": [number]}))
+        sending.send(Some({"k": [1], "v": [3]}), floor=2)
+        kept = "SELECT spark_abs_until FROM sums_spark_abs_history ORDER BY 1"
+        assert server.run(kept) == [(30,), (40,)]
+        sending.back(2)
+    assert server.run("SELECT v FROM sums") == [(1,)]

@@ -28,7 +28,7 @@ class Sink:
     run: int = 0
     mark: Mark | None = None
     rows: list[Version] = field(default_factory=list)
-    history: list[tuple[Version, list[Version]]] = field(default_factory=list)
+    history: list[tuple[Version, CheckpointId, list[Version]]] = field(default_factory=list)
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Outside(RuleBasedStateMachine):
     next_epochs = staticmethod(outside.next_epochs)
     way_back = staticmethod(outside.way_back)
     needed_from = staticmethod(outside.needed_from)
+    undone_from = staticmethod(outside.undone_from)
     fences = True
     looks = True
     undoes = True
@@ -113,8 +114,13 @@ class Outside(RuleBasedStateMachine):
         if self.sender.known and self.kept:
             mark = self.sender.mark or Mark(AttemptId(1), NO_EPOCH, Version(0))
             line = self.line(mark.attempt, mark.version)
-            needed = self.needed_from(mark, line, [self.line(m.attempt, m.version) for m in self.kept])
+            kept = [self.line(m.attempt, m.version) for m in self.kept]
+            needed = self.needed_from(mark, line, kept)
             self.trimmed = max(self.trimmed, min(needed, *(m.version for m in self.kept)))
+            self.forget(self.undone_from(line, kept))
+
+    def forget(self, floor: Version) -> None:
+        self.sink.history = [epoch for epoch in self.sink.history if epoch[0] > floor]
 
     @rule()
     def crash(self) -> None:
@@ -137,7 +143,7 @@ class Outside(RuleBasedStateMachine):
         if mark is not None and self.undoes:
             line = self.line(mark.attempt, mark.version)
             back = self.way_back(mark, line, self.path, self.kept)
-            for until, rows in reversed(self.sink.history):
+            for until, _, rows in reversed(self.sink.history):
                 if until > back.version:
                     del self.sink.rows[len(self.sink.rows) - len(rows) :]
             self.sink.history = [pair for pair in self.sink.history if pair[0] <= back.version]
@@ -177,7 +183,7 @@ class Outside(RuleBasedStateMachine):
                 sender.known = False
                 return
             self.sink.rows += rows
-            self.sink.history.append((until.version, rows))
+            self.sink.history.append((until.version, until.checkpoint, rows))
             self.sink.mark = sender.mark = until
 
     # -- what must hold
@@ -263,3 +269,37 @@ def test_what_only_an_abandoned_savepoint_needs_is_not_trimmed(kind: type[Outsid
     else:
         with pytest.raises(AssertionError, match="was deleted"):
             job.teardown()
+
+
+class ForgetsByTheCheckpoint(Outside):
+    def forget(self, floor: Version) -> None:
+        oldest = min(mark.checkpoint for mark in self.kept)
+        self.sink.history = [epoch for epoch in self.sink.history if epoch[1] > oldest]
+
+
+@pytest.mark.parametrize("kind", [Outside, ForgetsByTheCheckpoint])
+def test_what_only_the_way_to_an_abandoned_savepoint_undoes_is_not_forgotten(kind: type[Outside]) -> None:
+    """Savepoint 3 follows checkpoint 1, and one went on from checkpoint 2: its epoch has a lower number."""
+    job = kind()
+    job.complete(savepoint=False)
+    job.complete(savepoint=False)
+    first, second = job.kept
+    for _ in range(5):
+        job.step()
+    job.go_back(first)
+    job.complete(savepoint=True)
+    saved = job.kept[-1]
+    job.go_back(second)
+    for _ in range(2):
+        job.complete(savepoint=False)
+    for _ in range(9):
+        job.step()
+    job.tidy()
+    assert [mark.checkpoint for mark in job.kept] == [3, 5]
+    job.go_back(saved)
+    if kind is Outside:
+        job.every_row_once()
+        job.teardown()
+    else:
+        with pytest.raises(AssertionError):
+            job.every_row_once()

@@ -13,6 +13,7 @@ from spark_abs.protocol.outside import (
     needed_from,
     next_epochs,
     sent_behind,
+    undone_from,
     way_back,
 )
 
@@ -97,3 +98,12 @@ def test_entries_that_only_an_abandoned_checkpoint_needs_stay_for_it() -> None:
 
 def test_two_lines_with_nothing_in_common_meet_nowhere() -> None:
     assert meeting(path((1, -1), (2, 30)), path((1, -1), (3, None))) == mark(3, 0, 0)
+
+
+def test_what_lies_behind_the_fork_to_a_kept_branch_may_be_undone_whatever_its_number() -> None:
+    """Checkpoint 5 of attempt 2 is kept; one went on from checkpoint 3 of attempt 1, which is retired."""
+    line = path((1, 30), (3, 70))
+    assert undone_from(line, [path((1, 10), (2, 50)), path((1, 30), (3, 60))]) == 10
+    assert undone_from(line, [path((1, 30), (3, 60)), path((1, 30), (3, 70))]) == 60
+    assert undone_from(line, [path((1, -1))]) == 0
+    assert undone_from(line, []) == 0
