@@ -141,7 +141,7 @@ def _facts(
         cuts = tuple(cuts_of({m.id: m for m in (*known, manifest)}.values(), channel))
         line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
         back = outside.way_back(mark, line, path, cuts)
-        if back == mark:
+        if back == mark or _left_before(state, manifest, path, mark):
             return OutsideFacts(record.sink, where, mark)
         behind = outside.sent_behind(back, mark, line, cuts)
         return OutsideFacts(record.sink, where, mark, back, behind, sink.why_not(owner, back))
@@ -149,6 +149,35 @@ def _facts(
         return OutsideFacts(record.sink, where, None, gone=f"it cannot be reached: {error}")
     finally:
         sink.close()
+
+
+def _left_before(state: ControlState, manifest: Manifest, path: Sequence[Branch], mark: Mark) -> bool:
+    """Say whether a sink had left the job before one left its attempt: what it has sent still counts.
+
+    The channel was not there any more at that cut, so no entry says so.
+    """
+    steps = state.lineage(manifest.cut.attempt)
+    ends = [*(step.base or step.checkpoint for step in steps[1:]), manifest.cut.checkpoint]
+    return any(
+        step.id == mark.attempt
+        and branch.until == NOTHING
+        and NO_EPOCH < mark.checkpoint <= (end or NO_EPOCH)
+        for step, branch, end in zip(steps, path, ends, strict=False)
+    )
+
+
+def missed_by(
+    state: ControlState, record: OutsideSink, manifests: Iterable[Manifest]
+) -> tuple[CheckpointId, ...]:
+    """Return checkpoints of the current path with the sink's stage, but without the channel of its output."""
+    channel = channel_id(record.stage, record.output)
+    return tuple(
+        manifest.id
+        for manifest in manifests
+        if state.on_path(manifest.attempt, manifest.id)
+        and manifest.stage(record.stage) is not None
+        and not any(cuts_of([manifest], channel))
+    )
 
 
 def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
@@ -201,7 +230,8 @@ def carry_out_outside(step: FenceOutside | ReturnOutside, state: ControlState, r
                 sink.abort(owner, step.back, keep=step.keep)
             return
         path = channel_path(state, channel_id(record.stage, record.output))
-        if found is not None and not step.returns and not outside.is_on(path, found):
+        planned = found is None or step.returns or found.checkpoint == step.sent
+        if found is not None and not planned and not outside.is_on(path, found):
             again = way("call restore again", "give the command again")
             raise Refused(
                 f"sink {step.sink!r} has committed checkpoint {found.checkpoint} since the restore was "

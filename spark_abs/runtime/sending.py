@@ -21,13 +21,13 @@ from spark_abs.errors import (
     SinkUnreachable,
 )
 from spark_abs.manifest import Manifest
-from spark_abs.model import NO_EPOCH, Branch, ChannelId, StageId, Version, channel_id
+from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, StageId, Version, channel_id
 from spark_abs.protocol import outside
 from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.control import ControlState, OutsideSink, attach_outside
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.outside import POSTGRES, cuts_of, standing_of
+from spark_abs.restore.outside import POSTGRES, cuts_of, missed_by, standing_of
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.specs import SinkSpec
 from spark_abs.sinks.epoch_rows import EpochRows
@@ -78,6 +78,7 @@ class Sender:
         cuts: Iterable[Mark],
         owner: Owner,
         on_failure: Callable[[Exception], None],
+        missed: Sequence[CheckpointId] = (),
     ) -> None:
         """Take the run.
 
@@ -89,7 +90,9 @@ class Sender:
             cuts: the cuts of checkpoints that are complete.
             owner: as whom.
             on_failure: called once, from the thread, if it cannot go on.
+            missed: checkpoints of a time when the job had the output and no sink or stage took it.
         """
+        self._missed = missed
         self._ctx, self._sending, self._path = ctx, sending, path
         self._record, self._owner, self._on_failure = record, owner, on_failure
         self.floor = FIRST_ENTRY
@@ -133,6 +136,12 @@ class Sender:
                 f"sink {name!r} has sent rows and has no mark any more: it was taken away, or this is "
                 "another place. Bring it back, or give the sink another name, to begin at the newest "
                 "checkpoint"
+            )
+        missed = [m for m in self._missed if found is not None and NO_EPOCH < found.checkpoint < m]
+        if missed:
+            raise Refused(
+                f"sink {name!r} was away from the job at checkpoint {missed[0]}: what its output had then "
+                "was not kept for it. Give it another name, to begin at the newest checkpoint"
             )
         if found is not None and not outside.is_on(self._path, found):
             raise Refused(
@@ -327,7 +336,8 @@ def open_senders(
         first = _first(before, path, cuts, state)
         record = sending.record(first, before is not None and before.begun)
         owner = Owner(state.root, ctx.job, sending.name, ctx.run)
-        found.append(Sender(ctx, sending, record, path, cuts, owner, on_failure))
+        missed = missed_by(state, record, manifests) if record.begun else ()
+        found.append(Sender(ctx, sending, record, path, cuts, owner, on_failure, missed))
         records[sending.name] = record
     try:
         for sender in found:

@@ -62,7 +62,7 @@ def wide(rows: DataFrame) -> DataFrame:
     ).drop("wide")
 
 
-def declare(spark: SparkSession, root: Path, feed: Feed, probe: object = None) -> spark_abs.Job:
+def declare(spark: SparkSession, root: Path, feed: Feed, sent: str = "rows") -> spark_abs.Job:
     job = spark_abs.Job("out", root=str(root), spark=spark, interval="300ms")
     rows = job.source("rows", feed.stream(), outputs={"wide": wide})
     sums = job.stage(
@@ -72,7 +72,8 @@ def declare(spark: SparkSession, root: Path, feed: Feed, probe: object = None) -
         output_mode="update",
         shuffle_partitions=2,
     )
-    job.sink("rows", rows["wide"], postgres=spark_abs.Postgres("rows", password_env="SUMS_PASSWORD"))
+    if sent:
+        job.sink(sent, rows["wide"], postgres=spark_abs.Postgres("rows", password_env="SUMS_PASSWORD"))
     job.sink(
         "sums",
         sums,
@@ -203,3 +204,32 @@ def test_a_sink_that_refuses_rows_ends_the_run_and_says_which(
             start(declare(spark, tmp_path / "root", feed), available_now=True)
     finally:
         server.start()
+
+
+def test_a_sink_that_left_the_job_does_not_come_back_with_a_gap(
+    spark: SparkSession, server: PostgresServer, tmp_path: Path, start: Start
+) -> None:
+    root, feed = tmp_path / "root", Feed(spark, tmp_path / "feed")
+    fill(feed, 1)
+    start(declare(spark, root, feed), available_now=True).await_termination()
+    fill(feed, 1)
+    start(declare(spark, root, feed, sent=""), available_now=True).await_termination()
+    assert found(server) == (expected(feed, 1)[0], expected(feed, 2)[1])
+
+    with pytest.raises(Refused, match="sink 'rows' was away from the job at checkpoint"):
+        start(declare(spark, root, feed), available_now=True)
+
+    # What it has sent still counts where the job goes on without it: no word is needed, also not twice.
+    for _ in range(2):
+        spark_abs.restore(str(root), "latest")
+        assert found(server) == (expected(feed, 1)[0], expected(feed, len(feed.files))[1])
+        fill(feed, 1)
+        start(declare(spark, root, feed, sent=""), available_now=True).await_termination()
+    with pytest.raises(Refused, match="sink 'rows' was away from the job at checkpoint"):
+        start(declare(spark, root, feed), available_now=True)
+
+    # Under another name it begins with what comes.
+    start(declare(spark, root, feed, sent="more"), available_now=True).await_termination()
+    fill(feed, 1)
+    start(declare(spark, root, feed, sent="more"), available_now=True).await_termination()
+    assert found(server)[0] == expected(feed, 1)[0] + expected(feed, 5)[0][12:]
