@@ -57,6 +57,19 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
     _sweep(root.fs, place, table, before)
 
 
+def written_by(root: Root, channel: ChannelId, at_ms: int) -> Version:
+    """Return the last version of a channel that was written by a time, or else the one before what it has.
+
+    Raises:
+        FileNotFoundError: there is no such channel.
+    """
+    table = Table.open(root.place(root.channel(channel)))
+    found = earliest(root, channel)
+    while (commit := table.read_commit(Version(found + 1))) is not None and commit.at_ms <= at_ms:
+        found = Version(found + 1)
+    return found
+
+
 def earliest(root: Root, channel: ChannelId) -> Version:
     """Return the entry behind which a channel is whole: what is older may have been deleted, or is.
 

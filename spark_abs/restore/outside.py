@@ -180,6 +180,13 @@ def missed_by(
     )
 
 
+def away(state: ControlState, channel: ChannelId, manifests: Iterable[Manifest]) -> Manifest | None:
+    """Return the newest checkpoint of the current path if it does not have a channel."""
+    mine = [manifest for manifest in manifests if state.on_path(manifest.attempt, manifest.id)]
+    newest = max(mine, key=lambda manifest: manifest.id, default=None)
+    return None if newest is None or any(cuts_of([newest], channel)) else newest
+
+
 def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
     """Plan what becomes of the sinks outside.
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from spark_abs.channels.schema import delta_schema
+from spark_abs.channels.trim import written_by
 from spark_abs.errors import (
     CommitConflict,
     CommitStateUnknown,
@@ -27,7 +28,7 @@ from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.control import ControlState, OutsideSink, attach_outside
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.outside import POSTGRES, cuts_of, missed_by, standing_of
+from spark_abs.restore.outside import POSTGRES, away, cuts_of, missed_by, standing_of
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.specs import SinkSpec
 from spark_abs.sinks.epoch_rows import EpochRows
@@ -333,7 +334,8 @@ def open_senders(
                 f"sink {sending.name!r} took output {before.output!r} of stage {before.stage!r}, and its "
                 "mark is about that channel: give it another name"
             )
-        first = _first(before, path, cuts, state)
+        gone = None if before is not None else away(state, sending.channel, manifests)
+        first = _first(before, path, cuts, state) if gone is None else _behind(ctx, sending, path, gone)
         record = sending.record(first, before is not None and before.begun)
         owner = Owner(state.root, ctx.job, sending.name, ctx.run)
         missed = missed_by(state, record, manifests) if record.begun else ()
@@ -359,6 +361,12 @@ def _recover(sender: Sender) -> None:
             if time.monotonic() > until:
                 raise
             pause.wait(_WAIT_S)
+
+
+def _behind(ctx: RunContext, sending: Sending, path: Sequence[Branch], newest: Manifest) -> Mark:
+    """Return where a sink begins whose channel the newest checkpoint does not have: behind what is older."""
+    version = written_by(ctx.root, sending.channel, newest.completed_ms)
+    return Mark(path[-1].attempt, newest.id, version)
 
 
 def _first(
