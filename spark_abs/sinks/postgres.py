@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from spark_abs.model import AttemptId, CheckpointId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.postgres_copy import copy_text
 from spark_abs.sinks.postgres_schema import COLUMNS, UNIQUE, Column, ddl, misfits
-from spark_abs.sinks.postgres_sql import HISTORY, Statements
+from spark_abs.sinks.postgres_sql import HISTORY, MARKER, Statements
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
 _AGAIN = frozenset(("08", "25", "40", "53", "55", "57", "58"))
@@ -117,12 +118,13 @@ class PostgresSink(TwoPhaseSink):
             with server.transaction():
                 before = self._row(server, owner)
             self._refuse_replaced(owner, before)
-            if before is None:
+            if not self._columns(server, MARKER):
                 self._make(server, of.make_marker())
             self._end_others(server, owner)
             if config.history:
                 self._ensure_history(server)
             with server.transaction():
+                self._limit_waiting(server)
                 server.execute(of.add_marker(), {**_of(owner), "target": config.target})
                 row = self._row(server, owner, lock=True)
                 assert row is not None
@@ -224,19 +226,22 @@ class PostgresSink(TwoPhaseSink):
     def _lock(
         self, server: psycopg.Connection[Any], owner: Owner, expected: Mark | None, compare: bool = True
     ) -> _Row:
-        server.execute(SQL("SELECT set_config('lock_timeout', {}, true)").format(_LOCK_TIMEOUT))
+        self._limit_waiting(server)
         row = self._row(server, owner, lock=True)
         self._refuse_replaced(owner, row)
         if row is None or row.run != owner.run or (compare and row.mark != expected):
             raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {row}")
         return row
 
+    def _limit_waiting(self, server: psycopg.Connection[Any]) -> None:
+        server.execute(SQL("SELECT set_config('lock_timeout', {}, true)").format(_LOCK_TIMEOUT))
+
     def _refuse_replaced(self, owner: Owner, row: _Row | None) -> None:
         if row is not None and row.run > owner.run:
             raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {row.run}")
 
     def _row(self, server: psycopg.Connection[Any], owner: Owner, lock: bool = False) -> _Row | None:
-        if not self._columns(server, "spark_abs_marker"):
+        if not self._columns(server, MARKER):
             return None
         found = server.execute(self._statements().read_marker(lock), _of(owner)).fetchone()
         if found is None:
@@ -326,7 +331,9 @@ class PostgresSink(TwoPhaseSink):
             if name != "connect_timeout" or "PGCONNECT_TIMEOUT" not in os.environ:
                 parts.setdefault(name, value)
         # autocommit: transactions are where `transaction()` is written, and nowhere else.
-        connection = psycopg.connect(**parts, autocommit=True)  # type: ignore[arg-type]
+        # Nothing is prepared: a pooler may give each transaction another session.
+        parts |= {"autocommit": True, "prepare_threshold": None}
+        connection = psycopg.connect(**parts)  # type: ignore[arg-type]
         connection.execute(
             "SELECT set_config('TimeZone', 'UTC', false), set_config('DateStyle', 'ISO', false)"
         )
@@ -377,4 +384,5 @@ def _values(mark: Mark) -> dict[str, Any]:
 
 def _called(owner: Owner) -> str:
     """Name the connections of a sink, so that a newer run finds those of older ones."""
-    return f"spark_abs {owner.root[:18]} {owner.sink}"[:_NAME]
+    digest = hashlib.sha256(f"{owner.root} {owner.sink}".encode()).hexdigest()
+    return f"spark_abs {owner.sink[:20]} {digest[:32]}"

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from spark_abs.errors import SinkUnreachable
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.postgres import Postgres, PostgresSink
 from spark_abs.sinks.two_phase import Rows
-from tests.outside.server import PostgresServer
+from tests.outside.server import PASSWORD, PostgresServer
 
 
 class Some(Rows):
@@ -127,3 +129,59 @@ def test_history_is_forgotten_up_to_where_no_restore_goes_back_behind(server: Po
         assert server.run(kept) == [(30,), (40,)]
         sending.back(2)
     assert server.run("SELECT v FROM sums") == [(1,)]
+
+
+def test_a_pooler_may_give_each_transaction_another_session(server: PostgresServer) -> None:
+    server.run("CREATE TABLE sums (k bigint PRIMARY KEY, v bigint)")
+    with Sending(KEPT) as sending:
+        for number in range(8):
+            sending.send(Some({"k": [1], "v": [number]}))
+        connection = sending.sink._connection
+        assert connection is not None
+        assert connection.execute("SELECT name FROM pg_prepared_statements").fetchall() == []
+
+
+def test_sinks_with_long_names_leave_each_other_alone(server: PostgresServer) -> None:
+    server.run("CREATE TABLE sent (k bigint)")
+    name = "orders_of_the_online_shop_in_all_countries_by"
+    with Sending(Postgres("sent"), name=f"{name}_day") as days:
+        with Sending(Postgres("sent"), name=f"{name}_hour") as hours:
+            days.send(Some({"k": [1]}))
+            hours.send(Some({"k": [2]}))
+        with Sending(Postgres("sent"), run=2, name=f"{name}_day"), pytest.raises(SinkUnreachable):
+            days.send(Some({"k": [3]}))  # its connection was ended
+    assert sorted(server.run("SELECT k FROM sent")) == [(1,), (2,)]
+
+
+def test_a_table_of_marks_that_is_there_needs_no_right_to_make_one(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.run("CREATE TABLE sent (k bigint)")
+    with Sending(Postgres("sent"), name="other"):
+        pass
+    server.run("DROP ROLE IF EXISTS lesser")
+    server.run(f"CREATE ROLE lesser LOGIN PASSWORD '{PASSWORD}'")
+    try:
+        server.run("GRANT USAGE ON SCHEMA public TO lesser; GRANT INSERT ON sent TO lesser")
+        server.run("GRANT SELECT, INSERT, UPDATE ON spark_abs_marker TO lesser")
+        monkeypatch.setenv("PGUSER", "lesser")
+        with Sending(Postgres("sent")) as sending:
+            sending.send(Some({"k": [1]}))
+    finally:
+        server.run("DROP OWNED BY lesser; DROP ROLE lesser")
+    assert server.run("SELECT k FROM sent") == [(1,)]
+
+
+def test_whoever_holds_a_mark_for_long_is_not_waited_for_without_end(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen run of another user, whose connection this one may not end."""
+    monkeypatch.setattr("spark_abs.sinks.postgres._LOCK_TIMEOUT", "100ms")
+    server.run("CREATE TABLE sent (k bigint)")
+    with Sending(Postgres("sent")):
+        pass
+    with server.connect() as frozen, frozen.transaction():
+        frozen.execute("SELECT * FROM spark_abs_marker FOR UPDATE")
+        frozen.execute("SET LOCAL idle_in_transaction_session_timeout = '20s'")
+        with pytest.raises(SinkUnreachable, match="lock timeout"):
+            Sending(Postgres("sent"), run=2)
