@@ -240,7 +240,8 @@ class Sender:
             ) from error
         ctx.probe(f"send.{name}.commit.after")
         self._committed = until
-        self._cuts = [cut for cut in self._cuts if cut.version > until.version]
+        with self._wake:  # a checkpoint may complete meanwhile
+            self._cuts = [cut for cut in self._cuts if cut.version > until.version]
         if not self._record.begun:
             self._record = replace(self._record, begun=True)
             Control.open(ctx.root).update(lambda state: attach_outside(state, ctx.run, [self._record]))

@@ -1,0 +1,54 @@
+"""The thread that sends rows outside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, StageId, Version
+from spark_abs.protocol.control import OutsideSink
+from spark_abs.protocol.outside import Mark, Owner
+from spark_abs.runtime import sending
+from spark_abs.runtime.sending import Sender, Sending
+
+
+def mark(number: int) -> Mark:
+    return Mark(AttemptId(1), CheckpointId(number), Version(10 * number))
+
+
+class Cuts(list[Mark]):
+    """Another thread hears of a checkpoint when these have just been looked through."""
+
+    sender: Sender
+    told: threading.Thread | None = None
+
+    def __iter__(self) -> Iterator[Mark]:
+        yield from super().__iter__()
+        if self.told is None and self.sender.mark == mark(1):
+            self.told = threading.Thread(target=self.sender.completed, args=[mark(2)])
+            self.told.start()
+            self.told.join(0.2)  # without a lock it is done by now
+
+
+def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "EpochRows", lambda *_: SimpleNamespace(count=0))
+    sink: Any = SimpleNamespace(commit=lambda *_: None)
+    ctx: Any = SimpleNamespace(root=None, probe=lambda _: None)
+    sent = Sending("sent", StageId("a"), "main", pa.schema([]), sink, "")
+    record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=True)
+    owner = Owner("root", "job", "sent", RunId(1))
+    path = [Branch(AttemptId(1), None)]
+    sender = Sender(ctx, sent, record, path, [], owner, lambda _: None)
+    sender._cuts = cuts = Cuts([mark(1)])
+    cuts.sender = sender
+    sender._send_one(mark(0), mark(1))
+    assert cuts.told is not None
+    cuts.told.join()
+    assert sender.waits
