@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_abs.protocol.changes import Comparison
-    from spark_abs.runtime.job import Job
+    from spark_abs.runtime.specs import JobSpec
 
 
 @click.command
@@ -48,7 +48,7 @@ def check(
 
     out = click.get_current_context().ensure_object(Context).out
 
-    def instead(job: Job, leave: bool) -> Comparison:
+    def instead(job: JobSpec, leave: bool) -> Comparison:
         return check_job(job, leave or allow_non_restored_state, root=Root(root, Storage.given()), to=to)
 
     before = _session()

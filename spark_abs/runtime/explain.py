@@ -24,7 +24,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
-    from spark_abs.runtime.job import Job
+    from spark_abs.runtime.specs import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Explanation:
         return "\n".join([*lines, *(f"  {line}" for line in str(self.start).splitlines())])
 
 
-def explain_job(job: Job, leave: bool) -> Explanation:
+def explain_job(job: JobSpec, leave: bool) -> Explanation:
     """Explain a job; see `Job.explain`."""
     drafted = draft(job)
     start = check_drafted(job, drafted, leave)
@@ -151,7 +151,7 @@ def explain_job(job: Job, leave: bool) -> Explanation:
     )
 
 
-def _attempt(job: Job) -> tuple[Attempt, str]:
+def _attempt(job: JobSpec) -> tuple[Attempt, str]:
     """Return the attempt that a start goes on with, and where its native checkpoints are or will be."""
     wanted = job.resolved().native_root
     if not job.root.place(CONTROL).exists():
@@ -169,7 +169,7 @@ def _channels(drafted: Drafted) -> Iterator[tuple[ChannelId, tuple[StageId, ...]
             yield channel, tuple(s.name for s in drafted.graph.stages if channel in s.inputs)
 
 
-def _stage(job: Job, drafted: Drafted, decl: StageDecl, attempt: Attempt, natives: str) -> ExplainedStage:
+def _stage(job: JobSpec, drafted: Drafted, decl: StageDecl, attempt: Attempt, natives: str) -> ExplainedStage:
     spec, facts = job.stages[decl.name], drafted.plans[decl.name]
     native = job.root.native(natives, attempt.id, attempt.directory(decl.name))
     session = job.spark.conf.getAll.get(PARTITIONS_KEY)

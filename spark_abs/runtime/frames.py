@@ -14,9 +14,8 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.runtime.columns import unread_columns, used_columns
 from spark_abs.runtime.fingerprint import operator_shapes, source_shapes
 from spark_abs.runtime.graph import JobGraph, PlanFacts, check_plans, watermark_findings
-from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import DRAFT, as_active, plan_facts
-from spark_abs.runtime.specs import PROVIDERS, Feedback, Output, StageSpec
+from spark_abs.runtime.specs import PROVIDERS, Feedback, JobSpec, Output, StageSpec
 from spark_abs.state.declared import NOTHING, Before, Declared, gathering
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Frames:
 
 
 def build_frames(
-    job: Job,
+    job: JobSpec,
     graph: JobGraph,
     open_gate: OpenGate,
     before: Callable[[StageId], Before] = lambda _: NOTHING,
@@ -144,7 +143,7 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
     return plans, watermark_findings(graph, plans)
 
 
-def _further(job: Job, spec: StageSpec, frame: DataFrame) -> dict[str, StructType]:
+def _further(job: JobSpec, spec: StageSpec, frame: DataFrame) -> dict[str, StructType]:
     """Learn the schemas of further outputs on an empty batch: that is what their functions will see."""
     if not spec.outputs:
         return {}

@@ -17,9 +17,9 @@ from spark_abs.protocol.compare import compare
 from spark_abs.restore.target import resolve
 from spark_abs.runtime.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.runtime.graph import JobGraph, PlanFacts
-from spark_abs.runtime.job import Job
 from spark_abs.runtime.recorded import Declared, Knowledge, declare
 from spark_abs.runtime.restored import Past, check_functions, check_restored, past_of
+from spark_abs.runtime.specs import JobSpec
 from spark_abs.runtime.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.settings_table import WatermarkCheck
 from spark_abs.sinks.create import check_sink
@@ -39,7 +39,7 @@ class Checked(BaseException):
         self.comparison = comparison
 
 
-Check = Callable[[Job, bool], Comparison]
+Check = Callable[[JobSpec, bool], Comparison]
 """Checks a job; the second argument is its `allow_non_restored_state`."""
 
 instead_of_start: ContextVar[Check] = ContextVar("spark_abs.instead_of_start")
@@ -55,7 +55,7 @@ class Drafted:
     plans: Mapping[StageId, PlanFacts]
 
 
-def draft(job: Job) -> Drafted:
+def draft(job: JobSpec) -> Drafted:
     """Check the graph of a job and the plans of its stages; nothing exists yet.
 
     Raises:
@@ -74,7 +74,9 @@ def draft(job: Job) -> Drafted:
     return Drafted(graph, frames, plans)
 
 
-def check_job(job: Job, leave: bool, *, root: Root | None = None, to: str | int | None = None) -> Comparison:
+def check_job(
+    job: JobSpec, leave: bool, *, root: Root | None = None, to: str | int | None = None
+) -> Comparison:
     """Say what a start of a job would do with each of its stages; starts nothing and writes nothing.
 
     Args:
@@ -93,7 +95,7 @@ def check_job(job: Job, leave: bool, *, root: Root | None = None, to: str | int 
 
 
 def check_drafted(
-    job: Job, drafted: Drafted, leave: bool, *, root: Root | None = None, to: str | int | None = None
+    job: JobSpec, drafted: Drafted, leave: bool, *, root: Root | None = None, to: str | int | None = None
 ) -> Comparison:
     """Do as `check_job` for what `draft` has made of the job."""
     at = root or job.root
@@ -125,7 +127,7 @@ class Inspected:
 
 
 def inspect(
-    job: Job,
+    job: JobSpec,
     drafted: Drafted,
     past: Past,
     leave: bool,
@@ -173,7 +175,9 @@ def require_ok(comparison: Comparison) -> Comparison:
     return comparison
 
 
-def _checks(job: Job, drafted: Drafted, past: Past, at_checkpoint: bool) -> Iterator[Callable[[], object]]:
+def _checks(
+    job: JobSpec, drafted: Drafted, past: Past, at_checkpoint: bool
+) -> Iterator[Callable[[], object]]:
     graph, drafts, root = drafted.graph, drafted.frames, past.root
     if at_checkpoint:
         yield partial(check_restored, past, drafts, drafted.plans)
@@ -186,7 +190,7 @@ def _checks(job: Job, drafted: Drafted, past: Past, at_checkpoint: bool) -> Iter
     yield from _tables(job, drafted, root)
 
 
-def _tables(job: Job, drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
+def _tables(job: JobSpec, drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
     """Iterate the checks of the tables of sinks, which may be older than the root."""
     for sink in drafted.graph.sinks:
         if sink.table is not None:

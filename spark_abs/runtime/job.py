@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack, get_args
 
 from spark_abs.codec import to_json
-from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
 from spark_abs.protocol.changes import Begin, Comparison
+from spark_abs.runtime.explain import Explanation, explain_job
 from spark_abs.runtime.graph import JobGraph
+from spark_abs.runtime.inspection import Checked, check_job, instead_of_start
 from spark_abs.runtime.jvm import held
+from spark_abs.runtime.run import Run
 from spark_abs.runtime.specs import (
     PROVIDERS,
     BatchFunction,
     Existing,
     Feedback,
+    JobSpec,
     Output,
     OutputFunction,
     Restart,
@@ -26,7 +29,9 @@ from spark_abs.runtime.specs import (
     Stage,
     StageFunction,
     StageSpec,
+    resolve_settings,
 )
+from spark_abs.runtime.start import start_job
 from spark_abs.settings import JobSettings
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.probe import Probe, no_probe
@@ -37,8 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from spark_abs.runtime.explain import Explanation
-    from spark_abs.runtime.run import Run
     from spark_abs.sinks.postgres import Postgres
 
 
@@ -79,7 +82,7 @@ class Job:
         self.spark = spark
         self.config = config or {}
         self.settings = settings
-        self.root = Root(root, Storage.of(self.resolved()))
+        self.root = Root(root, Storage.of(resolve_settings(spark, self.config, settings)))
         self.probe = no_probe
         self.stages = {}
         self.feedbacks = []
@@ -88,14 +91,6 @@ class Job:
     def __repr__(self) -> str:
         stages, sinks = ", ".join(self.stages) or "none", ", ".join(s.name for s in self.sinks) or "none"
         return f"Job({self.name!r} at {self.root.uri}, stages {stages}; sinks {sinks})"
-
-    def resolved(self) -> Settings:
-        """Return all settings, each from where it was given last.
-
-        Raises:
-            ConfigError: a name is unknown, or a value cannot be read.
-        """
-        return Settings.resolve(self.config, os.environ, dict(self.spark.conf.getAll), self.settings)
 
     def source(
         self,
@@ -264,11 +259,21 @@ class Job:
         Raises:
             GraphError: it cannot run.
         """
-        read = {id(i) for s in self.stages.values() for i in s.inputs}
-        for feedback in self.feedbacks:
-            if id(feedback) not in read:
-                raise GraphError(f"feedback {feedback.name!r} is no stage's input: nothing would come back")
-        return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
+        return self.spec().graph()
+
+    def spec(self) -> JobSpec:
+        """Return what has been declared until now, as a value."""
+        return JobSpec(
+            self.name,
+            self.root,
+            self.spark,
+            self.config,
+            self.settings,
+            self.probe,
+            MappingProxyType(dict(self.stages)),
+            tuple(self.feedbacks),
+            tuple(self.sinks),
+        )
 
     def start(
         self,
@@ -293,14 +298,11 @@ class Job:
             Refused: the state of the root forbids it.
             DamageError: a native checkpoint is missing or damaged.
         """
-        from spark_abs.runtime.inspection import Checked, instead_of_start
-        from spark_abs.runtime.start import start_job
-
         check = instead_of_start.get(None)
         if check is not None:
-            raise Checked(check(self, allow_non_restored_state))
+            raise Checked(check(self.spec(), allow_non_restored_state))
         return start_job(
-            self,
+            self.spec(),
             available_now=available_now,
             takeover=takeover,
             restart=restart,
@@ -322,9 +324,7 @@ class Job:
             CheckpointNotFound: there is no such checkpoint.
             DamageError: what is recorded cannot be read.
         """
-        from spark_abs.runtime.inspection import check_job
-
-        return check_job(self, allow_non_restored_state, to=to)
+        return check_job(self.spec(), allow_non_restored_state, to=to)
 
     def explain(self, *, allow_non_restored_state: bool = False) -> Explanation:
         """Return the job as a value to print: stages, channels, sinks, where each thing is kept, its start.
@@ -338,9 +338,7 @@ class Job:
             GraphError: the job cannot run at all.
             DamageError: what is recorded cannot be read.
         """
-        from spark_abs.runtime.explain import explain_job
-
-        return explain_job(self, allow_non_restored_state)
+        return explain_job(self.spec(), allow_non_restored_state)
 
 
 def _struct(schema: str) -> StructType:

@@ -37,7 +37,6 @@ from spark_abs.runtime.drain import Drain
 from spark_abs.runtime.driver_jvm import drain_events, sleep_until_stopped
 from spark_abs.runtime.frames import Frames, build_frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl
-from spark_abs.runtime.job import Job
 from spark_abs.runtime.laps import Laps
 from spark_abs.runtime.native import NativeLog, check_native
 from spark_abs.runtime.outputs import Outputs, newest_output, open_writers
@@ -48,7 +47,7 @@ from spark_abs.runtime.recovery import Recovery
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.sending import Senders, open_senders, sendings
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
-from spark_abs.runtime.specs import SinkSpec
+from spark_abs.runtime.specs import JobSpec, SinkSpec
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.tidy import Tidy
 from spark_abs.sinks.create import ensure_sink
@@ -71,7 +70,7 @@ log = logging.getLogger(__name__)
 class Launch:
     """What is known when queries may start."""
 
-    job: Job
+    job: JobSpec
     ctx: RunContext
     graph: JobGraph
     plans: Mapping[StageId, PlanFacts]

@@ -17,8 +17,8 @@ from spark_abs.protocol import control as ledger
 from spark_abs.restore.ahead import clear_ahead
 from spark_abs.runtime.causes import chain_of, one_line
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import batches_retained
+from spark_abs.runtime.specs import JobSpec
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _LEASE_POLL_S = 0.2
 
 
-def refuse_second(job: Job, takeover: bool, settings: Settings) -> None:
+def refuse_second(job: JobSpec, takeover: bool, settings: Settings) -> None:
     """Refuse to run beside a run that is alive, unless it is to be replaced.
 
     Raises:
@@ -46,7 +46,7 @@ def refuse_second(job: Job, takeover: bool, settings: Settings) -> None:
         )
 
 
-def refuse_namesake(job: Job, stages: Sequence[StageId]) -> None:
+def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
     """Refuse to start beside a job of the same name in the same session: Spark wants each name once.
 
     Raises:
@@ -69,7 +69,7 @@ def query_name(job: str, stage: StageId) -> str:
     return f"{job}/{stage}"
 
 
-def begin(job: Job, control: Control, settings: Settings, *, takeover: bool, bounded: bool) -> RunContext:
+def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool, bounded: bool) -> RunContext:
     """Take a run number, fence the runs before it and abort what they left open.
 
     With `takeover`, wait until the replaced run has ended or fallen silent.

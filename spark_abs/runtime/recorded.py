@@ -42,8 +42,8 @@ from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.standing import begins_at, current_cut, standing_after, under_way, whole_after
 from spark_abs.runtime.frames import Frames
 from spark_abs.runtime.graph import JobGraph, PlanFacts
-from spark_abs.runtime.job import Job
 from spark_abs.runtime.native import NativeLog, check_native, native_of
+from spark_abs.runtime.specs import JobSpec
 from spark_abs.sinks.note import SinkNote
 from spark_abs.sinks.note import note_of as sink_note
 from spark_abs.snapshots.materialise import METADATA
@@ -66,7 +66,7 @@ class Declared:
         return next((s for s in self.shapes if s.stage == stage), None)
 
 
-def declare(job: Job, graph: JobGraph, drafts: Frames, plans: Mapping[StageId, PlanFacts]) -> Declared:
+def declare(job: JobSpec, graph: JobGraph, drafts: Frames, plans: Mapping[StageId, PlanFacts]) -> Declared:
     """Return a job as it is declared; its channels have no ids yet."""
     feedback = {(s.name, channel) for s in graph.stages for channel in s.feedback}
     shapes = tuple(

@@ -1,22 +1,25 @@
-"""What a user declares, as values: stages and their outputs, ways back, sinks."""
+"""What a user declares, as values: the job, its stages and their outputs, ways back, sinks."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from spark_abs.config import Settings
 from spark_abs.errors import GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.protocol.changes import Begin
-from spark_abs.runtime.graph import SinkDecl, StageDecl
+from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.settings import JobSettings
 from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.store.probe import Probe
+from spark_abs.store.root import Root
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from spark_abs.runtime.job import Job
 
 StageFunction = Callable[..., "DataFrame"]
 OutputFunction = Callable[["DataFrame"], "DataFrame"]
@@ -30,11 +33,19 @@ PROVIDERS: Mapping[ProviderName, str] = {
 }
 
 
+class NamedJob(Protocol):
+    """A job as its outputs know it: by its identity, and by its name for messages."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Output:
     """An output of a stage, as an input of another or of a sink."""
 
-    job: Job
+    job: NamedJob
     stage: StageId
     name: str
 
@@ -69,7 +80,7 @@ class Stage(Output):
 class Feedback:
     """The way back of a loop, as an input of the stage at its head; see `Job.feedback`."""
 
-    job: Job
+    job: NamedJob
     name: str
     schema: StructType
     source: Output | None = None
@@ -150,3 +161,49 @@ class SinkSpec:
         """Return the sink as the graph knows it."""
         outside = self.outside is not None
         return SinkDecl(self.name, self.source.stage, self.source.name, self.table, outside)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobSpec:
+    """Everything that was declared of a job, as it was when the job was started, checked or explained."""
+
+    name: str
+    root: Root
+    spark: SparkSession
+    config: Mapping[str, object]
+    """Settings as read from YAML."""
+    settings: JobSettings
+    """Settings that were given as arguments."""
+    probe: Probe
+    stages: Mapping[StageId, StageSpec]
+    feedbacks: tuple[Feedback, ...]
+    sinks: tuple[SinkSpec, ...]
+
+    def resolved(self) -> Settings:
+        """Return all settings, each from where it was given last.
+
+        Raises:
+            ConfigError: a name is unknown, or a value cannot be read.
+        """
+        return resolve_settings(self.spark, self.config, self.settings)
+
+    def graph(self) -> JobGraph:
+        """Return the graph, checked.
+
+        Raises:
+            GraphError: it cannot run.
+        """
+        read = {id(i) for s in self.stages.values() for i in s.inputs}
+        for feedback in self.feedbacks:
+            if id(feedback) not in read:
+                raise GraphError(f"feedback {feedback.name!r} is no stage's input: nothing would come back")
+        return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
+
+
+def resolve_settings(session: SparkSession, config: Mapping[str, object], given: JobSettings) -> Settings:
+    """Return all settings of a job: from its YAML, the environment, the session, and its arguments.
+
+    Raises:
+        ConfigError: a name is unknown, or a value cannot be read.
+    """
+    return Settings.resolve(config, os.environ, dict(session.conf.getAll), given)

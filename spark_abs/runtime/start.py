@@ -21,7 +21,6 @@ from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.driver_jvm import hush
 from spark_abs.runtime.graph import JobGraph, PlanFacts
 from spark_abs.runtime.inspection import Drafted, draft, inspect, require_ok
-from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import refuse_unsupported_session
 from spark_abs.runtime.laps import Laps
 from spark_abs.runtime.launch import Launch, launch
@@ -32,7 +31,7 @@ from spark_abs.runtime.rebuild import Rebuild, Rebuilder
 from spark_abs.runtime.restored import Past, check_functions, past_of
 from spark_abs.runtime.run import Run
 from spark_abs.runtime.shared import require_shared
-from spark_abs.runtime.specs import Restart
+from spark_abs.runtime.specs import JobSpec, Restart
 from spark_abs.session import check_session, lend
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def start_job(
-    job: Job, *, available_now: bool, takeover: bool, restart: Restart, allow_non_restored_state: bool
+    job: JobSpec, *, available_now: bool, takeover: bool, restart: Restart, allow_non_restored_state: bool
 ) -> Run:
     """Start a job; see `Job.start`.
 
@@ -135,7 +134,7 @@ def _origin(state: ControlState, ctx: RunContext) -> str:
     return "a new root"
 
 
-def _unfinished_drain(job: Job, control: Control, available_now: bool) -> str | None:
+def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> str | None:
     """Return the savepoint of a drain that has begun and not ended, None if there is none.
 
     Raises:
@@ -163,7 +162,7 @@ def _unfinished_drain(job: Job, control: Control, available_now: bool) -> str | 
     return name
 
 
-def _back_to_checkpoint(job: Job, drafted: Drafted, takeover: bool, leave: bool) -> None:
+def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: bool) -> None:
     from spark_abs.restore.apply import apply
     from spark_abs.restore.prepare import prepare
     from spark_abs.restore.refusals import Force

@@ -27,7 +27,6 @@ from spark_abs.runtime.coordination import Coordination
 from spark_abs.runtime.credit import Credit
 from spark_abs.runtime.dormant import DormantStage
 from spark_abs.runtime.driver_jvm import hush, sleep_until_stopped
-from spark_abs.runtime.job import Job
 from spark_abs.runtime.jvm import active_query, refuse_unsupported_session
 from spark_abs.runtime.lifetime import begin, end, refuse_second
 from spark_abs.runtime.location import wrapped_settings
@@ -35,7 +34,7 @@ from spark_abs.runtime.members import Uses, attached, recorded_parts, refuse_tog
 from spark_abs.runtime.native import NativeLog
 from spark_abs.runtime.outputs import Outputs
 from spark_abs.runtime.snapshotter import Listener, Snapshotter, StageFacts
-from spark_abs.runtime.specs import BatchFunction, Output, SinkSpec, StageSpec
+from spark_abs.runtime.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.tidy import Tidy
 from spark_abs.runtime.turns import StageStopped
@@ -45,6 +44,7 @@ from spark_abs.snapshots.kept import KeptState
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
+from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
 
@@ -154,8 +154,7 @@ class _Host:
         hush(spark)
         refuse_unsupported_session(spark)
         resolved = wrapped_settings(dict(spark.conf.getAll), settings)
-        job = Job(WRAPPED_JOB, root=root.uri, spark=spark)
-        job.root = root  # knows the storage that the queries gave
+        job = JobSpec(WRAPPED_JOB, root, spark, {}, {}, no_probe, {}, (), ())
         control = Control.create(root, job.name, now_ms(), resolved.require_root)
         refuse_second(job, False, resolved)
         self._job, self._spark = job, spark
