@@ -26,11 +26,10 @@ from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.restore.target import check_savepoint_name
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.dormant import Member
 from spark_abs.runtime.journal import Journal
 from spark_abs.runtime.live import LiveSettings
 from spark_abs.runtime.snapshotter import Snapshotter
-from spark_abs.runtime.stage import StageRunner
+from spark_abs.runtime.stage import Member, StageRunner
 from spark_abs.runtime.storing import purpose, storing
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms

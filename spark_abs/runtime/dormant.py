@@ -10,7 +10,6 @@ from spark_abs.model import NO_EPOCH, Barrier, CheckpointId, CheckpointKind
 from spark_abs.protocol.messages import Acked
 from spark_abs.runtime.alignment import CheckpointStanding
 from spark_abs.runtime.barriers import Barriers
-from spark_abs.runtime.stage import StageRunner
 from spark_abs.runtime.turns import Turns
 from spark_abs.store.clock import now_ms
 
@@ -67,7 +66,3 @@ class DormantStage:
         self.barriers.settle(checkpoint, completed)
         if not completed:
             self.turns.release(checkpoint)
-
-
-Member = StageRunner | DormantStage
-"""Whoever takes part in checkpoints."""

@@ -13,7 +13,7 @@ from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.runtime.alignment import CheckpointStanding
 from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.dormant import Member
+from spark_abs.runtime.stage import Member
 from spark_abs.store.clock import now_ms
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 

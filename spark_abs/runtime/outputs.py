@@ -18,6 +18,7 @@ from spark_abs.model import (
     BatchId,
     CheckpointId,
     Entry,
+    Position,
     StageId,
     Version,
     app_id,
@@ -65,6 +66,15 @@ class BatchFacts:
     batch: BatchId
     offsets: str
     watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch as Spark's offset log has it: what caused it, and where the gates stand at its two ends."""
+
+    facts: BatchFacts
+    before: tuple[Position, ...]
+    after: tuple[Position, ...]
 
 
 def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> tuple[ChannelWriter, ...]:

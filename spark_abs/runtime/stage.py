@@ -33,8 +33,9 @@ from spark_abs.runtime.alignment import AlignmentWatch, CheckpointStanding
 from spark_abs.runtime.barriers import Barriers, newest_unaligned, read_barrier
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.credit import Credit
+from spark_abs.runtime.dormant import DormantStage
 from spark_abs.runtime.native import NativeLog
-from spark_abs.runtime.outputs import BatchFacts, Marker, Outputs
+from spark_abs.runtime.outputs import BatchFacts, Marker, Outputs, Planned
 from spark_abs.runtime.snapshotter import Snapshotter, Taken
 from spark_abs.runtime.turns import StageStopped, Turns
 from spark_abs.snapshots.layout import parse_offsets
@@ -43,8 +44,6 @@ from spark_abs.store.clock import now_ms
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_abs.runtime.dormant import Member
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -52,15 +51,6 @@ class Failure:
 
     batch: BatchId
     error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A batch as Spark's offset log has it: what caused it, and where the gates stand at its two ends."""
-
-    facts: BatchFacts
-    before: tuple[Position, ...]
-    after: tuple[Position, ...]
 
 
 class StageRunner:
@@ -397,3 +387,7 @@ class StageRunner:
         """Write end markers; the query has stopped."""
         with self.turns.ending():
             self._outputs.end()
+
+
+Member = StageRunner | DormantStage
+"""Whoever takes part in checkpoints."""

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,12 @@ PUBLIC = {
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
+PRODUCT = {
+    ".".join(m.relative_to(HERE).with_suffix("").parts): m
+    for m in MODULES
+    if m.stem not in FACES and m.relative_to(PACKAGE).parts[0] != SHIPPED_FOR_TESTS
+}
+"""The modules that may not import each other in a circle, by their full names."""
 
 
 def room_of(module: Path) -> str:
@@ -147,6 +154,18 @@ def test_a_room_imports_only_from_its_layer_and_below(module: Path) -> None:
         return
     above = {other for other in rooms_imported(module) if layer_of(other) > layer_of(room)}
     assert not above, f"{module.relative_to(HERE)} imports from above itself: {sorted(above)}"
+
+
+def modules_imported(module: Path) -> set[str]:
+    """Return the modules of the product that a module imports, by their full names."""
+    return {name for name in imports_of(module) if name in PRODUCT}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    try:
+        TopologicalSorter({name: modules_imported(m) for name, m in PRODUCT.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"a cycle of imports: {' <- '.join(error.args[1])}")
 
 
 def test_the_product_does_not_import_what_is_shipped_for_tests() -> None:
