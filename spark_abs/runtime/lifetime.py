@@ -18,7 +18,7 @@ from spark_abs.restore.ahead import clear_ahead
 from spark_abs.runtime.causes import chain_of, one_line
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.jvm import batches_retained
-from spark_abs.runtime.specs import JobSpec
+from spark_abs.runtime.specs import JobSpec, query_name
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -62,11 +62,6 @@ def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
             f"the session runs {', '.join(taken)} already, of another job {job.name!r}: give this one "
             "another name, stop that one, or start it in a session of its own, spark.newSession()"
         )
-
-
-def query_name(job: str, stage: StageId) -> str:
-    """Return what the query of a stage is called in its session, once there."""
-    return f"{job}/{stage}"
 
 
 def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool, bounded: bool) -> RunContext:

@@ -19,10 +19,9 @@ from spark_abs.runtime.causes import cause_of
 from spark_abs.runtime.context import RunContext
 from spark_abs.runtime.driver_jvm import make_pool
 from spark_abs.runtime.jvm import local_disk_conf, task_slots
-from spark_abs.runtime.lifetime import query_name
 from spark_abs.runtime.native import clear_leftovers, clear_unplanned, forget_plans
 from spark_abs.runtime.partitions import partitions_of, warn
-from spark_abs.runtime.specs import PROVIDERS, StageSpec
+from spark_abs.runtime.specs import PROVIDERS, StageSpec, query_name
 from spark_abs.runtime.stage import StageRunner
 from spark_abs.snapshots.layout import PARTITIONS_KEY
 

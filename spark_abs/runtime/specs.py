@@ -207,3 +207,8 @@ def resolve_settings(session: SparkSession, config: Mapping[str, object], given:
         ConfigError: a name is unknown, or a value cannot be read.
     """
     return Settings.resolve(config, os.environ, dict(session.conf.getAll), given)
+
+
+def query_name(job: str, stage: StageId) -> str:
+    """Return what the query of a stage is called in its session, once there."""
+    return f"{job}/{stage}"
