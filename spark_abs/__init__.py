@@ -42,28 +42,18 @@ if TYPE_CHECKING:
         JobRoot,
         open,  # noqa: A004
     )
-    from spark_abs.restore.edit import (
-        Edit,
-    )
-    from spark_abs.runtime.context import (
-        Current,
-        current,
-    )
-    from spark_abs.runtime.job import (
+    from spark_abs.job import (
         Job,
     )
-    from spark_abs.runtime.location import (
-        checkpoint_location,
-    )
-    from spark_abs.runtime.run import (
-        Run,
-    )
-    from spark_abs.runtime.specs import (
+    from spark_abs.plan.specs import (
         Output,
         Stage,
     )
-    from spark_abs.runtime.wrapped import (
-        foreach_batch,
+    from spark_abs.restore.edit import (
+        Edit,
+    )
+    from spark_abs.run.run import (
+        Run,
     )
     from spark_abs.session import (
         configure,
@@ -74,6 +64,10 @@ if TYPE_CHECKING:
     )
     from spark_abs.sinks.two_phase import (
         TwoPhaseSink,
+    )
+    from spark_abs.stages.context import (
+        Current,
+        current,
     )
     from spark_abs.state.batches import (
         GroupAnswer,
@@ -87,6 +81,12 @@ if TYPE_CHECKING:
     from spark_abs.state.per_key import (
         GroupState,
     )
+    from spark_abs.wrapped.foreach_batch import (
+        foreach_batch,
+    )
+    from spark_abs.wrapped.location import (
+        checkpoint_location,
+    )
 
 _HOMES = {
     "AbsError": "spark_abs.errors",
@@ -97,7 +97,7 @@ _HOMES = {
     "CommitConflict": "spark_abs.errors",
     "CommitStateUnknown": "spark_abs.errors",
     "ConfigError": "spark_abs.errors",
-    "Current": "spark_abs.runtime.context",
+    "Current": "spark_abs.stages.context",
     "DamageError": "spark_abs.errors",
     "Edit": "spark_abs.restore.edit",
     "Fenced": "spark_abs.errors",
@@ -105,28 +105,28 @@ _HOMES = {
     "GroupAnswer": "spark_abs.state.batches",
     "GroupBatch": "spark_abs.state.batches",
     "GroupState": "spark_abs.state.per_key",
-    "Job": "spark_abs.runtime.job",
+    "Job": "spark_abs.job",
     "JobRoot": "spark_abs.handle.job_root",
-    "Output": "spark_abs.runtime.specs",
+    "Output": "spark_abs.plan.specs",
     "Postgres": "spark_abs.sinks.postgres",
     "Refused": "spark_abs.errors",
     "RootNotFound": "spark_abs.errors",
-    "Run": "spark_abs.runtime.run",
+    "Run": "spark_abs.run.run",
     "RunAlive": "spark_abs.errors",
     "SinkFailed": "spark_abs.errors",
     "SinkUnreachable": "spark_abs.errors",
-    "Stage": "spark_abs.runtime.specs",
+    "Stage": "spark_abs.plan.specs",
     "StageFailed": "spark_abs.errors",
     "StateFunctionFailed": "spark_abs.errors",
     "StoreFailed": "spark_abs.errors",
     "TwoPhaseSink": "spark_abs.sinks.two_phase",
     "UsageError": "spark_abs.errors",
-    "checkpoint_location": "spark_abs.runtime.location",
+    "checkpoint_location": "spark_abs.wrapped.location",
     "configure": "spark_abs.session",
-    "current": "spark_abs.runtime.context",
+    "current": "spark_abs.stages.context",
     "edit": "spark_abs.handle.functions",
     "flat_map_groups_with_state": "spark_abs.state.functions",
-    "foreach_batch": "spark_abs.runtime.wrapped",
+    "foreach_batch": "spark_abs.wrapped.foreach_batch",
     "forget": "spark_abs.handle.functions",
     "map_batches_with_state": "spark_abs.state.functions",
     "map_groups_with_state": "spark_abs.state.functions",

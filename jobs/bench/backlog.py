@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from spark_abs.channels.follow import Follower
 from spark_abs.model import AttemptId, Branch, StageId, Version
-from spark_abs.runtime.native import NativeLog
+from spark_abs.stages.native import NativeLog
 
 if TYPE_CHECKING:
-    from spark_abs.runtime.job import Job
+    from spark_abs.job import Job
 
 
 def unread(job: Job, channel: str, stage: str) -> int:

@@ -22,7 +22,7 @@ import spark_abs
 from bench.figures import Figure, figure, ratios, wait
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId
-from spark_abs.runtime.run import Run
+from spark_abs.run.run import Run
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.root import Root
 

@@ -23,7 +23,7 @@ from spark_abs.store.history import HistoryEvent
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_abs.runtime.job import Job
+    from spark_abs.job import Job
 
 _ROWS, _ROOM, _SLOWER = 10_000, 8, 20
 _WARM_S, _SLOW_S, _AFTER_S = 40, 120, 40

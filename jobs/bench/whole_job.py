@@ -26,8 +26,8 @@ import attribution
 from bench.figures import Figure, figure, ratios, wait
 from bench.traffic import write_events
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, Version, channel_id
-from spark_abs.runtime.native import NativeLog
-from spark_abs.runtime.run import Run
+from spark_abs.run.run import Run
+from spark_abs.stages.native import NativeLog
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.log import read_commit
 from spark_abs.store.root import Root

@@ -19,8 +19,8 @@ from spark_abs.store.storage import Storage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark_abs.plan.specs import JobSpec
     from spark_abs.protocol.changes import Comparison
-    from spark_abs.runtime.specs import JobSpec
 
 
 @click.command
@@ -44,7 +44,7 @@ def check(
     and nothing is written. Exit code 0: it would start; 1: it would be refused.
     """
     # A script's job needs Spark anyway; other verbs must not load it.
-    from spark_abs.runtime.inspection import Checked, check_job, instead_of_start
+    from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
 
     out = click.get_current_context().ensure_object(Context).out
 

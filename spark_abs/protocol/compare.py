@@ -1,6 +1,6 @@
 """A job as it is declared against the job as its root last ran it: what goes on, begins, or is refused.
 
-Inputs, outputs and operators are found by name, never by place. Pure: `runtime.changed` gathers what goes in,
+Inputs, outputs and operators are found by name, never by place. Pure: `compatibility` gathers what goes in,
 and carries out what comes out; `check` only shows it.
 """
 

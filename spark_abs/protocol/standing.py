@@ -1,6 +1,6 @@
 """Where a stage stands that has run: decided from what its logs, its outputs and its channels say.
 
-`runtime.recorded` reads what goes in; the simulator does so, too.
+`compatibility.recorded` reads what goes in; the simulator does so, too.
 """
 
 from __future__ import annotations

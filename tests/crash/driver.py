@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_abs.model import StageId, positions_of
-from spark_abs.runtime.run import Run
+from spark_abs.run.run import Run
 from spark_abs.session import spark_session
 from spark_abs.store.checkpoints import Checkpoints, Summary
 from spark_abs.store.control import Control

@@ -25,10 +25,10 @@ from pyspark.sql import functions as F
 
 import spark_abs
 from spark_abs.errors import AbsError, Refused, UsageError
+from spark_abs.job import Job
 from spark_abs.model import OutputMode, ProviderName
+from spark_abs.plan.specs import Output
 from spark_abs.protocol.changes import Begin
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.specs import Output
 from tests.job_support import Feed
 
 HOW = ("stop", "kill", "savepoint")

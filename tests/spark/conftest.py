@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spark_abs.errors import AbsError
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.run import Run
+from spark_abs.job import Job
+from spark_abs.run.run import Run
 
 Start = Callable[..., Run]
 """Starts a job; options as for `Job.start`."""

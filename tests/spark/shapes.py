@@ -17,9 +17,9 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import LongType, StructField, StructType
 
+from spark_abs.job import Job
 from spark_abs.model import ProviderName
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.specs import Output, Stage
+from spark_abs.plan.specs import Output, Stage
 
 SCHEMA = "id long, k long, v long, ts long, visit long"
 SECONDS_PER_FILE = 60

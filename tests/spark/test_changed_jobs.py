@@ -20,8 +20,8 @@ import spark_abs
 from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.errors import AbsError, Refused
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.specs import Output
+from spark_abs.job import Job
+from spark_abs.plan.specs import Output
 from spark_abs.store.probe import Probe, no_probe
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start

@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
+from spark_abs.job import Job
 from spark_abs.model import ChannelId
-from spark_abs.runtime.columns import narrowed, used_columns, widened
-from spark_abs.runtime.fingerprint import operator_shapes
-from spark_abs.runtime.frames import draft_gate
-from spark_abs.runtime.job import Job
+from spark_abs.plan.columns import narrowed, used_columns, widened
+from spark_abs.plan.fingerprint import operator_shapes
+from spark_abs.plan.frames import draft_gate
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start
 

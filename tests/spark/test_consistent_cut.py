@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_abs import restore
-from spark_abs.runtime.job import Job
+from spark_abs.job import Job
 from tests.job_support import (
     Feed,
     assert_tables_at_every_cut,

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_abs.errors import Refused, UsageError
+from spark_abs.job import Job
 from spark_abs.model import CheckpointKind
-from spark_abs.runtime.job import Job
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.job_support import Feed, eventually, files_read, manifests

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_abs.errors import ConfigError, GraphError, UsageError
+from spark_abs.job import Job
 from spark_abs.model import ChannelId, StageId
-from spark_abs.runtime.graph import JobGraph, SinkDecl, StageDecl
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.specs import Stage
+from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.plan.specs import Stage
 from tests.job_support import checked
 
 

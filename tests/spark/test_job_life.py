@@ -25,8 +25,8 @@ from spark_abs.errors import (
     StageFailed,
     UsageError,
 )
+from spark_abs.job import Job
 from spark_abs.model import CheckpointKind
-from spark_abs.runtime.job import Job
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.probe import no_probe

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from spark_abs.channels.entries import entry_of
 from spark_abs.cli.main import main
 from spark_abs.errors import AbortReason, ConfigError, Refused
+from spark_abs.job import Job
 from spark_abs.model import AttemptId, Entry, StageId, channel_id
 from spark_abs.observe.events import event_rows
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.native import NativeLog
+from spark_abs.stages.native import NativeLog
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.log import read_commit

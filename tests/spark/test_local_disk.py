@@ -12,9 +12,9 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from spark_abs.cli.main import main
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.jvm import local_disk_conf
-from spark_abs.runtime.native import clear_leftovers
+from spark_abs.job import Job
+from spark_abs.plan.jvm import local_disk_conf
+from spark_abs.stages.native import clear_leftovers
 from spark_abs.store.storage import Place
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start

@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 import spark_abs
 from spark_abs.channels.follow import Follower
 from spark_abs.errors import AbsError, GraphError
+from spark_abs.job import Job
 from spark_abs.manifest import Manifest
 from spark_abs.model import StageId
+from spark_abs.plan.frames import build_frames, draft_gate
 from spark_abs.protocol.path import channel_path
-from spark_abs.runtime.frames import build_frames, draft_gate
-from spark_abs.runtime.job import Job
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.job_support import Feed, eventually, files_read, hold_until, manifests, read_table

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 
 from spark_abs import GroupState, edit, flat_map_groups_with_state, restore, state
 from spark_abs.errors import Refused
+from spark_abs.job import Job
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId, CheckpointMode, StageId, channel_id
-from spark_abs.runtime.job import Job
 from spark_abs.store.history import HistoryEvent
 from tests.job_support import Feed, events, eventually, manifests, read_table
 from tests.spark.conftest import Start

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import DamageError, Refused, UsageError
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.specs import Restart
+from spark_abs.job import Job
+from spark_abs.plan.specs import Restart
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.job_support import Feed, read_table

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_abs.errors import StageFailed
-from spark_abs.runtime.job import Job
+from spark_abs.job import Job
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start
 

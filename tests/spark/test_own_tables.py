@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_abs.errors import GraphError
-from spark_abs.runtime.job import Job
+from spark_abs.job import Job
 
 READS: dict[str, Callable[[DataFrame, SparkSession, str], DataFrame]] = {
     "as a stream": lambda ticks, spark, table: ticks.select("value").union(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_abs.job import Job
 from spark_abs.model import MAIN_OUTPUT, StageId
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.run import Run
-from spark_abs.runtime.specs import Output
+from spark_abs.plan.specs import Output
+from spark_abs.run.run import Run
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.root import Root

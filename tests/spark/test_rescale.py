@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 import spark_abs
 from spark_abs import restore
 from spark_abs.errors import Refused
+from spark_abs.job import Job
 from spark_abs.manifest import Manifest
 from spark_abs.model import ProviderName, StageId
+from spark_abs.plan.specs import Output, Stage
 from spark_abs.restore.steps import Rescale
-from spark_abs.runtime.job import Job
-from spark_abs.runtime.specs import Output, Stage
 from tests.job_support import Feed, assert_tables_at_every_cut, manifests
 from tests.root_support import probed
 from tests.spark.conftest import Start

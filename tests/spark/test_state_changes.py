@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
 from spark_abs.errors import Refused, StageFailed, UsageError
+from spark_abs.job import Job
 from spark_abs.manifest import StateFunction
-from spark_abs.runtime.job import Job
 from tests.job_support import Feed, eventually, manifests, read_table
 from tests.spark.conftest import Start
 

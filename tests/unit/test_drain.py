@@ -9,6 +9,7 @@ import pytest
 
 from spark_abs.errors import DamageError, Fenced, UsageError
 from spark_abs.model import AttemptId, ChannelId, CheckpointId, RunId, StageId
+from spark_abs.plan.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
 from spark_abs.protocol.attempts import begin_attempt
 from spark_abs.protocol.control import (
     ControlState,
@@ -16,8 +17,7 @@ from spark_abs.protocol.control import (
     begin_job,
     begin_run,
 )
-from spark_abs.runtime.drain import Drain
-from spark_abs.runtime.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
+from spark_abs.run.drain import Drain
 from spark_abs.snapshots.layout import END_OF_TIME_MS, at_end_of_time, parse_offsets
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spark_abs.model import BatchId, StageId
-from spark_abs.runtime.ending import EndOfInput
-from spark_abs.runtime.native import NativeLog
+from spark_abs.run.ending import EndOfInput
+from spark_abs.stages.native import NativeLog
 from spark_abs.store.storage import Place
 
 STAGE = StageId("timed")

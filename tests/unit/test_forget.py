@@ -18,11 +18,11 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol.members import WRAPPED_JOB, remember
 from spark_abs.restore.facts import gather
 from spark_abs.restore.forget import forget_query
-from spark_abs.runtime.members import recorded_parts
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.lease import own_lease, write_lease
 from spark_abs.store.root import Root
+from spark_abs.wrapped.members import recorded_parts
 
 
 class Shared:

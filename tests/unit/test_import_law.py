@@ -35,7 +35,11 @@ LAYERS = (
     {"session", "gateway", "jvm", "channels", "state", "snapshots", "sinks"},
     {"restore", "observe"},
     {"handle"},
-    {"runtime"},
+    {"plan"},
+    {"stages"},
+    {"checkpointing", "compatibility"},
+    {"run"},
+    {"job", "wrapped"},
     {"cli"},
 )
 """A room imports from its own layer and from those before it."""

@@ -12,7 +12,10 @@ import pytest
 
 from spark_abs import restore
 from spark_abs.channels.in_flight import bytes_in_flight
+from spark_abs.checkpointing.journal import Journal
 from spark_abs.codec import to_json
+from spark_abs.compatibility.inspection import require_ok
+from spark_abs.compatibility.recorded import Declared, Knowledge
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import CHANNEL as CHANNEL_KIND
 from spark_abs.manifest import InFlight, Manifest, SourceShape, StageShape
@@ -20,9 +23,6 @@ from spark_abs.model import CheckpointId, CheckpointMode, Position, RunId, Stage
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.changes import Comparison
 from spark_abs.protocol.path import channel_path
-from spark_abs.runtime.inspection import require_ok
-from spark_abs.runtime.journal import Journal
-from spark_abs.runtime.recorded import Declared, Knowledge
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent
 from tests.root_support import CHANNEL, SmallJob, offsets_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from spark_abs.checkpointing.journal import Journal
 from spark_abs.errors import AbortReason, DamageError
 from spark_abs.model import AttemptId, Barrier, CheckpointId, CheckpointKind, RunId
-from spark_abs.runtime.journal import Journal
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.root import Root
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-SAY = "logging.getLogger('spark_abs.runtime.run').info('said'); "
+SAY = "logging.getLogger('spark_abs.run.run').info('said'); "
 
 
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("speak(); speak(); SAY", ["INFO spark_abs.runtime.run: said"]),
+        ("speak(); speak(); SAY", ["INFO spark_abs.run.run: said"]),
         ("logging.basicConfig(level='INFO', format='theirs %(message)s'); speak(); SAY", ["theirs said"]),
         (
             "speak(); logging.basicConfig(level='INFO', format='theirs %(message)s'); SAY SAY",

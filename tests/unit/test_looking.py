@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 import spark_abs
 import spark_abs.cli.main
 import spark_abs.state.functions
-from spark_abs.runtime.job import Job
+from spark_abs.job import Job
 
 
 def test_the_package_lists_its_public_names_and_no_others() -> None:

@@ -22,10 +22,10 @@ from spark_abs.model import (
     dumps_position,
     positions_of,
 )
+from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl, Watermark, watermark_findings
 from spark_abs.protocol.credit import Capacity, Load, holds_back
 from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing
 from spark_abs.protocol.loops import Loop, Member, find_loops, has_ended
-from spark_abs.runtime.graph import JobGraph, PlanFacts, StageDecl, Watermark, watermark_findings
 from spark_abs.testing.alignment import Alignment
 
 RUN = RunId(1)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from spark_abs.model import StageId
-from spark_abs.runtime.native import NativeLog
-from spark_abs.runtime.partitions import FAR_MORE, Partitions, partitions_of, warn
 from spark_abs.snapshots.layout import PARTITIONS_KEY
+from spark_abs.stages.native import NativeLog
+from spark_abs.stages.partitions import FAR_MORE, Partitions, partitions_of, warn
 from spark_abs.store.storage import DEFAULTS
 
 STAGE = StageId("totals")

@@ -13,8 +13,8 @@ from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.attempts import begin_attempt
 from spark_abs.protocol.control import ControlState, begin_job, begin_run, rebuild
 from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
-from spark_abs.runtime.native import clear_leftovers, plan_batch
-from spark_abs.runtime.turns import Turns
+from spark_abs.stages.native import clear_leftovers, plan_batch
+from spark_abs.stages.turns import Turns
 from spark_abs.store.storage import Place
 
 PLANS = {BatchId(n): f"plan {n}" for n in range(10)}

@@ -18,15 +18,15 @@ from spark_abs.channels.staged import Files
 from spark_abs.config import Settings
 from spark_abs.errors import Refused
 from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId
+from spark_abs.plan.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, end_run
-from spark_abs.runtime.context import RunContext
-from spark_abs.runtime.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
-from spark_abs.runtime.native import NativeLog
-from spark_abs.runtime.outputs import newest_output
-from spark_abs.runtime.rebuild import Rebuilder
+from spark_abs.run.rebuild import Rebuilder
 from spark_abs.sinks.note import PlannedBatch
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.native import NativeLog
+from spark_abs.stages.outputs import newest_output
 from spark_abs.store.control import Control
 from spark_abs.store.probe import no_probe
 from spark_abs.store.storage import Place

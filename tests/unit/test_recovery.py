@@ -11,8 +11,8 @@ import pytest
 from spark_abs.errors import DamageError, Fenced, StageFailed
 from spark_abs.model import AttemptId, BatchId, RunId, StageId
 from spark_abs.protocol.restarts import RestartPolicy
-from spark_abs.runtime import recovery as module
-from spark_abs.runtime.recovery import Recovery, StageEnd
+from spark_abs.run import recovery as module
+from spark_abs.run.recovery import Recovery, StageEnd
 from spark_abs.settings_table import RestartStrategy
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.probe import no_probe

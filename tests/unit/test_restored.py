@@ -11,7 +11,7 @@ from spark_abs.manifest import StateFunction
 from spark_abs.model import StageId, Version
 from spark_abs.protocol import attempts
 from spark_abs.protocol import control as ledger
-from spark_abs.runtime.launch import before
+from spark_abs.run.launch import before
 from spark_abs.state.declared import NOTHING, Before
 from spark_abs.store.control import Control
 from tests.root_support import SmallJob

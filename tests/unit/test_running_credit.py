@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spark_abs.model import AttemptId, ChannelId, DataFile, Entry, StageId, Version, dumps_position
-from spark_abs.runtime.consumers import Consumers
-from spark_abs.runtime.credit import Credit
+from spark_abs.stages.consumers import Consumers
+from spark_abs.stages.credit import Credit
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.channel_support import JOB, Log, position

@@ -11,7 +11,7 @@ import pytest
 WAITS = """
 import logging, os, signal, sys, threading, time
 from spark_abs.logs import speak
-from spark_abs.runtime.signals import SignalledStop
+from spark_abs.run.signals import SignalledStop
 
 speak()
 done = threading.Event()

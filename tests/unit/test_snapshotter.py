@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, StageId
-from spark_abs.runtime import snapshotter as module
-from spark_abs.runtime.snapshotter import Listener, Snapshotter, Taken
+from spark_abs.stages import snapshotter as module
+from spark_abs.stages.snapshotter import Listener, Snapshotter, Taken
 from spark_abs.store.probe import no_probe
 from spark_abs.store.storage import Place
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
-from spark_abs.runtime.outputs import IdleCut
-from spark_abs.runtime.snapshotter import Taken
-from spark_abs.runtime.stage import StageRunner
+from spark_abs.stages.outputs import IdleCut
+from spark_abs.stages.snapshotter import Taken
+from spark_abs.stages.stage import StageRunner
 from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
 

@@ -22,12 +22,12 @@ from spark_abs.model import (
     StageId,
     Version,
 )
-from spark_abs.runtime.consumers import Consumers
-from spark_abs.runtime.credit import Credit
-from spark_abs.runtime.evaluation import Evaluated
-from spark_abs.runtime.outputs import Outputs
-from spark_abs.runtime.snapshotter import Taken
-from spark_abs.runtime.stage import StageRunner
+from spark_abs.stages.consumers import Consumers
+from spark_abs.stages.credit import Credit
+from spark_abs.stages.evaluation import Evaluated
+from spark_abs.stages.outputs import Outputs
+from spark_abs.stages.snapshotter import Taken
+from spark_abs.stages.stage import StageRunner
 from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
 from tests.channel_support import JOB, Log, barrier, make_writer, position

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spark_abs.model import CheckpointId
-from spark_abs.runtime.turns import StageStopped, Turns
+from spark_abs.stages.turns import StageStopped, Turns
 
 
 def begin(turns: Turns, permitted: threading.Event, asked: threading.Event) -> str:

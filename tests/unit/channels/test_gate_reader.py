@@ -346,7 +346,8 @@ def test_offset_logs_of_both_formats_are_read_and_others_refused() -> None:
 
 def test_the_gate_is_cheap_to_import_and_needs_no_more_than_executors_have() -> None:
     """Executors have pyspark and pyarrow; Spark imports the module in each of its Python workers."""
-    heavy = "deltalake", "click", "rich", "yaml", "spark_abs.runtime", "spark_abs.session", "delta"
+    above = "plan", "stages", "checkpointing", "compatibility", "run", "job", "wrapped", "session"
+    heavy = "deltalake", "click", "rich", "yaml", "delta", *(f"spark_abs.{room}" for room in above)
     program = (
         "import sys, pyspark.sql.datasource; before = set(sys.modules)\n"
         "import spark_abs.channels.gate\n"

@@ -1,0 +1,1 @@
+"""Checkpoints over all stages: the coordinator's thread, history, clean-up, and sinks outside."""

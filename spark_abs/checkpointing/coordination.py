@@ -1,0 +1,383 @@
+"""The coordinator's hands: one thread that feeds it events and carries out its effects."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from spark_abs.checkpointing.journal import Journal
+from spark_abs.checkpointing.live import LiveSettings
+from spark_abs.checkpointing.storing import purpose, storing
+from spark_abs.errors import (
+    AbortReason,
+    CheckpointNotFound,
+    CheckpointsFailed,
+    CommitStateUnknown,
+    UsageError,
+)
+from spark_abs.manifest import Manifest, StageShape
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol import messages as protocol
+from spark_abs.protocol.control import CommandKind
+from spark_abs.protocol.coordinator import Coordinator
+from spark_abs.protocol.overtaken import overtake
+from spark_abs.protocol.trigger import JobStatus, Request
+from spark_abs.restore.target import check_savepoint_name
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.snapshotter import Snapshotter
+from spark_abs.stages.stage import Member, StageRunner
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_COMMANDS_EVERY_MS = 200
+
+
+class Coordination:
+    """Runs the coordinator of one run in a thread of its own; `put` may be called from any thread.
+
+    Owns the run's handles on `control/` and `checkpoints/`, and its journal.
+    Gives idle stages their barriers.
+    If anything here fails, the run fails: `on_failure` is called once, from this thread.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        stages: Mapping[StageId, Member],
+        shapes: Callable[[], tuple[StageShape, ...]],
+        snapshots: Snapshotter,
+        on_stop: Callable[[], None],
+        on_drain: Callable[[str, str], None],
+        on_forget: Callable[[StageId], str],
+        on_failure: Callable[[Exception], None],
+        on_completed: Callable[[Manifest], None] = lambda _: None,
+    ) -> None:
+        self._ctx = ctx
+        self._stages = dict(stages)
+        self._joining: queue.SimpleQueue[tuple[Member, threading.Event]] = queue.SimpleQueue()
+        self._shapes = shapes
+        self._snapshots = snapshots
+        self._on_stop = on_stop
+        self._on_drain = on_drain
+        self._on_forget = on_forget
+        self._on_failure = on_failure
+        self._on_completed = on_completed
+        self._control = Control.open(ctx.root)
+        self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
+        newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
+        self._journal = Journal(ctx, newest)
+        self._live = LiveSettings(ctx.settings)
+        self._changes: queue.SimpleQueue[tuple[Mapping[str, object], queue.SimpleQueue[protocol.Answer]]]
+        self._changes = queue.SimpleQueue()
+        self._coordinator = Coordinator(stages, self._live.times)
+        self._events: queue.SimpleQueue[protocol.Event | None] = queue.SimpleQueue()
+        self._barriers: dict[CheckpointId, Barrier] = {}
+        self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
+        self._commands_seen: set[str] = set()
+        self._commands_ms = self._beat_ms = 0
+        self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and trigger from now on."""
+        self.put(protocol.StatusChanged(now_ms(), JobStatus.RUNNING))
+        self._thread.start()
+
+    def put(self, event: protocol.Event) -> None:
+        """Hand over an event."""
+        self._events.put(event)
+
+    def request(self, request: Request) -> queue.SimpleQueue[protocol.Answer]:
+        """Ask for a checkpoint; its answer comes through the queue."""
+        answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
+        self._answers[request.id] = answer
+        self.put(protocol.Requested(now_ms(), request))
+        return answer
+
+    def change(self, given: Mapping[str, object]) -> queue.SimpleQueue[protocol.Answer]:
+        """Change settings until the run ends; the answer, which comes through the queue, says what changed.
+
+        Raises:
+            ConfigError: one cannot be set, or not to this; nothing was changed.
+        """
+        self._live.now.changed(given)
+        answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
+        self._changes.put((given, answer))
+        self.put(protocol.Tick(now_ms()))
+        return answer
+
+    def join(self, stage: Member) -> threading.Event:
+        """Add a stage, or put a new runner in the place of an older one of the same name.
+
+        Returns what is set when it has been done. A runner that replaces one runs no batch before: nothing
+        that the older one is told meanwhile may be lost.
+        """
+        welcomed = threading.Event()
+        self._joining.put((stage, welcomed))
+        self.put(protocol.Joined(now_ms(), stage.name))
+        return welcomed
+
+    def leave(self, stage: StageId) -> None:
+        """Take a stage out: no checkpoint waits for it any more."""
+        self.put(protocol.Left(now_ms(), stage))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; it ends before `close` if anything failed in it."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop the thread after the events put so far; wait for it."""
+        self._events.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except Exception as error:
+            log.debug("coordination failed", exc_info=True)
+            self._on_failure(error)
+
+    def _step(self) -> bool:
+        try:
+            event = self._events.get(timeout=_TICK_S)
+        except queue.Empty:
+            event = protocol.Tick(now_ms())
+        if event is None:
+            return False
+        if isinstance(event, protocol.Joined):
+            stage, welcomed = self._joining.get()
+            self._welcome(stage)
+            welcomed.set()
+        if isinstance(event, protocol.Left):
+            self._stages.pop(event.stage, None)
+        while not self._changes.empty():
+            given, answer = self._changes.get()
+            answer.put(protocol.Answer("set", None, True, self._set(given)))
+        self._handle(event)
+        for stage in self._stages.values():
+            with storing(f"pass a barrier on from stage {stage.name}"):
+                stage.offer_idle()
+            for declined in stage.over_limit(self._ctx.settings.alignment_limit):
+                self.put(declined)
+        now = now_ms()
+        if now - self._commands_ms >= _COMMANDS_EVERY_MS:
+            self._commands_ms = now
+            self._read_commands()
+        if now - self._beat_ms >= BEAT_EVERY_MS:
+            self._beat_ms = now
+            with storing("renew the lease in control/"):
+                renew(self._ctx.root, own_lease(self._ctx.run, now), now)
+        return True
+
+    def _welcome(self, stage: Member) -> None:
+        before = self._stages.get(stage.name)
+        if before is not None and isinstance(stage, StageRunner):
+            stage.succeed(before)
+        self._stages[stage.name] = stage
+        for barrier in self._barriers.values():
+            stage.offer(barrier)
+
+    def _handle(self, event: protocol.Event) -> None:
+        for effect in self._coordinator.handle(event):
+            with storing(purpose(effect)):
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: protocol.Effect) -> None:
+        match effect:
+            case protocol.Claim():
+                self._claim(effect)
+            case protocol.Overtake():
+                self._overtake(effect.id)
+            case protocol.Complete():
+                self._complete(effect)
+            case protocol.Abort():
+                self._abort(effect.id, effect.reason, effect.detail)
+            case protocol.AckAnswer():
+                self._ctx.probe(f"ack.{effect.stage}.after")
+                log.debug("ack of %s for checkpoint %s: %s", effect.stage, effect.id, effect.result)
+            case protocol.Release():
+                self._snapshots.release(effect.id, completed=False)
+            case protocol.Notify():
+                self._notify(effect)
+            case protocol.Answer():
+                self._answer(effect)
+            case protocol.FailJob():
+                raise CheckpointsFailed(effect.message)
+            case _:
+                assert_never(effect)
+
+    def _claim(self, effect: protocol.Claim) -> None:
+        taken: list[Barrier] = []
+
+        def claim(state: ledger.ControlState) -> ledger.ControlState:
+            state, barrier = ledger.claim(
+                state, self._ctx.run, effect.kind, effect.name, now_ms(), effect.mode
+            )
+            taken[:] = [barrier]
+            return state
+
+        self._ctx.probe("claim.before")
+        self._control.update(claim)
+        self._ctx.probe("claim.after")
+        (barrier,) = taken
+        self._barriers[barrier.id] = barrier
+        for stage in self._stages.values():
+            stage.offer(barrier)
+        self._journal.triggered(barrier)
+        self._handle(protocol.Claimed(now_ms(), barrier, effect.request_id))
+
+    def _overtake(self, checkpoint: CheckpointId) -> None:
+        """Tell the stages first: gates go on when they read it in `control/`."""
+        self._barriers[checkpoint] = replace(self._barriers[checkpoint], mode=CheckpointMode.UNALIGNED)
+        barrier = self._barriers[checkpoint]
+        late = self._journal.late(barrier, tuple(self._stages.values()))
+        for stage in self._stages.values():
+            stage.offer(barrier)
+        self._ctx.probe("overtake.before")
+        self._control.update(lambda state: overtake(state, self._ctx.run, checkpoint))
+        self._ctx.probe("overtake.after")
+        self._journal.overtaken(barrier, late, len(self._stages))
+
+    def _complete(self, effect: protocol.Complete) -> None:
+        barrier, now = self._barriers[effect.id], now_ms()
+        acked = max((s.timings.end_to_end_ms for s in effect.snapshots), default=0)
+        manifest = Manifest(
+            barrier.id,
+            self._ctx.attempt,
+            self._ctx.run,
+            self._ctx.job,
+            barrier.kind,
+            barrier.name,
+            barrier.timestamp_ms,
+            barrier.timestamp_ms + acked,
+            now,
+            self._shapes(),
+            effect.snapshots,
+            barrier.mode,
+        )
+        missing = self._snapshots.missing(manifest)
+        if missing:
+            self._abort(barrier.id, AbortReason.STATE_MISSING, f"gone from state/: {', '.join(missing[:3])}")
+            return
+        self._ctx.probe("manifest.before")
+        try:
+            completed = self._checkpoints.complete(manifest) or self._is_complete(barrier.id)
+        except CommitStateUnknown as error:
+            log.warning("manifest of checkpoint %s: %s; reading back", barrier.id, error)
+            completed = not self._checkpoints.abort(barrier.id, self._ctx.run) and self._is_complete(
+                barrier.id
+            )
+        if not completed:
+            self._settle_abort(barrier, AbortReason.FINALIZE_FAILED, "its manifest could not be committed")
+            return
+        self._ctx.probe("manifest.after")
+        self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
+        self._ctx.probe("manifest.settle.after")
+        self._on_completed(manifest)
+        self._journal.completed(barrier, manifest, self._control.state)
+        log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
+        self._handle(protocol.Decided(now_ms(), barrier.id, True))
+
+    def _is_complete(self, checkpoint: CheckpointId) -> bool:
+        try:
+            self._checkpoints.load(checkpoint)
+        except CheckpointNotFound:
+            return False
+        return True
+
+    def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
+        self._ctx.probe("abort.before")
+        self._checkpoints.abort(checkpoint, self._ctx.run)
+        self._ctx.probe("abort.after")
+        self._settle_abort(self._barriers[checkpoint], reason, detail)
+
+    def _settle_abort(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
+        aborted = ledger.Aborted(barrier.id, reason, detail)
+        self._control.update(lambda state: ledger.settle(state, aborted=(aborted,)))
+        self._ctx.probe("abort.settle.after")
+        acks = next((p.acks for p in self._coordinator.pending if p.id == barrier.id), {})
+        self._journal.aborted(barrier, reason, detail, acks, tuple(self._stages.values()))
+        level = logging.INFO if reason is AbortReason.JOB_STOPPING else logging.WARNING
+        log.log(level, "checkpoint %s aborted: %s: %s", barrier.id, reason.value, detail)
+        self._handle(protocol.Decided(now_ms(), barrier.id, False, reason))
+
+    def _notify(self, effect: protocol.Notify) -> None:
+        self._barriers.pop(effect.id, None)
+        for stage in self._stages.values():
+            stage.notify(effect.id, effect.completed)
+        self._snapshots.release(effect.id, completed=effect.completed)
+        if effect.completed:
+            self._snapshots.tidy()
+
+    def _answer(self, effect: protocol.Answer) -> None:
+        waiter = self._answers.pop(effect.request_id, None)
+        if waiter is not None:
+            waiter.put(effect)
+        if effect.request_id in self._commands_seen:
+            self._control.update(
+                lambda state: ledger.answer(state, effect.request_id, effect.ok, effect.id, effect.message)
+            )
+            command = next((c for c in self._control.state.commands if c.id == effect.request_id), None)
+            if command and command.kind is CommandKind.STOP and effect.ok:
+                self._on_stop()
+
+    def _read_commands(self) -> None:
+        state = self._control.state
+        ledger.require_current(state, self._ctx.run)
+        for command in state.commands:
+            if not command.answered and command.id not in self._commands_seen:
+                self._commands_seen.add(command.id)
+                self._begin(command)
+
+    def _begin(self, command: ledger.Command) -> None:
+        if command.kind is CommandKind.STOP and command.name is None:
+            self._answer(protocol.Answer(command.id, None, True, "stopping"))
+            return
+        if command.kind in (CommandKind.SET, CommandKind.FORGET):
+            try:
+                named = StageId(command.name or "")
+                setting = command.kind is CommandKind.SET
+                said = self._set(command.settings) if setting else self._on_forget(named)
+                self._answer(protocol.Answer(command.id, None, True, said))
+            except UsageError as error:
+                self._answer(protocol.Answer(command.id, None, False, str(error)))
+            return
+        exact = command.kind is CommandKind.STOP
+        kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
+        try:
+            self.check_name(command.name)
+            if command.drain:
+                self._on_drain(command.name or "", command.id)
+                return
+        except UsageError as error:
+            self._answer(protocol.Answer(command.id, None, False, str(error)))
+            return
+        self._handle(protocol.Requested(now_ms(), Request(command.id, kind, command.name)))
+
+    def _set(self, given: Mapping[str, object]) -> str:
+        changed = self._live.change(given)
+        if not changed:
+            return "nothing changed: these are the settings already"
+        self._journal.settings_changed(changed)
+        log.info("settings changed: %s", changed)
+        return f"{changed}; at its next start the job takes its own configuration again"
+
+    def check_name(self, name: str | None) -> None:
+        """Refuse a savepoint name that is no name or is taken."""
+        check_savepoint_name(name or "")
+        if any(s.name == name for s in Checkpoints.open(self._ctx.root, self._ctx.job).summaries()):
+            raise UsageError(
+                f"there is a savepoint {name!r} already: savepoints are never replaced, choose another name"
+            )

@@ -1,0 +1,83 @@
+"""Tidying up behind a completed checkpoint: retire manifests, sweep `state/`, trim channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from spark_abs.channels.trim import trim
+from spark_abs.checkpointing.sending import Senders
+from spark_abs.model import ChannelId, StageId
+from spark_abs.snapshots import packs
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.retention import channel_floors, retired
+from spark_abs.snapshots.sweep import sweep
+from spark_abs.stages.consumers import Consumers
+from spark_abs.stages.context import RunContext
+from spark_abs.store import checkpoints as manifests
+from spark_abs.store import control, history
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.table import Table
+
+_VACUUM_EVERY_MS = 600_000
+_KEPT_HOURS = 1
+"""How long a data file that left a table stays for those who still read an older version."""
+TRIM_EVERY, KEPT_COMMITS = 50, 200
+"""How many checkpoints go by between two looks at the logs, and how far behind a reader of one may be."""
+
+
+class Tidy:
+    """Called in a background thread, once at a time; opens its own handles.
+
+    The order matters: a manifest goes first, then what only it named. Killed anywhere, the next call goes
+    on; every step refuses to work for a run that was replaced (invariant: retention never removes what a
+    retained manifest or an unread position can reach).
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        inputs: Mapping[StageId, Sequence[ChannelId]],
+        kept: KeptState,
+        senders: Senders | None = None,
+    ) -> None:
+        """Take the run, the channels that each stage reads, the handle on `state/`, and the sinks outside."""
+        self._ctx = ctx
+        self._inputs = inputs
+        self._kept = kept
+        self._senders = senders or Senders()
+        self._vacuumed_ms = now_ms()
+        self._calls = count()
+
+    def __call__(self) -> None:
+        """Retire, sweep, trim; from time to time trim the tables' logs and delete what left the tables."""
+        ctx = self._ctx
+        checkpoints = Checkpoints.open(ctx.root, ctx.job)
+        state = Control.open(ctx.root).state
+        gone = retired(
+            checkpoints.summaries(), ctx.settings.num_retained, lambda s: state.on_path(s.attempt, s.id)
+        )
+        if gone and checkpoints.retire(gone, ctx.run):
+            rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, ctx.attempt, ctx.run, i) for i in gone]
+            History(ctx.root).append(rows)
+        ctx.probe("tidy.retire.after")
+        sweep(self._kept, checkpoints.load_all)
+        ctx.probe("tidy.sweep.after")
+        kept = checkpoints.load_all()
+        outside = self._senders.needed(state, kept)
+        consumers = Consumers(ctx, self._inputs, lambda channel: outside.get(channel, ()))
+        channels = {channel for inputs in self._inputs.values() for channel in inputs} | outside.keys()
+        readers = {channel: consumers.consumed(channel) for channel in sorted(channels)}
+        for channel, floor in channel_floors(kept, readers).items():
+            trim(ctx.root, channel, floor)
+            ctx.probe(f"tidy.{channel}.trim.after")
+        if next(self._calls) % TRIM_EVERY == 0:
+            for table in (control.PATH, manifests.PATH, history.PATH, packs.PATH):
+                Table.open(ctx.root.place(table)).trim_log(KEPT_COMMITS)
+        if now_ms() - self._vacuumed_ms >= _VACUUM_EVERY_MS:
+            self._vacuumed_ms = now_ms()
+            for table in (control.PATH, manifests.PATH, history.PATH):
+                Table.open(ctx.root.place(table)).vacuum(_KEPT_HOURS)

@@ -1,0 +1,1 @@
+"""Whether and how a job that was changed goes on from what its root holds."""

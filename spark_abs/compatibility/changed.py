@@ -1,0 +1,124 @@
+"""The stages of a job that was changed are made to go on.
+
+Nothing is changed before the comparison has let all stages pass. Then one commit of `control/` decides: what
+was written before it nobody looks for, and killed behind it the start goes on as of an unchanged job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.fence import fence_run
+from spark_abs.compatibility.recorded import Declared, Knowledge
+from spark_abs.errors import Refused, TakenOver
+from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
+from spark_abs.protocol.attempt import Attempt, Rebuilt
+from spark_abs.protocol.attempts import record_change
+from spark_abs.protocol.changes import Comparison
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.snapshots.materialise import fresh_query_id
+from spark_abs.snapshots.rearrange import finish_batch, rearrange
+from spark_abs.stages.complete import complete_batch
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.native import NativeLog
+from spark_abs.store.control import Control
+from spark_abs.store.lease import Breath
+from spark_abs.store.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def fence_recorded(
+    ctx: RunContext, knowledge: Knowledge, declared: Declared, session: Callable[[], SparkSession]
+) -> None:
+    """Refuse older runs on every output that the job had: what its stages have done stands still then.
+
+    A driver that was frozen could else commit a batch between the comparison and what follows from it.
+
+    Raises:
+        Fenced: a newer run has taken over.
+    """
+    for stage, outputs, tables in knowledge.outputs(declared):
+        for output in outputs:
+            place = ctx.root.place(ctx.root.channel(channel_id(stage, output)))
+            with suppress(FileNotFoundError):
+                fence_run(Table.open(place), ctx.job, ctx.run, app_id(ctx.job, stage, output, ctx.attempt))
+        for sink, table in tables.items():
+            with suppress(FileNotFoundError, TakenOver):  # none of ours gets there any more
+                DeltaSink(ctx.root, table, ctx.writer(stage, sink), ctx.run, session).begin()
+    ctx.probe("change.fence.after")
+
+
+def end_batches(
+    ctx: RunContext, control: Control, comparison: Comparison, session: Callable[[], SparkSession]
+) -> bool:
+    """Bring batches to all their outputs, and end them; whether there was one. Then compare again.
+
+    Raises:
+        Fenced: somebody has taken over.
+        DamageError: files that were named are gone.
+        Refused: a table is gone that lacks a batch.
+    """
+    for change in comparison.stages:
+        if change.ends_batch:
+            native = ctx.native(change.stage)
+            ctx.probe(f"change.{change.stage}.finish.before")
+            done = complete_batch(ctx, change.stage, control.state.sinks, session)
+            if done.torn:
+                raise Refused(
+                    f"stage {change.stage!r}: batch {done.batch} cannot be brought to "
+                    f"{', '.join(done.torn)}: start the job once as it was, and change it then"
+                )
+            finish_batch(native, NativeLog(native).newest_planned())
+            ctx.probe(f"change.{change.stage}.finish.after")
+    return any(change.ends_batch for change in comparison.stages)
+
+
+def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declared: Declared) -> RunContext:
+    """Make the stages go on as the comparison says, and record the declared job; returns the new context.
+
+    1. Write native checkpoints with rearranged sources into new directories.  2. Record directories, first
+    positions and shapes: one commit.
+
+    Raises:
+        Fenced: somebody has taken over.
+        DamageError: a native checkpoint cannot be read.
+    """
+    breath = partial(Breath(ctx.root, control), ctx.run)
+    attempt = control.state.attempt
+    moved = [  # 1
+        _rearranged(ctx, attempt, change.stage, change.layout.sources, breath)
+        for change in comparison.stages
+        if change.layout is not None
+    ]
+    ctx.probe("change.record.before")
+    shapes = tuple(replace(s, outputs=dict.fromkeys(s.outputs, "")) for s in declared.shapes)
+    state = control.update(lambda state: record_change(state, ctx.run, shapes, moved, comparison))  # 2
+    ctx.probe("change.record.after")
+    return replace(ctx, directories=state.attempt.directories, starts=state.attempt.first_positions)
+
+
+def _rearranged(
+    ctx: RunContext,
+    attempt: Attempt,
+    stage: StageId,
+    sources: Sequence[int | Position | None],
+    breath: Callable[[], None],
+) -> Rebuilt:
+    """Write a stage's native checkpoint into a directory that no start has used, and return its record."""
+    native = ctx.native(stage)
+    before = attempt.rebuilt_stage(stage)
+    number = max(int(ctx.run), 2 if before is None else before.number + 1)
+    record = Rebuilt(stage, number, fresh_query_id(), None, done=True)
+    target = replace(ctx, directories={stage: record.directory}).native(stage)
+    given = [json.dumps(dumps_position(s)) if isinstance(s, Position) else s for s in sources]
+    ctx.probe(f"change.{stage}.write.before")
+    rearrange(native, target, NativeLog(native).newest_committed(), record.query, given, breath)
+    ctx.probe(f"change.{stage}.write.after")
+    return record

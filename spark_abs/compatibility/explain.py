@@ -1,0 +1,189 @@
+"""A job as it is declared, as a value to read: stages, channels, sinks, and where each thing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spark_abs.compatibility.inspection import Drafted, check_drafted, draft
+from spark_abs.manifest import SourceShape
+from spark_abs.model import AttemptId, ChannelId, OutputMode, StageId, channel_id
+from spark_abs.plan.graph import StageDecl, Watermark
+from spark_abs.plan.jvm import task_slots
+from spark_abs.protocol.attempt import NATIVES, Attempt
+from spark_abs.protocol.changes import Comparison
+from spark_abs.protocol.control import begin_job
+from spark_abs.snapshots.layout import PARTITIONS_KEY
+from spark_abs.snapshots.packs import PATH as STATE
+from spark_abs.stages.native import NativeLog
+from spark_abs.stages.partitions import Partitions, partitions_of
+from spark_abs.store import checkpoints, history
+from spark_abs.store.control import PATH as CONTROL
+from spark_abs.store.control import Control
+from spark_abs.store.storage import location_of
+
+if TYPE_CHECKING:
+    from spark_abs.plan.specs import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedStage:
+    """A stage: one native streaming query."""
+
+    name: StageId
+    sources: tuple[SourceShape, ...]
+    """What it reads as streams: channels, and native sources."""
+    static_tables: tuple[str, ...]
+    """Delta tables that it reads as they were when the job was declared."""
+    outputs: tuple[str, ...]
+    output_mode: OutputMode
+    trigger: str | None
+    """None: as fast as batches end."""
+    watermarks: tuple[Watermark, ...]
+    operators: tuple[str, ...]
+    """Spark's stateful operators."""
+    functions: tuple[str, ...]
+    """The uids of its stateful functions."""
+    partitions: Partitions | None
+    """Its shuffle partitions, None if it has run and its log does not say."""
+    native: str
+    """Where Spark's checkpoint of it is."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield it as text."""
+        yield f"stage {self.name}"
+        for source in self.sources:
+            yield f"  reads {source}{', the way back of a loop' if source.feedback else ''}"
+        for table in self.static_tables:
+            yield f"  reads the table {table} as it is now"
+        for watermark in self.watermarks:
+            yield f"  watermark on {watermark.column}, {watermark.delay_ms} ms late"
+        if self.operators:
+            uids = f", functions {', '.join(self.functions)}" if self.functions else ""
+            spread = f", in {self.partitions}" if self.partitions is not None else ""
+            yield f"  keeps state of {', '.join(self.operators)}{uids}{spread}"
+        trigger = "" if self.trigger is None else f", every {self.trigger}"
+        yield f"  writes {', '.join(self.outputs)} ({self.output_mode}){trigger}"
+        yield f"  native checkpoint {self.native}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedChannel:
+    """An output of a stage that other stages read."""
+
+    id: ChannelId
+    readers: tuple[StageId, ...]
+    path: str
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        return f"channel {self.id} to {', '.join(self.readers)}: {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSink:
+    """A sink, and what it takes."""
+
+    name: str
+    source: ChannelId
+    table: str | None
+    """Where the Delta table is; None for a function."""
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        where = "a function, at least once" if self.table is None else f"{self.table}, exactly once"
+        return f"sink {self.name} of {self.source}: {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `Job.explain` returns; printed, it is a text."""
+
+    job: str
+    root: str
+    attempt: AttemptId
+    """The attempt that a start would go on with; 1 on a new root."""
+    stages: tuple[ExplainedStage, ...]
+    """Producers first."""
+    channels: tuple[ExplainedChannel, ...]
+    sinks: tuple[ExplainedSink, ...]
+    start: Comparison
+    """What a start would do with each stage."""
+
+    @property
+    def state(self) -> str:
+        """Where copied state is, each byte once."""
+        return f"{self.root}/{STATE}"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Where the tables of the job itself are."""
+        return tuple(f"{self.root}/{path}" for path in (checkpoints.PATH, history.PATH, CONTROL))
+
+    def __str__(self) -> str:
+        """Return the job as text."""
+        lines = [f"job {self.job} at {self.root}, attempt {self.attempt}"]
+        for stage in self.stages:
+            lines += stage.lines()
+        lines += map(str, (*self.channels, *self.sinks))
+        lines += [f"state of checkpoints: {self.state}", f"tables of the job: {', '.join(self.tables)}"]
+        lines += [f"a start: {'refused' if not self.start.ok else 'goes on'}"]
+        return "\n".join([*lines, *(f"  {line}" for line in str(self.start).splitlines())])
+
+
+def explain_job(job: JobSpec, leave: bool) -> Explanation:
+    """Explain a job; see `Job.explain`."""
+    drafted = draft(job)
+    start = check_drafted(job, drafted, leave)
+    attempt, natives = _attempt(job)
+    return Explanation(
+        job.name,
+        job.root.uri,
+        attempt.id,
+        tuple(_stage(job, drafted, decl, attempt, natives) for decl in drafted.graph.order()),
+        tuple(
+            ExplainedChannel(channel, readers, job.root.place(job.root.channel(channel)).uri)
+            for channel, readers in _channels(drafted)
+        ),
+        tuple(ExplainedSink(s.name, channel_id(s.stage, s.output), s.table) for s in drafted.graph.sinks),
+        start,
+    )
+
+
+def _attempt(job: JobSpec) -> tuple[Attempt, str]:
+    """Return the attempt that a start goes on with, and where its native checkpoints are or will be."""
+    wanted = job.resolved().native_root
+    if not job.root.place(CONTROL).exists():
+        named = f"{location_of(wanted)}/{job.name}-NEW" if wanted else NATIVES
+        return begin_job(job.name, 0).attempt, named
+    control = Control.open(job.root)
+    state = control.state
+    return state.attempt, state.attempt.natives if state.runs else control.natives_at(wanted)
+
+
+def _channels(drafted: Drafted) -> Iterator[tuple[ChannelId, tuple[StageId, ...]]]:
+    for stage in drafted.graph.order():
+        for output in drafted.graph.consumed(stage.name):
+            channel = channel_id(stage.name, output)
+            yield channel, tuple(s.name for s in drafted.graph.stages if channel in s.inputs)
+
+
+def _stage(job: JobSpec, drafted: Drafted, decl: StageDecl, attempt: Attempt, natives: str) -> ExplainedStage:
+    spec, facts = job.stages[decl.name], drafted.plans[decl.name]
+    native = job.root.native(natives, attempt.id, attempt.directory(decl.name))
+    session = job.spark.conf.getAll.get(PARTITIONS_KEY)
+    slots = task_slots(job.spark)
+    return ExplainedStage(
+        name=decl.name,
+        sources=tuple(replace(s, feedback=s.name in decl.feedback) for s in facts.streams),
+        static_tables=tuple(facts.static_tables),
+        outputs=decl.outputs,
+        output_mode=spec.output_mode,
+        trigger=spec.trigger,
+        watermarks=facts.watermarks,
+        operators=tuple(o.name for o in facts.operators),
+        functions=tuple(uid for uid in facts.functions if uid),
+        partitions=partitions_of(NativeLog(native), spec.shuffle_partitions, session, slots),
+        native=native.uri,
+    )

@@ -1,0 +1,209 @@
+"""Whether a job that is declared can go on from what its root holds: asked by a start, and without one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+
+from spark_abs.channels.schema import delta_schema
+from spark_abs.channels.writer import check_channel
+from spark_abs.compatibility.recorded import Declared, Knowledge, declare
+from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
+from spark_abs.errors import AbsError, GraphError, Refused
+from spark_abs.model import StageId, channel_id
+from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
+from spark_abs.plan.graph import JobGraph, PlanFacts
+from spark_abs.plan.specs import JobSpec
+from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
+from spark_abs.protocol.changes import Comparison, Recorded
+from spark_abs.protocol.compare import compare
+from spark_abs.restore.target import resolve
+from spark_abs.settings_table import WatermarkCheck
+from spark_abs.sinks.create import check_sink
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.control import PATH as CONTROL
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
+
+log = logging.getLogger(__name__)
+
+
+class Checked(BaseException):
+    """Ends a script whose job was to be checked and not started; no `except Exception` keeps it."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__("checked")
+        self.comparison = comparison
+
+
+Check = Callable[[JobSpec, bool], Comparison]
+"""Checks a job; the second argument is its `allow_non_restored_state`."""
+
+instead_of_start: ContextVar[Check] = ContextVar("spark_abs.instead_of_start")
+"""What is done with a job that is started, while `spark-abs check` runs its script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A job as it is declared, before anything of it exists."""
+
+    graph: JobGraph
+    frames: Frames
+    plans: Mapping[StageId, PlanFacts]
+
+
+def draft(job: JobSpec) -> Drafted:
+    """Check the graph of a job and the plans of its stages; nothing exists yet.
+
+    Raises:
+        GraphError: it cannot run.
+    """
+    graph = job.graph()
+    refuse_shared_sinks(graph.sinks, job.root.storage)
+    frames = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given))
+    plans, doubts = check_frames(graph, frames)
+    refuse_own_reads(graph, plans, job.root.storage)
+    check = job.resolved().watermark_check
+    if doubts and check is WatermarkCheck.ERROR:
+        raise GraphError("\n".join(doubts))
+    for doubt in doubts if check is WatermarkCheck.WARN else ():
+        log.warning("%s", doubt)
+    return Drafted(graph, frames, plans)
+
+
+def check_job(
+    job: JobSpec, leave: bool, *, root: Root | None = None, to: str | int | None = None
+) -> Comparison:
+    """Say what a start of a job would do with each of its stages; starts nothing and writes nothing.
+
+    Args:
+        job: the declarations.
+        leave: as `allow_non_restored_state` of the start.
+        root: compare with what this root knows, and not the job's own.
+        to: compare with this checkpoint, as if the job had been restored to it: an id, the name of a
+            savepoint, or `latest`.
+
+    Raises:
+        GraphError: the job cannot run at all.
+        CheckpointNotFound: there is no such checkpoint.
+        DamageError: what is recorded cannot be read.
+    """
+    return check_drafted(job, draft(job), leave, root=root, to=to)
+
+
+def check_drafted(
+    job: JobSpec, drafted: Drafted, leave: bool, *, root: Root | None = None, to: str | int | None = None
+) -> Comparison:
+    """Do as `check_job` for what `draft` has made of the job."""
+    at = root or job.root
+    if not at.place(CONTROL).exists():
+        declared = declare(job, drafted.graph, drafted.frames, drafted.plans)
+        first = compare(Recorded("a new root"), declared.shapes, begin=declared.begin)
+        return replace(first, obstacles=tuple(_obstacles(_tables(job, drafted, at))))
+    state = Control.open(at).state
+    past = past_of(at, state)
+    if to is not None:
+        checkpoints = Checkpoints.open(at, state.job)
+        past = replace(past, manifest=checkpoints.load(resolve(to, checkpoints.summaries(), state).id))
+    found = inspect(job, drafted, past, leave, at_checkpoint=to is not None, refuse=False)
+    obstacles = list(found.comparison.obstacles)
+    if not state.attempt.ready and to is None:
+        obstacles.append(f"a restore is not finished: run `{state.attempt.command}` again")
+    if state.job != job.name:
+        obstacles.append(f"{at.uri} belongs to job {state.job!r}, not to {job.name!r}")
+    return replace(found.comparison, obstacles=tuple(obstacles))
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A declared job, and how it compares with what its root knows."""
+
+    job: Declared
+    knowledge: Knowledge
+    comparison: Comparison
+
+
+def inspect(
+    job: JobSpec,
+    drafted: Drafted,
+    past: Past,
+    leave: bool,
+    *,
+    at_checkpoint: bool = False,
+    refuse: bool = True,
+) -> Inspected:
+    """Compare a job with what its root knows; writes nothing.
+
+    Args:
+        job: the declarations.
+        drafted: what `draft` has made of them.
+        past: what its root knows.
+        leave: whether state, positions and unread rows may be left behind.
+        at_checkpoint: whether the job is to go on from that checkpoint, and not from where it stands.
+        refuse: whether to raise what stands in the way, or to return it.
+
+    Raises:
+        Refused: the job cannot go on as it is declared; says which stages, and what to do.
+        UsageError: a table has rows of another schema.
+        DamageError: what is recorded cannot be read.
+    """
+    checks = _checks(job, drafted, past, at_checkpoint)
+    obstacles = [] if refuse else list(_obstacles(checks))
+    for check in checks if refuse else ():
+        check()
+    declared = declare(
+        job, drafted.graph, drafted.frames, drafted.plans
+    )  # behind the checks: functions then say their past
+    knowledge = Knowledge(past.root, past.control, past.manifest, at_checkpoint=at_checkpoint)
+    comparison = replace(knowledge.compare(declared, leave), obstacles=tuple(obstacles))
+    if refuse:
+        require_ok(comparison)
+    return Inspected(declared, knowledge, comparison)
+
+
+def require_ok(comparison: Comparison) -> Comparison:
+    """Return a comparison that lets the job start.
+
+    Raises:
+        Refused: it does not; says why.
+    """
+    if comparison.refused:
+        raise Refused(comparison.reasons())
+    return comparison
+
+
+def _checks(
+    job: JobSpec, drafted: Drafted, past: Past, at_checkpoint: bool
+) -> Iterator[Callable[[], object]]:
+    graph, drafts, root = drafted.graph, drafted.frames, past.root
+    if at_checkpoint:
+        yield partial(check_restored, past, drafts, drafted.plans)
+    else:
+        yield partial(check_functions, past, drafts, drafted.plans)
+    for stage in graph.stages:
+        for output in graph.consumed(stage.name):
+            channel = channel_id(stage.name, output)
+            yield partial(check_channel, root, channel, drafts.schemas[channel])
+    yield from _tables(job, drafted, root)
+
+
+def _tables(job: JobSpec, drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
+    """Iterate the checks of the tables of sinks, which may be older than the root."""
+    for sink in drafted.graph.sinks:
+        if sink.table is not None:
+            schema = drafted.frames.schemas[channel_id(sink.stage, sink.output)]
+            yield partial(check_sink, root.storage.place(sink.table), schema)
+    for spec in job.sinks:
+        if spec.outside is not None:
+            yield partial(spec.outside.check, delta_schema(drafted.frames.schemas[spec.source.channel]))
+
+
+def _obstacles(checks: Iterator[Callable[[], object]]) -> Iterator[str]:
+    for check in checks:
+        try:
+            check()
+        except AbsError as error:
+            yield str(error)

@@ -1,0 +1,324 @@
+"""What a root knows of its job, and the job that is declared: what `protocol.compare` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from spark_abs.channels.entries import EntryNote, entry_of
+from spark_abs.channels.entries import note_of as entry_note
+from spark_abs.channels.follow import follow
+from spark_abs.channels.trim import earliest
+from spark_abs.manifest import CHANNEL, Manifest, SourceShape, StageShape, StageSnapshot
+from spark_abs.model import (
+    NO_BATCH,
+    BatchId,
+    ChannelId,
+    Entry,
+    Position,
+    StageId,
+    Version,
+    app_id,
+    channel_id,
+    counts,
+    positions_of,
+    producer,
+)
+from spark_abs.plan.frames import Frames
+from spark_abs.plan.graph import JobGraph, PlanFacts
+from spark_abs.plan.specs import JobSpec
+from spark_abs.protocol.changes import (
+    Begin,
+    Comparison,
+    Recorded,
+    StageChange,
+    Standing,
+    UnderWay,
+    Verdict,
+    newly_read,
+)
+from spark_abs.protocol.compare import REBUILD_FIRST, compare
+from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.path import channel_path
+from spark_abs.protocol.standing import begins_at, current_cut, standing_after, under_way, whole_after
+from spark_abs.sinks.note import SinkNote
+from spark_abs.sinks.note import note_of as sink_note
+from spark_abs.snapshots.materialise import METADATA
+from spark_abs.snapshots.rearrange import source_offsets
+from spark_abs.stages.native import NativeLog, check_native, native_of
+from spark_abs.store.log import LogCommit
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The job as it is declared."""
+
+    shapes: tuple[StageShape, ...]
+    begin: Mapping[StageId, Begin]
+
+    def shape(self, stage: StageId) -> StageShape | None:
+        """Return what is declared of a stage."""
+        return next((s for s in self.shapes if s.stage == stage), None)
+
+
+def declare(job: JobSpec, graph: JobGraph, drafts: Frames, plans: Mapping[StageId, PlanFacts]) -> Declared:
+    """Return a job as it is declared; its channels have no ids yet."""
+    feedback = {(s.name, channel) for s in graph.stages for channel in s.feedback}
+    shapes = tuple(
+        StageShape(
+            stage=s.name,
+            inputs=tuple(s.inputs),
+            outputs={o: drafts.schemas[channel_id(s.name, o)].json() for o in s.outputs},
+            channels=dict.fromkeys(graph.consumed(s.name), ""),
+            sinks={k.name: k.output for k in graph.sinks_of(s.name) if not k.outside},
+            functions=tuple(drafts.declared[s.name].functions),
+            sources=tuple(replace(x, feedback=(s.name, x.name) in feedback) for x in plans[s.name].streams),
+            operators=plans[s.name].operators,
+            tables={k.name: k.table for k in graph.sinks_of(s.name) if k.table is not None},
+            output_mode=s.output_mode,
+        )
+        for s in graph.stages
+    )
+    begin = {name: spec.begin for name, spec in job.stages.items()}
+    return Declared(shapes, begin)
+
+
+class Knowledge:
+    """What a root knows of its job, by the native checkpoints of its attempt or by one of its manifests."""
+
+    def __init__(
+        self, root: Root, state: ControlState, manifest: Manifest | None, *, at_checkpoint: bool = False
+    ) -> None:
+        """Take the root.
+
+        Args:
+            root: the job's root.
+            state: what `control/` says.
+            manifest: the newest checkpoint of the attempt, or the one where it begins; None without any.
+            at_checkpoint: whether stages stand where that checkpoint has them, as behind a restore to it.
+        """
+        self._root, self._state, self._manifest = root, state, manifest
+        self._at_checkpoint = at_checkpoint
+        self._attempt = state.attempt
+
+    def compare(self, declared: Declared, leave: bool) -> Comparison:
+        """Compare the declared job with what is known.
+
+        Raises:
+            DamageError: what is recorded cannot be read.
+        """
+        shapes = self._shapes(declared)
+        standings = {s.stage: self._standing(s) for s in shapes}
+        begun = [
+            (s.stage, c) for s in declared.shapes for c in newly_read(s, standings.get(s.stage, Standing()))
+        ]
+        begins = {c for _, c in begun if self._channel(c).exists()}
+        wanted = {c for s, c in begun if c in begins and declared.begin.get(s) == "earliest"}
+        recorded = Recorded(
+            where=self._where,
+            shapes=shapes,
+            standings=standings,
+            left=() if self._at_checkpoint else self._attempt.left,
+            ends={c: self._end(c, standings) for c in begins},
+            earliest={c: self._earliest(c, standings) for c in wanted},
+            unread=self._unread,
+            epoch=self._state.last_claimed,
+        )
+        found = compare(recorded, declared.shapes, begin=declared.begin, leave=leave)
+        return replace(found, stages=tuple(self._checked(shapes, s) for s in found.stages))
+
+    def _checked(self, shapes: Sequence[StageShape], change: StageChange) -> StageChange:
+        """Refuse to rearrange a native checkpoint that is not whole."""
+        if change.layout is None or self._at_checkpoint:
+            return change
+        shape = next(s for s in shapes if s.stage == change.stage)
+        held = (batch for batch in self._held(shape) if batch is not None)
+        finding = check_native(self._native(change.stage), max([self._cut(change.stage), *held]))
+        if finding is None:
+            return change
+        said = f"its inputs differ, and its native checkpoint is lost ({finding}): {REBUILD_FIRST}"
+        return StageChange(change.stage, Verdict.REFUSED, (said,))
+
+    def outputs(self, declared: Declared) -> Iterator[tuple[StageId, Collection[str], Mapping[str, str]]]:
+        """Iterate the recorded stages with the outputs that are channels, and the tables of their sinks."""
+        for shape in self._shapes(declared):
+            yield shape.stage, shape.channels, self._tables(shape)
+
+    @property
+    def _where(self) -> str:
+        if self._manifest is not None and (self._at_checkpoint or not self._attempt.shapes):
+            return f"checkpoint {self._manifest.id}"
+        return "the last run"
+
+    def _shapes(self, declared: Declared) -> tuple[StageShape, ...]:
+        """Return the recorded shapes; of a root that has none, what natives say of the declared stages."""
+        if self._manifest is not None and (self._at_checkpoint or not self._attempt.shapes):
+            return self._manifest.graph
+        return self._attempt.shapes or tuple(
+            StageShape(s.stage, (), {}, {}, {}) for s in declared.shapes if self._native(s.stage).exists()
+        )
+
+    def _snapshot(self, stage: StageId) -> StageSnapshot | None:
+        return self._manifest.stage(stage) if self._manifest is not None else None
+
+    def _native(self, stage: StageId) -> Place:
+        return native_of(self._root, self._state, stage)
+
+    def _channel(self, channel: ChannelId) -> Place:
+        return self._root.place(self._root.channel(channel))
+
+    def _standing(self, shape: StageShape) -> Standing:
+        snapshot, cut = self._snapshot(shape.stage), self._cut(shape.stage)
+        at_cut = snapshot.offsets if snapshot is not None and cut != NO_BATCH else None
+        stateful = snapshot is not None and bool(snapshot.operators)
+        if self._at_checkpoint:
+            return Standing(self._sources(shape, at_cut), cut, stateful=stateful)
+        native = self._native(shape.stage)
+        log = NativeLog(native)
+        finished, planned = log.newest_committed(), log.newest_planned()
+        there = native.read(METADATA) is not None
+        held = self._held(shape) if planned > finished or not there else []
+        if planned < cut or (not there and any(batch is not None for batch in held)):
+            return Standing(self._sources(shape, at_cut), cut, stateful=stateful, lost=True)
+        way = under_way(finished, planned, held)
+        if way is UnderWay.TORN and self._named(shape, planned):
+            way = UnderWay.NAMED
+        newest, stands = standing_after(finished, planned, way)
+        text = log.offsets_text(newest) if newest != NO_BATCH else None
+        return Standing(
+            self._sources(shape, text, stands),
+            finished,
+            way,
+            stateful=native.below("state").exists(),
+            calls_functions=bool(shape.sinks.keys() - self._tables(shape).keys()),
+            lacks=self._lacking(shape, planned) if way is UnderWay.NAMED else (),
+            first=self._sources(shape, text, False) if finished == NO_BATCH else (),
+        )
+
+    def _cut(self, stage: StageId) -> BatchId:
+        snapshot = self._snapshot(stage)
+        return snapshot.cut_batch if snapshot is not None else NO_BATCH
+
+    def _sources(
+        self, shape: StageShape, text: str | None, begun: bool = True
+    ) -> tuple[Position | None, ...]:
+        """Return where the sources stand by the text of an offset file; without one, where they begin."""
+        if text is None:
+            return tuple(
+                self._start(shape.stage, ChannelId(s.name), s.feedback) if s.kind == CHANNEL else None
+                for s in shape.sources or [SourceShape(CHANNEL, channel) for channel in shape.inputs]
+            )
+        found = []
+        for offset in source_offsets(text):
+            position = next(iter(positions_of([offset])), None) if offset is not None else None
+            if position is not None and not begun:
+                position = self._start(shape.stage, position.channel, position.feedback)
+            found.append(position)
+        return tuple(found)
+
+    def _start(self, stage: StageId, channel: ChannelId, feedback: bool) -> Position:
+        recorded = {} if self._at_checkpoint else self._attempt.first_positions
+        snapshot = self._snapshot(stage)
+        at_cut = snapshot.positions if snapshot is not None and snapshot.cut_batch == NO_BATCH else ()
+        return begins_at(stage, channel, recorded, at_cut, feedback)
+
+    def _tables(self, shape: StageShape) -> Mapping[str, str]:
+        """Return where the tables of a stage's sinks are; shapes of earlier versions do not say it."""
+        attached = {s.sink: s.table for s in self._state.sinks if s.stage == shape.stage}
+        return shape.tables or {sink: attached[sink] for sink in shape.sinks if sink in attached}
+
+    def _outputs(self, shape: StageShape) -> Iterator[tuple[Place, str]]:
+        """Iterate the tables of a stage's outputs, with the id under which its batches are in each."""
+        attempt, job = self._attempt, self._state.job
+        for output in shape.channels:
+            place = self._channel(channel_id(shape.stage, output))
+            yield place, app_id(job, shape.stage, output, attempt.id)
+        for sink, table in self._tables(shape).items():
+            yield self._root.storage.place(table), self._state.writer(attempt, shape.stage, sink).app
+
+    def _lacking(self, shape: StageShape, batch: BatchId) -> tuple[ChannelId, ...]:
+        """Return the channels of a stage that do not hold a batch."""
+        channels = [channel_id(shape.stage, output) for output in shape.channels]
+        held = self._held(shape)[: len(channels)]
+        return tuple(c for c, newest in zip(channels, held, strict=True) if newest is None or newest < batch)
+
+    def _named(self, shape: StageShape, batch: BatchId) -> bool:
+        """Say whether a commit of a batch names the files of all its outputs."""
+        for place, app in self._outputs(shape):
+            with suppress(FileNotFoundError):
+                table = Table.open(place)
+                for version in range(table.version, -1, -1):
+                    commit = table.read_commit(version)
+                    if commit is None or table.transaction(app) is None:
+                        break
+                    note = self._note(commit, place, shape.stage)
+                    if note is not None and (note.attempt, note.batch) == (self._attempt.id, batch):
+                        return bool(note.evaluated)
+        return False
+
+    def _note(self, commit: LogCommit, place: Place, stage: StageId) -> EntryNote | SinkNote | None:
+        """Return what a commit of a channel or a sink says of a batch of a stage."""
+        found = sink_note(commit, place.uri)
+        if found is None:
+            return entry_note(commit)
+        return found if (found.stage, found.root) == (stage, self._attempt.root) else None
+
+    def _held(self, shape: StageShape) -> list[BatchId | None]:
+        """Return the newest batch that each output holds."""
+        found: list[BatchId | None] = []
+        for place, app in self._outputs(shape):
+            batch = None
+            with suppress(FileNotFoundError):
+                batch = Table.open(place).transaction(app)
+            found.append(None if batch is None else BatchId(batch))
+        return found
+
+    def _end(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
+        """Return the last entry behind which a stage that begins now reads."""
+        if self._at_checkpoint and (cut := self._cuts().get(channel)) is not None:
+            return cut
+        table = Table.open(self._channel(channel))
+        ended = standings.get(producer(channel), Standing()).ended
+        return current_cut(_newest_first(table), table.version, ended, self._attempt.id)
+
+    def _earliest(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
+        """Return the entry behind which a channel has all the rows of its producer."""
+        table, path = Table.open(self._channel(channel)), channel_path(self._state, channel)
+        commits = map(table.read_commit, range(table.version, -1, -1))
+        entries = (
+            entry_of(commit) for commit in takewhile(lambda commit: commit is not None, commits) if commit
+        )
+        counted = (entry for entry in entries if counts(path, entry.attempt, entry.version))
+        ended = standings.get(producer(channel), Standing()).ended
+        return max(earliest(self._root, channel), whole_after(counted, table.version, ended))
+
+    def _unread(self, position: Position) -> int:
+        """Count the entries with rows behind a position."""
+        channel = position.channel
+        if not self._channel(channel).exists():
+            return 0
+        until = self._cuts().get(channel) if self._at_checkpoint else None
+        entries = follow(self._root, channel, channel_path(self._state, channel)).after(position.version)
+        return sum(1 for e in entries if e.files and (until is None or e.version <= until))
+
+    def _cuts(self) -> dict[ChannelId, Version]:
+        """Return where the checkpoint has the end of each channel."""
+        stages = self._manifest.stages if self._manifest is not None else ()
+        return {
+            channel_id(s.stage, o.output): o.version
+            for s in stages
+            for o in s.outputs
+            if o.kind == CHANNEL and o.version is not None
+        }
+
+
+def _newest_first(table: Table) -> Iterator[Entry | None]:
+    """Iterate the entries of a channel; None for one that was removed."""
+    for version in range(table.version, -1, -1):
+        commit = table.read_commit(version)
+        yield entry_of(commit) if commit is not None else None

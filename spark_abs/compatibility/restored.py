@@ -1,0 +1,99 @@
+"""A job goes on from a checkpoint: whether it is declared so that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from spark_abs.errors import Refused
+from spark_abs.manifest import Manifest
+from spark_abs.model import NO_BATCH, BatchId, StageId
+from spark_abs.plan.frames import Frames
+from spark_abs.plan.graph import PlanFacts
+from spark_abs.protocol.attempt import StartedFunctions
+from spark_abs.protocol.control import ControlState
+from spark_abs.stages.native import NativeLog
+from spark_abs.state.places import Functions, function_obstacles, held_at, match_functions
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is known of a job's stages before a start."""
+
+    root: Root
+    control: ControlState
+    manifest: Manifest | None
+    """The newest checkpoint of the attempt, or the one that it began with."""
+
+    def newest_batch(self, stage: StageId) -> BatchId:
+        """Return the last batch of a stage that has ended. Reads its native checkpoint; costs a listing."""
+        attempt = self.control.attempt
+        place = self.root.native(attempt.natives, attempt.id, attempt.directory(stage))
+        return NativeLog(place).newest_committed()
+
+    def cut_batch(self, stage: StageId) -> BatchId:
+        """Return the batch with which a stage goes on whose native checkpoint is lost."""
+        snapshot = self.manifest.stage(stage) if self.manifest is not None else None
+        return NO_BATCH if snapshot is None else snapshot.cut_batch
+
+    def functions(self, stage: StageId, newest: BatchId) -> Functions | None:
+        """Return the functions that a stage's state is of after its last batch, None if it has run none."""
+        started = self.control.attempt.functions_of(stage, newest)
+        if started is not None:
+            return Functions(started.forms, started.places)
+        return held_at(self.manifest, stage) if self.manifest is not None else None
+
+
+def past_of(root: Root, control: ControlState) -> Past:
+    """Read what a start goes on from."""
+    return Past(root, control, Checkpoints.open(root, control.job).newest_on(control.attempt))
+
+
+def check_functions(
+    past: Past, drafts: Frames, plans: Mapping[StageId, PlanFacts], lost: Collection[StageId] = ()
+) -> tuple[StartedFunctions, ...]:
+    """Refuse to start stateful functions on a state that they cannot go on from. Stores nothing.
+
+    What is declared then says the form with its past: so manifests record it.
+
+    Args:
+        past: what the start goes on from.
+        drafts: what is declared.
+        plans: the analysed plans.
+        lost: stages that are rebuilt from the checkpoint.
+
+    Returns:
+        What is to be recorded before a stage runs.
+
+    Raises:
+        Refused: names stages and functions, with both forms, and the ways out.
+    """
+    started: list[StartedFunctions] = []
+    obstacles: list[str] = []
+    for stage, declared in drafts.declared.items():
+        places = plans[stage].functions
+        snapshot = past.manifest.stage(stage) if past.manifest is not None else None
+        known = any(f.stage == stage for f in past.control.attempt.functions)
+        if not (any(places) or known or (snapshot is not None and snapshot.operators)):
+            continue
+        newest = past.cut_batch(stage) if stage in lost else past.newest_batch(stage)
+        held, now = past.functions(stage, newest), Functions(tuple(declared.functions), places)
+        obstacles += function_obstacles(stage, held, now, past.manifest.id if past.manifest else None)
+        declared.functions[:] = match_functions(held, now).forms
+        started.append(StartedFunctions(stage, newest, tuple(declared.functions), places))
+    if obstacles:
+        raise Refused("\n".join(obstacles))
+    return tuple(started)
+
+
+def check_restored(past: Past, drafts: Frames, plans: Mapping[StageId, PlanFacts]) -> None:
+    """Refuse as `check_functions` does, before the job goes back to the past's checkpoint.
+
+    Raises:
+        Refused: see there.
+    """
+    state = past.control
+    anew = replace(state, attempts=(*state.attempts[:-1], replace(state.attempt, functions=())))
+    check_functions(replace(past, control=anew), drafts, plans, drafts.declared)

@@ -1,0 +1,350 @@
+"""How a user declares a job: sources, stages, sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Unpack, get_args
+
+from spark_abs.codec import to_json
+from spark_abs.compatibility.explain import Explanation, explain_job
+from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
+from spark_abs.errors import GraphError, UsageError
+from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
+from spark_abs.plan.graph import JobGraph
+from spark_abs.plan.jvm import held
+from spark_abs.plan.specs import (
+    PROVIDERS,
+    BatchFunction,
+    Existing,
+    Feedback,
+    JobSpec,
+    Output,
+    OutputFunction,
+    Restart,
+    SinkSpec,
+    Stage,
+    StageFunction,
+    StageSpec,
+    resolve_settings,
+)
+from spark_abs.protocol.changes import Begin, Comparison
+from spark_abs.run.run import Run
+from spark_abs.run.start import start_job
+from spark_abs.settings import JobSettings
+from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage, location_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from spark_abs.sinks.postgres import Postgres
+
+
+@dataclass(eq=False, repr=False)
+class Job:
+    """A job: native streaming queries joined by channels, with consistent checkpoints over all of them.
+
+    Args:
+        name: the job's name; a root belongs to one job.
+        root: where channels, state and checkpoints are kept: a path, or `s3://BUCKET/PATH`, that the driver
+            and all executors reach.
+        spark: a classic session made by `spark_abs.spark_session` or `spark_abs.configure`.
+        config: settings as read from YAML: areas, and settings below them.
+        settings: any setting by its short name, for example `interval="10s"`; they win over all others.
+    """
+
+    name: str
+    root: Root
+    spark: SparkSession
+    config: Mapping[str, object]
+    settings: JobSettings
+    probe: Probe
+    """Called at named points; tests of failures set another one."""
+    stages: dict[StageId, StageSpec] = field(default_factory=dict)
+    feedbacks: list[Feedback] = field(default_factory=list)
+    sinks: list[SinkSpec] = field(default_factory=list)
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        root: str,
+        spark: SparkSession,
+        config: Mapping[str, object] | None = None,
+        **settings: Unpack[JobSettings],
+    ) -> None:
+        self.name = checked_name(name, "job")
+        self.spark = spark
+        self.config = config or {}
+        self.settings = settings
+        self.root = Root(root, Storage.of(resolve_settings(spark, self.config, settings)))
+        self.probe = no_probe
+        self.stages = {}
+        self.feedbacks = []
+        self.sinks = []
+
+    def __repr__(self) -> str:
+        stages, sinks = ", ".join(self.stages) or "none", ", ".join(s.name for s in self.sinks) or "none"
+        return f"Job({self.name!r} at {self.root.uri}, stages {stages}; sinks {sinks})"
+
+    def source(
+        self,
+        name: str,
+        frame: DataFrame,
+        *,
+        outputs: Mapping[str, OutputFunction] | None = None,
+        trigger: str | None = None,
+        shuffle_partitions: int | None = None,
+        state_provider: ProviderName | None = None,
+        output_mode: OutputMode = "append",
+    ) -> Stage:
+        """Declare a stage that reads one native streaming frame."""
+        return self.stage(
+            name,
+            [frame],
+            lambda only: only,
+            outputs=outputs,
+            trigger=trigger,
+            shuffle_partitions=shuffle_partitions,
+            state_provider=state_provider,
+            output_mode=output_mode,
+        )
+
+    def stage(
+        self,
+        name: str,
+        inputs: Sequence[Output | Feedback | DataFrame],
+        function: StageFunction,
+        *,
+        outputs: Mapping[str, OutputFunction] | None = None,
+        output_mode: OutputMode = "append",
+        trigger: str | None = None,
+        shuffle_partitions: int | None = None,
+        state_provider: ProviderName | None = None,
+        begin: Begin = "cut",
+    ) -> Stage:
+        """Declare a stage: one native streaming query.
+
+        Args:
+            name: its uid; keep it, or its state is lost.
+            inputs: outputs of other stages, ways back, native streaming frames, static frames. A static Delta
+                table stays at the version that it has now.
+            function: takes one frame for each input, in order, and returns the stage's frame.
+            outputs: further outputs, each a function of the stage's batch frame, evaluated once a batch for
+                all who take it; it may be called more than once to learn its columns.
+            output_mode: `append` or `update`.
+            trigger: processing-time interval such as `5 seconds`; None: as fast as batches end.
+            shuffle_partitions: of this stage; None: the session's `spark.sql.shuffle.partitions`, and where
+                nobody has set that, one for each core. The first batch fixes the number.
+            state_provider: `rocksdb` or `hdfs`; None: the session's.
+            begin: where it begins to read a channel that others have written before it read it: at the `cut`
+                where the job stands then, or with the `earliest` rows that the channel still has.
+
+        Raises:
+            GraphError: something of it cannot be part of a job.
+        """
+        stage_id = StageId(checked_name(name, "stage"))
+        if stage_id in self.stages:
+            raise GraphError(f"stage {name!r} is declared twice: the name is its uid, choose another")
+        extra = dict(outputs or {})
+        if MAIN_OUTPUT in extra:
+            raise GraphError(
+                f"stage {name!r}: output {MAIN_OUTPUT!r} is the stage's own frame, choose another name"
+            )
+        if state_provider is not None and state_provider not in PROVIDERS:
+            raise GraphError(
+                f"stage {name!r}: state_provider {state_provider!r} is not one of {', '.join(PROVIDERS)}"
+            )
+        if shuffle_partitions is not None and shuffle_partitions < 1:
+            raise GraphError(f"stage {name!r}: shuffle_partitions must be at least 1")
+        if begin not in get_args(Begin):
+            raise GraphError(f"stage {name!r}: begin={begin!r} is not one of {get_args(Begin)}")
+        for given in inputs:
+            if isinstance(given, (Output, Feedback)):
+                if given.job is not self:
+                    said = given.channel if isinstance(given, Output) else given.name
+                    raise GraphError(f"stage {name!r} reads {said!r} of another job: a channel has one job")
+            elif not hasattr(given, "isStreaming"):
+                raise GraphError(f"stage {name!r}: input {given!r} is neither a stage nor a DataFrame")
+        given_now = tuple(
+            i if isinstance(i, (Output, Feedback)) or i.isStreaming else held(i) for i in inputs
+        )
+        self.stages[stage_id] = StageSpec(
+            stage_id,
+            given_now,
+            function,
+            extra,
+            output_mode,
+            trigger,
+            shuffle_partitions,
+            state_provider,
+            begin,
+        )
+        return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
+
+    def feedback(self, name: str, schema: StructType | str) -> Feedback:
+        """Declare a way back: rows that an output sends to an earlier stage, or to its own (P17).
+
+            retry = job.feedback("retry", "order_id string, tries int")
+            matched = job.stage("match", [orders, retry], match, outputs={"again": unmatched})
+            retry.close(matched["again"])
+
+        What is on its way round belongs to a checkpoint as state does. Stages of a loop read native streams
+        only through a source. A bounded run ends when all other input has, and nothing goes round any more.
+
+        Args:
+            name: for messages; the channel is that of the output.
+            schema: of the rows that come back, as a `StructType` or in SQL's words.
+
+        Raises:
+            GraphError: the name is taken.
+        """
+        if any(f.name == name for f in self.feedbacks):
+            raise GraphError(f"feedback {name!r} is declared twice")
+        declared = _struct(schema) if isinstance(schema, str) else schema
+        found = Feedback(self, checked_name(name, "feedback"), declared)
+        self.feedbacks.append(found)
+        return found
+
+    def sink(
+        self,
+        name: str,
+        source: Output,
+        *,
+        table: str | None = None,
+        foreach_batch: BatchFunction | None = None,
+        postgres: Postgres | str | None = None,
+        two_phase: TwoPhaseSink | None = None,
+        existing: Existing = "append",
+    ) -> None:
+        """Write an output of a stage to a Delta table, hand it to a function, or send it outside.
+
+        Args:
+            name: the sink's name.
+            source: a stage, or one of its outputs.
+            table: path of a Delta table, created if there is none: written exactly once.
+            foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
+                channels of its stage, and again, as in Spark, for a batch that is repeated.
+            postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows behind
+                each checkpoint, exactly once.
+            two_phase: a sink of your own that commits rows and mark at once, see `TwoPhaseSink`.
+            existing: what becomes of other roots that have written to the table: `append` writes beside
+                them, each keeps its rows; `take_over` fences them there for good, as when the root of this
+                job was lost and a new one takes its place.
+        """
+        if sum(one is not None for one in (table, foreach_batch, postgres, two_phase)) != 1:
+            raise UsageError(f"sink {name!r} needs one of table=, foreach_batch=, postgres= and two_phase=")
+        if not isinstance(source, Output) or source.job is not self:
+            raise GraphError(f"sink {name!r} takes an output of a stage of this job")
+        if existing not in get_args(Existing):
+            raise UsageError(f"sink {name!r}: existing={existing!r} is not one of {get_args(Existing)}")
+        location = None if table is None else location_of(table)
+        settings = ""
+        if postgres is not None:
+            from spark_abs.sinks.postgres import Postgres, PostgresSink
+
+            config = Postgres(postgres) if isinstance(postgres, str) else postgres
+            two_phase, settings = PostgresSink(config), to_json(config)
+        checked = checked_name(name, "sink")
+        self.sinks.append(SinkSpec(checked, source, location, foreach_batch, existing, two_phase, settings))
+
+    def graph(self) -> JobGraph:
+        """Return the graph, checked.
+
+        Raises:
+            GraphError: it cannot run.
+        """
+        return self.spec().graph()
+
+    def spec(self) -> JobSpec:
+        """Return what has been declared until now, as a value."""
+        return JobSpec(
+            self.name,
+            self.root,
+            self.spark,
+            self.config,
+            self.settings,
+            self.probe,
+            MappingProxyType(dict(self.stages)),
+            tuple(self.feedbacks),
+            tuple(self.sinks),
+        )
+
+    def start(
+        self,
+        *,
+        available_now: bool = False,
+        takeover: bool = False,
+        restart: Restart = "native",
+        allow_non_restored_state: bool = False,
+    ) -> Run:
+        """Start the job.
+
+        Args:
+            available_now: process what is there now, take a last checkpoint and end.
+            takeover: fence a run that is alive instead of refusing.
+            restart: `native` goes on from Spark's own checkpoints; `checkpoint` restores the newest intact
+                one, sinks included.
+            allow_non_restored_state: leave behind what the checkpoint has of stages that are no longer
+                declared, as in Flink.
+
+        Raises:
+            UsageError: the graph or a setting is wrong; nothing was started.
+            Refused: the state of the root forbids it.
+            DamageError: a native checkpoint is missing or damaged.
+        """
+        check = instead_of_start.get(None)
+        if check is not None:
+            raise Checked(check(self.spec(), allow_non_restored_state))
+        return start_job(
+            self.spec(),
+            available_now=available_now,
+            takeover=takeover,
+            restart=restart,
+            allow_non_restored_state=allow_non_restored_state,
+        )
+
+    def check(self, *, to: str | int | None = None, allow_non_restored_state: bool = False) -> Comparison:
+        """Say what a start would do with each stage: kept, new, left behind or refused, and why.
+
+        Starts nothing and writes nothing. Print the answer, or ask its `ok`, `stages` and `obstacles`.
+
+        Args:
+            to: as if the job had been restored to this checkpoint: an id, the name of a savepoint, or
+                `latest`. None: as it stands.
+            allow_non_restored_state: as for `start`.
+
+        Raises:
+            GraphError: the job cannot run at all.
+            CheckpointNotFound: there is no such checkpoint.
+            DamageError: what is recorded cannot be read.
+        """
+        return check_job(self.spec(), allow_non_restored_state, to=to)
+
+    def explain(self, *, allow_non_restored_state: bool = False) -> Explanation:
+        """Return the job as a value to print: stages, channels, sinks, where each thing is kept, its start.
+
+        Starts nothing and writes nothing. `print(job.explain())` shows it; `start` of it is as `check`.
+
+        Args:
+            allow_non_restored_state: as for `start`.
+
+        Raises:
+            GraphError: the job cannot run at all.
+            DamageError: what is recorded cannot be read.
+        """
+        return explain_job(self.spec(), allow_non_restored_state)
+
+
+def _struct(schema: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    found = StructType.fromDDL(schema)
+    if not isinstance(found, StructType):
+        raise UsageError(f"{schema!r} is not the schema of rows: name each column and its type")
+    return found

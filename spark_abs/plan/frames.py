@@ -1,0 +1,168 @@
+"""From declarations to frames: open the gates, call the users' functions, learn schemas and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.schema import plain_schema
+from spark_abs.errors import AbsError, GraphError
+from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
+from spark_abs.plan.columns import unread_columns, used_columns
+from spark_abs.plan.fingerprint import operator_shapes, source_shapes
+from spark_abs.plan.graph import JobGraph, PlanFacts, check_plans, watermark_findings
+from spark_abs.plan.jvm import DRAFT, as_active, plan_facts
+from spark_abs.plan.specs import PROVIDERS, Feedback, JobSpec, Output, StageSpec
+from spark_abs.state.declared import NOTHING, Before, Declared, gathering
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+OpenGate = Callable[[StageId, ChannelId, "StructType"], "DataFrame"]
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The frame of every stage, and the schema of every output."""
+
+    stages: Mapping[StageId, DataFrame]
+    schemas: Mapping[ChannelId, StructType]
+    declared: Mapping[StageId, Declared]
+    """The stateful functions of every stage."""
+
+
+def build_frames(
+    job: JobSpec,
+    graph: JobGraph,
+    open_gate: OpenGate,
+    before: Callable[[StageId], Before] = lambda _: NOTHING,
+    checked: Mapping[StageId, Declared] = MappingProxyType({}),
+) -> Frames:
+    """Call every stage's function on the frames of its inputs, producers first. Starts nothing.
+
+    Args:
+        job: the declarations.
+        graph: the checked graph.
+        open_gate: makes the frame of a channel.
+        before: says what is known of a stage's last finished batch, see `Declared.before`.
+        checked: the functions of each stage as a start has found that they can go on.
+
+    Raises:
+        GraphError: a function failed, or returned no frame; names the stage.
+    """
+    stages: dict[StageId, DataFrame] = {}
+    schemas: dict[ChannelId, StructType] = {}
+    declared: dict[StageId, Declared] = {}
+    settings = job.resolved()
+    with as_active(job.spark):
+        for decl in graph.order():
+            spec = job.stages[decl.name]
+            inputs = [_input(spec, given, schemas, open_gate) for given in spec.inputs]
+            provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
+            known = checked.get(spec.name)
+            evolved = {f.uid: f for f in known.functions} if known is not None else {}
+            mine = Declared(spec.name, settings, provider, before(spec.name), evolved)
+            with gathering(mine) as declared[spec.name]:
+                frame = _called(f"stage {spec.name!r}: its function", partial(spec.function, *inputs))
+            stages[spec.name] = frame
+            schemas[channel_id(spec.name, MAIN_OUTPUT)] = plain_schema(frame.schema)
+            for output, schema in _further(job, spec, frame).items():
+                schemas[channel_id(spec.name, output)] = schema
+    for feedback in job.feedbacks:
+        check_feedback(feedback, schemas[feedback.channel])
+    return Frames(stages, schemas, declared)
+
+
+def _input(
+    spec: StageSpec,
+    given: Output | Feedback | DataFrame,
+    schemas: Mapping[ChannelId, StructType],
+    open_gate: OpenGate,
+) -> DataFrame:
+    match given:
+        case Output():
+            return open_gate(spec.name, given.channel, schemas[given.channel])
+        case Feedback():
+            return open_gate(spec.name, given.channel, plain_schema(given.schema))
+        case _:
+            return given
+
+
+def check_feedback(feedback: Feedback, written: StructType) -> None:
+    """Refuse a way back whose rows are not those that were declared; whether they may be null is left open.
+
+    Raises:
+        GraphError: shows both.
+    """
+    declared = {field.name: field.dataType.simpleString() for field in plain_schema(feedback.schema)}
+    found = {field.name: field.dataType.simpleString() for field in written}
+    if declared != found:
+        names = sorted({*declared.items()} ^ {*found.items()})
+        differing = ", ".join(dict.fromkeys(name for name, _ in names))
+        raise GraphError(
+            f"feedback {feedback.name!r} was declared as {_shown(declared)}, and {feedback.channel!r} has "
+            f"{_shown(found)}: they differ in {differing}"
+        )
+
+
+def _shown(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+
+
+def draft_gate(spark: SparkSession, channel: ChannelId, schema: StructType) -> DataFrame:
+    """Return a streaming frame that is analysed like the gate of a channel and never started.
+
+    A gate costs a Python process to look at; a draft costs none, and knows nothing of a run.
+    """
+    blank = spark.readStream.format("rate").option(DRAFT, channel).load()
+    return blank.select(*unread_columns(channel, schema, "value"))
+
+
+def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, PlanFacts], tuple[str, ...]]:
+    """Check the analysed plans; returns what they say, and what is doubtful about watermarks.
+
+    Raises:
+        GraphError: a plan cannot be part of a job.
+    """
+    plans = {
+        name: replace(
+            plan_facts(frame),
+            streams=source_shapes(frame),
+            operators=operator_shapes(frame),
+            columns=used_columns(frame) if graph.stage(name).inputs else {},
+        )
+        for name, frame in frames.stages.items()
+    }
+    check_plans(graph, plans)
+    for name, facts in plans.items():
+        frames.declared[name].place(facts.functions)
+    return plans, watermark_findings(graph, plans)
+
+
+def _further(job: JobSpec, spec: StageSpec, frame: DataFrame) -> dict[str, StructType]:
+    """Learn the schemas of further outputs on an empty batch: that is what their functions will see."""
+    if not spec.outputs:
+        return {}
+    empty = job.spark.createDataFrame([], frame.schema)
+    return {
+        name: plain_schema(
+            _called(f"output {name!r} of stage {spec.name!r}", partial(function, empty)).schema
+        )
+        for name, function in spec.outputs.items()
+    }
+
+
+def _called(what: str, call: Callable[[], DataFrame]) -> DataFrame:
+    try:
+        frame = call()
+    except AbsError:
+        raise
+    except Exception as error:
+        raise GraphError(f"{what} failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    if not hasattr(frame, "isStreaming"):
+        raise GraphError(f"{what} returned {type(frame).__name__}, not a DataFrame")
+    return frame

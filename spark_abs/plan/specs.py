@@ -1,0 +1,214 @@
+"""What a user declares, as values: the job, its stages and their outputs, ways back, sinks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from spark_abs.config import Settings
+from spark_abs.errors import GraphError
+from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
+from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.protocol.changes import Begin
+from spark_abs.settings import JobSettings
+from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.store.probe import Probe
+from spark_abs.store.root import Root
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+StageFunction = Callable[..., "DataFrame"]
+OutputFunction = Callable[["DataFrame"], "DataFrame"]
+BatchFunction = Callable[["DataFrame", int], None]
+Existing = Literal["append", "take_over"]
+Restart = Literal["native", "checkpoint"]
+
+PROVIDERS: Mapping[ProviderName, str] = {
+    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+}
+
+
+class NamedJob(Protocol):
+    """A job as its outputs know it: by its identity, and by its name for messages."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Output:
+    """An output of a stage, as an input of another or of a sink."""
+
+    job: NamedJob
+    stage: StageId
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Output({self.channel!r} of job {self.job.name!r})"
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel that carries it if another stage reads it."""
+        return channel_id(self.stage, self.name)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Stage(Output):
+    """A declared stage: itself its main output; `stage["late"]` is another one."""
+
+    outputs: tuple[str, ...] = (MAIN_OUTPUT,)
+
+    def __repr__(self) -> str:
+        return f"Stage({self.stage!r} of job {self.job.name!r}, outputs {', '.join(self.outputs)})"
+
+    def __getitem__(self, output: str) -> Output:
+        """Return an output by name."""
+        if output not in self.outputs:
+            raise GraphError(
+                f"stage {self.stage!r} has no output {output!r}: it has {', '.join(self.outputs)}"
+            )
+        return Output(self.job, self.stage, output)
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Feedback:
+    """The way back of a loop, as an input of the stage at its head; see `Job.feedback`."""
+
+    job: NamedJob
+    name: str
+    schema: StructType
+    source: Output | None = None
+
+    def __repr__(self) -> str:
+        closed = "not closed" if self.source is None else f"closed by {self.source.channel!r}"
+        return f"Feedback({self.name!r} of job {self.job.name!r}, {closed})"
+
+    def close(self, source: Output) -> None:
+        """Say which output goes round: of the stage that reads it, or of one behind that.
+
+        Raises:
+            GraphError: it is closed already, or this is no output of the same job.
+        """
+        if self.source is not None:
+            raise GraphError(
+                f"feedback {self.name!r} is closed by {self.source.channel!r}: a way back has one beginning, "
+                "union the frames, or declare a second one"
+            )
+        if not isinstance(source, Output) or source.job is not self.job:
+            raise GraphError(f"feedback {self.name!r} is closed by an output of a stage of this job")
+        self.source = source
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel that goes round.
+
+        Raises:
+            GraphError: it is not closed.
+        """
+        if self.source is None:
+            raise GraphError(f"feedback {self.name!r} is not closed: say what goes round with its close()")
+        return self.source.channel
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """Everything that was given for one stage."""
+
+    name: StageId
+    inputs: tuple[Output | Feedback | DataFrame, ...]
+    function: StageFunction
+    outputs: Mapping[str, OutputFunction]
+    output_mode: OutputMode
+    trigger: str | None
+    shuffle_partitions: int | None
+    state_provider: ProviderName | None
+    begin: Begin = "cut"
+
+    @property
+    def channels(self) -> tuple[ChannelId, ...]:
+        """Channel inputs, in order."""
+        return tuple(i.channel for i in self.inputs if isinstance(i, (Output, Feedback)))
+
+    def decl(self) -> StageDecl:
+        """Return the stage as the graph knows it."""
+        native = any(not isinstance(i, (Output, Feedback)) and i.isStreaming for i in self.inputs)
+        feedback = tuple(i.channel for i in self.inputs if isinstance(i, Feedback))
+        return StageDecl(
+            self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native, feedback
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """Everything that was given for one sink."""
+
+    name: str
+    source: Output
+    table: str | None
+    function: BatchFunction | None
+    existing: Existing = "append"
+    outside: TwoPhaseSink | None = None
+    settings: str = ""
+    """Of a sink outside, as JSON, what makes it again; empty for one of the user's own."""
+
+    def decl(self) -> SinkDecl:
+        """Return the sink as the graph knows it."""
+        outside = self.outside is not None
+        return SinkDecl(self.name, self.source.stage, self.source.name, self.table, outside)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobSpec:
+    """Everything that was declared of a job, as it was when the job was started, checked or explained."""
+
+    name: str
+    root: Root
+    spark: SparkSession
+    config: Mapping[str, object]
+    """Settings as read from YAML."""
+    settings: JobSettings
+    """Settings that were given as arguments."""
+    probe: Probe
+    stages: Mapping[StageId, StageSpec]
+    feedbacks: tuple[Feedback, ...]
+    sinks: tuple[SinkSpec, ...]
+
+    def resolved(self) -> Settings:
+        """Return all settings, each from where it was given last.
+
+        Raises:
+            ConfigError: a name is unknown, or a value cannot be read.
+        """
+        return resolve_settings(self.spark, self.config, self.settings)
+
+    def graph(self) -> JobGraph:
+        """Return the graph, checked.
+
+        Raises:
+            GraphError: it cannot run.
+        """
+        read = {id(i) for s in self.stages.values() for i in s.inputs}
+        for feedback in self.feedbacks:
+            if id(feedback) not in read:
+                raise GraphError(f"feedback {feedback.name!r} is no stage's input: nothing would come back")
+        return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
+
+
+def resolve_settings(session: SparkSession, config: Mapping[str, object], given: JobSettings) -> Settings:
+    """Return all settings of a job: from its YAML, the environment, the session, and its arguments.
+
+    Raises:
+        ConfigError: a name is unknown, or a value cannot be read.
+    """
+    return Settings.resolve(config, os.environ, dict(session.conf.getAll), given)
+
+
+def query_name(job: str, stage: StageId) -> str:
+    """Return what the query of a stage is called in its session, once there."""
+    return f"{job}/{stage}"

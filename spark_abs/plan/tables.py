@@ -1,0 +1,86 @@
+"""Which Delta table a path leads to: a table that two of a root write, or that one of it reads and writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_abs.errors import DamageError, GraphError
+from spark_abs.model import StageId
+from spark_abs.plan.graph import JobGraph, PlanFacts, SinkDecl
+from spark_abs.store.storage import Storage
+from spark_abs.store.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """A table, however its path is written."""
+
+    uri: str
+    location: str
+    """Where it is, symbolic links followed."""
+    id: str
+    """Of the table; empty if there is none yet, or its log cannot be read from here."""
+
+    def is_same(self, other: TableRef) -> bool:
+        """Say whether both are one table."""
+        return self.location == other.location or self.has_id(other.id)
+
+    def has_id(self, table_id: str) -> bool:
+        """Say whether the table is known to have this id."""
+        return bool(self.id) and self.id == table_id
+
+
+def refer(storage: Storage, uri: str) -> TableRef:
+    """Look where a path leads to."""
+    place = storage.place(uri)
+    try:
+        found = Table.open(place).id
+    except (FileNotFoundError, DamageError):
+        found = ""
+    return TableRef(place.uri, os.path.realpath(place.path) if place.local else place.uri, found)
+
+
+def refuse_shared_sinks(sinks: Sequence[SinkDecl], storage: Storage) -> None:
+    """Refuse two sinks of a job that write one table.
+
+    Raises:
+        GraphError: names both and their paths.
+    """
+    found = [(sink, refer(storage, sink.table)) for sink in sinks if sink.table is not None]
+    for number, (sink, table) in enumerate(found):
+        for other, same in found[:number]:
+            if table.is_same(same):
+                raise GraphError(
+                    f"table {_paths(same, table)} is the target of two sinks, {other.name!r} and "
+                    f"{sink.name!r}: one writer a table"
+                )
+
+
+def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storage: Storage) -> None:
+    """Refuse a stage that reads the table of a sink of its own job, as a stream or as a static frame.
+
+    No barrier goes that way: rows of a later epoch would be read in an earlier one, and a restore takes rows
+    back that were read.
+
+    Raises:
+        GraphError: names stage, table and sink, and what to read instead.
+    """
+    written = [(sink, refer(storage, sink.table)) for sink in graph.sinks if sink.table is not None]
+    for stage in graph.stages if written else ():
+        facts = plans[stage.name]
+        for uri in dict.fromkeys((*facts.streamed_tables, *facts.static_tables)):
+            read = refer(storage, uri)
+            for sink, table in written:
+                if table.is_same(read):
+                    raise GraphError(
+                        f"stage {stage.name!r} reads {_paths(table, read)}, the table of sink {sink.name!r} "
+                        "of this job: no barrier goes through a table, no checkpoint has both at one cut; "
+                        f"read the output of the stage as a channel instead: give {sink.stage}.{sink.output} "
+                        "as an input"
+                    )
+
+
+def _paths(first: TableRef, second: TableRef) -> str:
+    return first.uri if first.uri == second.uri else f"{first.uri} ({second.uri} is the same)"

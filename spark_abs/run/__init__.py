@@ -1,0 +1,1 @@
+"""The life of a run: its start, its restarts, and its end."""

@@ -1,0 +1,190 @@
+"""Draining: event time is brought to its end before the last savepoint, so that no window stays open (P21).
+
+Stage by stage, from the sources down: sources read no more; a stage that has read all that is left gets a
+batch without rows that is planned with a watermark far ahead, as if event time had come to its end, and lets
+out all that it holds; then those behind it read that. What is recorded in `control/` before the first of
+these batches makes the next start go on, wherever this one was killed: event time does not go back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.errors import StreamingQueryException
+
+from spark_abs.channels.follow import follow
+from spark_abs.errors import StageFailed, UsageError
+from spark_abs.model import NO_BATCH, BatchId, StageId
+from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.path import channel_path
+from spark_abs.snapshots.layout import END_OF_TIME_MS, at_end_of_time, parse_offsets
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.native import forget_plans, plan_batch
+from spark_abs.stages.queries import run_only
+from spark_abs.stages.stage import StageRunner
+from spark_abs.store.control import Control
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class Drain:
+    """Drains the stages of one run. `check` may be called from any thread, the rest from the watching one."""
+
+    ctx: RunContext
+    control: Control
+    graph: JobGraph
+    plans: Mapping[StageId, PlanFacts]
+    runners: Mapping[StageId, StageRunner]
+    queries: dict[StageId, StreamingQuery]
+    start: Callable[[StageId], StreamingQuery]
+    halted: set[StageId] = field(default_factory=set)
+    """Stages that read no more; that they have no query is no failure."""
+    _pause: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Refuse what cannot be drained.
+
+        Raises:
+            UsageError: names the stage, or says that the run ends by itself.
+        """
+        if self.ctx.bounded:
+            raise UsageError(
+                "a bounded run ends by itself and is not drained: start it without available_now"
+            )
+        for stage in self.graph.stages:
+            if stage.feedback:
+                raise UsageError(
+                    f"stage {stage.name!r} is the head of a loop: what goes round has no end that a drain "
+                    "could wait for; stop without a drain, the savepoint has what is on its way"
+                )
+            if stage.inputs and self.plans[stage.name].sources:
+                raise UsageError(
+                    f"stage {stage.name!r} reads a source of its own beside channels: where that ends, "
+                    "no drain can say; read it in a stage of its own, or stop without a drain"
+                )
+
+    def run(self, name: str, look: Callable[[], None]) -> None:
+        """Record the drain, then bring event time to its end in every stage.
+
+        Args:
+            name: the savepoint that will end the run.
+            look: called again and again; raises what ends the run.
+
+        Raises:
+            StageFailed: a stage failed meanwhile; the next start goes on.
+        """
+        self.control.update(lambda state: ledger.begin_drain(state, self.ctx.run, name))
+        self.ctx.probe("drain.record.after")
+        for stage in self.graph.order():
+            log.info("draining stage %s", stage.name)
+            if stage.inputs:
+                self._drain_behind(stage, look)
+            else:
+                self._drain_source(stage, look)
+            self.ctx.probe(f"drain.{stage.name}.after")
+
+    def _drain_source(self, stage: StageDecl, look: Callable[[], None]) -> None:
+        """Let a source end the batch under way and read no more, then flush what it holds itself."""
+        runner = self.runners[stage.name]
+        self._halt(stage.name, look)
+        planned = runner.native.newest_planned()
+        if planned != runner.native.newest_committed():  # a run before this one was killed in it
+            run_only(lambda: self.start(stage.name), runner, planned, look)
+        if self._needs_flush(stage, runner):
+            self._plan_flush(stage, runner)
+            run_only(lambda: self.start(stage.name), runner, runner.native.newest_planned(), look)
+
+    def _drain_behind(self, stage: StageDecl, look: Callable[[], None]) -> None:
+        """Wait until a stage has read what those before it have written, flush it, and let it run on."""
+        self._read_all(stage, look)
+        runner = self.runners[stage.name]  # as it is now: it may have been started again
+        if not self._needs_flush(stage, runner):
+            return
+        self._halt(stage.name, look)
+        self._plan_flush(stage, runner)
+        runner.only = None
+        self.queries[stage.name] = self.start(stage.name)
+        self.halted.discard(stage.name)
+        self._read_all(stage, look)
+
+    def _read_all(self, stage: StageDecl, look: Callable[[], None]) -> None:
+        """Wait until nothing is left to read for a stage, and its query has found nothing more to do."""
+        while True:
+            look()
+            query = self.queries[stage.name]
+            self._await_end(query, look)
+            idle = query.isActive and self.runners[stage.name].native.idle_at() is not None
+            if idle and not self._has_unread(stage):
+                return
+            self._pause.wait(_POLL_S)
+
+    def _await_end(self, query: StreamingQuery, look: Callable[[], None]) -> None:
+        """Wait until a query finds nothing to do; look meanwhile, it may wait for a stage that failed."""
+
+        def wait() -> None:
+            with suppress(StreamingQueryException):  # the next look says it, or has the stage started again
+                query.processAllAvailable()
+
+        waiting = threading.Thread(target=wait, name="abs-drain", daemon=True)
+        waiting.start()
+        while waiting.is_alive():
+            look()
+            waiting.join(_POLL_S)
+
+    def _has_unread(self, stage: StageDecl) -> bool:
+        state = self.control.state
+        for position in self.runners[stage.name].consumed():
+            follower = follow(self.ctx.root, position.channel, channel_path(state, position.channel))
+            if next(follower.after(position.version), None) is not None:
+                return True
+        return False
+
+    def _halt(self, stage: StageId, look: Callable[[], None]) -> None:
+        """End the query of a stage behind its batch under way; a batch that was planned meanwhile is dropped.
+
+        Nothing of such a batch was done: it was refused at its entry, before its function began.
+        """
+        self.halted.add(stage)
+        runner, query = self.runners[stage], self.queries.get(stage)
+        runner.only = NO_BATCH
+        if query is None:  # a source, of a run that begins with the drain
+            return
+        runner.turns.await_quiet()
+        while query.isActive and runner.native.idle_at() is None and not runner.turns.parked:
+            look()
+            self._pause.wait(_POLL_S)
+        query.stop()
+        if runner.failure is not None:
+            failure = runner.failure
+            raise StageFailed(
+                f"stage {stage!r} failed in batch {failure.batch} while it was drained: "
+                f"{type(failure.error).__name__}: {failure.error}; start the job again, the drain goes on"
+            ) from failure.error
+        forget_plans(runner.native.place)
+
+    def _needs_flush(self, stage: StageDecl, runner: StageRunner) -> bool:
+        """Say whether a stage has event time that is not yet at its end."""
+        batch = runner.native.newest_planned()
+        if batch == NO_BATCH or not self.plans[stage.name].watermarks:
+            return False
+        return runner.native.offsets(batch).watermark_ms < END_OF_TIME_MS
+
+    def _plan_flush(self, stage: StageDecl, runner: StageRunner) -> None:
+        last = runner.native.newest_committed()
+        text = at_end_of_time(runner.native.offsets_text(last))
+        assert parse_offsets(text).watermark_ms == END_OF_TIME_MS
+        self.ctx.probe(f"drain.{stage.name}.plan.before")
+        plan_batch(runner.native.place, BatchId(last + 1), text)
+        self.ctx.probe(f"drain.{stage.name}.plan.after")

@@ -1,0 +1,154 @@
+"""Taking the root for a run, and giving it back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+
+from deltalake.exceptions import DeltaError
+
+from spark_abs.config import Settings
+from spark_abs.errors import AbsError, RunAlive, UsageError
+from spark_abs.model import StageId
+from spark_abs.plan.jvm import batches_retained
+from spark_abs.plan.specs import JobSpec, query_name
+from spark_abs.protocol import control as ledger
+from spark_abs.restore.ahead import clear_ahead
+from spark_abs.stages.causes import chain_of, one_line
+from spark_abs.stages.context import RunContext
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, read_lease, renew, write_lease
+from spark_abs.store.outcomes import abort_open
+
+log = logging.getLogger(__name__)
+
+_LEASE_POLL_S = 0.2
+
+
+def refuse_second(job: JobSpec, takeover: bool, settings: Settings) -> None:
+    """Refuse to run beside a run that is alive, unless it is to be replaced.
+
+    Raises:
+        RunAlive: names host, process and age.
+    """
+    lease, now = read_lease(job.root), now_ms()
+    if lease is not None and not takeover and lease.alive(now, settings.lease_timeout_ms):
+        age_s = (now - lease.beat_ms) / 1000
+        raise RunAlive(
+            f"job {job.name!r} is already running: run {lease.run}, process {lease.pid} on {lease.host}, "
+            f"last heard of {age_s:.0f} s ago; stop it, or start with takeover=True to fence it"
+        )
+
+
+def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
+    """Refuse to start beside a job of the same name in the same session: Spark wants each name once.
+
+    Raises:
+        UsageError: names the queries that run.
+    """
+    lease, here = read_lease(job.root), (socket.gethostname(), os.getpid())
+    if lease is not None and not lease.ended and (lease.host, lease.pid) == here:
+        return  # this very job runs here, and ends its queries as soon as it is replaced
+    names = {query_name(job.name, stage) for stage in stages}
+    taken = sorted(query.name for query in job.spark.streams.active if query.name in names)
+    if taken:
+        raise UsageError(
+            f"the session runs {', '.join(taken)} already, of another job {job.name!r}: give this one "
+            "another name, stop that one, or start it in a session of its own, spark.newSession()"
+        )
+
+
+def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool, bounded: bool) -> RunContext:
+    """Take a run number, fence the runs before it and abort what they left open.
+
+    With `takeover`, wait until the replaced run has ended or fallen silent.
+
+    Raises:
+        AttemptNotReady: a restore was begun and not finished.
+    """
+    before = read_lease(job.root)
+    job.probe("start.run.before")
+    state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
+    run = state.runs[-1].id
+    checkpoints = Checkpoints.open(job.root, job.name)
+    job.probe("start.run.after")
+    checkpoints.fence(run)
+    job.probe("start.fence.after")
+    if takeover and before is not None:
+        # The replaced run sees the fence and ends its queries; two must not run on one native checkpoint.
+        pause = threading.Event()
+        while (found := read_lease(job.root)) and found.run < run and not found.ended:
+            if now_ms() - found.beat_ms >= settings.lease_timeout_ms or not found.alive(now_ms(), 2**62):
+                break
+            pause.wait(_LEASE_POLL_S)
+    write_lease(job.root, own_lease(run, now_ms()))
+    clear_ahead(job.root.anywhere(state.attempt.natives), run)
+    job.probe("start.abort.before")
+    state = abort_open(control, checkpoints, run)
+    job.probe("start.abort.after")
+    History(job.root).append(
+        [
+            HistoryRow(
+                now_ms(),
+                HistoryEvent.RUN_STARTED,
+                state.attempt.id,
+                run,
+                detail=f"{socket.gethostname()}:{os.getpid()}",
+            )
+        ]
+    )
+    return RunContext(
+        root=job.root,
+        job=job.name,
+        attempt=state.attempt.id,
+        natives=state.attempt.natives,
+        directories=state.attempt.directories,
+        starts=state.attempt.first_positions,
+        identity=state.attempt.root,
+        run=run,
+        floor=state.last_claimed,
+        control_version=control.version,
+        settings=settings,
+        batches_retained=batches_retained(job.spark),
+        bounded=bounded,
+        probe=job.probe,
+    )
+
+
+def end(ctx: RunContext, how: str | BaseException) -> None:
+    """Record how a run ended and give the lease back; harmless for a run that was replaced.
+
+    Done again, it changes nothing: the first end is the run's, and `history/` has one row of it, with all
+    that an error says.
+
+    Args:
+        ctx: the run.
+        how: `stopped` and the like, or the error that ended it.
+    """
+    now = now_ms()
+    said = how if isinstance(how, str) else one_line(f"failed: {how}")
+    news: list[bool] = []
+
+    def change(state: ledger.ControlState) -> ledger.ControlState:
+        after = ledger.end_run(state, ctx.run, said)
+        news[:] = [after != state]
+        return after
+
+    try:
+        Control.open(ctx.root).update(change)
+        if news[0]:
+            whole = said if isinstance(how, str) else f"failed: {chain_of(how)}"
+            row = HistoryRow(now, HistoryEvent.RUN_ENDED, ctx.attempt, ctx.run, detail=whole)
+            History(ctx.root).append([row])
+    except (AbsError, DeltaError, OSError) as error:
+        log.warning("the end of run %s could not be recorded: %s", ctx.run, error)
+    try:
+        renew(ctx.root, own_lease(ctx.run, now), now, ended=True)
+    except OSError as error:
+        log.warning("the lease of run %s could not be given back: %s", ctx.run, error)

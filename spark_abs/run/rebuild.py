@@ -1,0 +1,315 @@
+"""A stage that has lost its native checkpoint is rebuilt alone; the others do not notice (P18).
+
+1. Its state comes from the newest intact checkpoint, into a directory that no query has used.  2. It repeats
+its batches up to its last output, each planned from the offset text that its outputs hold.  3. Behind that it
+is a stage like any other. The place is recorded in `control/` before 1, and that it is done behind 2: killed
+in between, the next start goes on with the directory if it is whole, or takes another one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.entries import note_of
+from spark_abs.errors import AbsError, DamageError, Refused, StageFailed
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id
+from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.attempt import Attempt, Rebuilt
+from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
+from spark_abs.protocol.restarts import is_final
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.snapshots.capture import capture
+from spark_abs.snapshots.layout import file_source_offset, parse_offsets
+from spark_abs.snapshots.materialise import METADATA, fresh_query_id, materialise, put
+from spark_abs.snapshots.verify import verify_state
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.native import NativeLog, plan_batch
+from spark_abs.stages.outputs import newest_output
+from spark_abs.stages.queries import run_only
+from spark_abs.stages.stage import StageRunner
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.lease import Breath
+from spark_abs.store.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+_TRIES = 3
+_FIRST = 2
+"""The number of the first directory that takes the place of a lost one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """What brings one stage back."""
+
+    record: Rebuilt
+    snapshot: StageSnapshot | None
+    """What is written to the new directory; None if nothing is: it begins empty, or goes on."""
+    goes_on: bool
+    """Whether the directory is there already, from a start that was killed."""
+    repeats: tuple[Repeat[str], ...]
+
+    @property
+    def stage(self) -> StageId:
+        """The stage."""
+        return self.record.stage
+
+
+class Rebuilder:
+    """Plans and prepares the rebuilding of stages, before any query runs."""
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        graph: JobGraph,
+        plans: Mapping[StageId, PlanFacts],
+        control: Control,
+        session: Callable[[], SparkSession],
+    ) -> None:
+        """Take the run, the job, what its plans say, and the handle on `control/`."""
+        self._ctx = ctx
+        self._graph = graph
+        self._plans = plans
+        self._control = control
+        self._session = session
+        self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
+
+    def plan(self, stage: StageId) -> Rebuild:
+        """Say how a stage can be rebuilt; changes nothing.
+
+        Raises:
+            Refused: it cannot be exact, and why.
+        """
+        decl = next(s for s in self._graph.stages if s.name == stage)
+        attempt = self._control.state.attempt
+        before = attempt.rebuilt_stage(stage)
+        if before is not None and not before.done:
+            committed = self._reached(before)
+            if committed is not None:
+                return Rebuild(before, None, True, self._repeats(decl, committed, None))
+        checkpoint, snapshot = self._newest_intact(attempt, stage)
+        if stage in attempt.partitions and checkpoint == attempt.checkpoint:
+            raise Refused(
+                f"the restore gave its state {attempt.partitions[stage]} partitions, and no checkpoint has "
+                "been completed since"
+            )
+        number = _FIRST if before is None else before.number + 1
+        record = Rebuilt(stage, number, fresh_query_id(), checkpoint)
+        cut = snapshot.cut_batch if snapshot is not None else NO_BATCH
+        return Rebuild(record, snapshot, False, self._repeats(decl, cut, snapshot))
+
+    def prepare(self, rebuilds: Sequence[Rebuild]) -> RunContext:
+        """Record the new places, write the directories, and return the context that knows them."""
+        ctx = self._ctx
+        for rebuild in rebuilds:
+            ctx.probe(f"rebuild.{rebuild.stage}.record.before")
+            self._control.update(partial(_recorded, ctx, rebuild.record))
+            ctx.probe(f"rebuild.{rebuild.stage}.record.after")
+        attempt = self._control.state.attempt
+        ctx = replace(ctx, directories=attempt.directories)
+        breath = partial(Breath(ctx.root, self._control), ctx.run)
+        for rebuild in rebuilds:
+            origin = rebuild.record.checkpoint
+            log.warning(
+                "the native checkpoint of stage %s is lost: it is rebuilt alone from %s, %s batches repeated",
+                rebuild.stage,
+                "its first batch on" if origin is None else f"checkpoint {origin}",
+                len(rebuild.repeats),
+            )
+            if not rebuild.goes_on:
+                self._write(ctx, rebuild, breath)
+            ctx.probe(f"rebuild.{rebuild.stage}.write.after")
+        return ctx
+
+    def _write(self, ctx: RunContext, rebuild: Rebuild, breath: Callable[[], None]) -> None:
+        place, query = ctx.native(rebuild.stage), rebuild.record.query
+        files = rebuild.snapshot.files if rebuild.snapshot is not None else ()
+        materialise(ctx.root, files, place, query, lambda _: breath())
+        if not files:
+            put(place, METADATA, [json.dumps({"id": query}).encode()])
+
+    def _reached(self, record: Rebuilt) -> BatchId | None:
+        """Return the last batch that an unfinished rebuild has repeated, None if it has to begin anew."""
+        place = replace(self._ctx, directories={record.stage: record.directory}).native(record.stage)
+        try:
+            native = NativeLog(place)
+            if native.query_id() != record.query:
+                return None
+            committed = native.newest_committed()
+            capture(place.fs, place.path, committed)
+        except AbsError:
+            return None
+        return committed
+
+    def _newest_intact(
+        self, attempt: Attempt, stage: StageId
+    ) -> tuple[CheckpointId | None, StageSnapshot | None]:
+        """Return the newest checkpoint of this attempt that has the stage whole, or where it branched off."""
+        summaries = self._checkpoints.summaries()
+        mine = [s.id for s in summaries if s.attempt == attempt.id or s.id == attempt.checkpoint]
+        for checkpoint in sorted(mine, reverse=True):
+            try:
+                manifest = self._checkpoints.load(checkpoint)
+            except DamageError as error:
+                log.warning("checkpoint %s: %s", checkpoint, error)
+                continue
+            snapshot = manifest.stage(stage)
+            if snapshot is None:
+                continue
+            self._require_same_sources(manifest, stage)
+            findings = verify_state(self._ctx.root, (replace(manifest, stages=(snapshot,)),))
+            if not findings:
+                return checkpoint, snapshot
+            log.warning("checkpoint %s: %s: %s", checkpoint, findings[0].path, findings[0].problem)
+        if mine or attempt.parent is not None:
+            raise Refused("no checkpoint that has its state is left and intact")
+        return None, None
+
+    def _repeats(
+        self, decl: StageDecl, cut: BatchId, snapshot: StageSnapshot | None
+    ) -> tuple[Repeat[str], ...]:
+        written = newest_output(self._ctx, self._graph, decl.name)
+        facts = self._plans[decl.name]
+        lost = LostStage(
+            cut,
+            written,
+            has_native_inputs=bool(facts.sources),
+            calls_functions=any(s.table is None and not s.outside for s in self._graph.sinks_of(decl.name)),
+        )
+        found = repeats(lost, dict(self._told(decl, cut)) if written > cut else {})
+        if found:
+            self._require_same_tables(facts, snapshot)
+            _require_readable_again(found, snapshot)
+        return found
+
+    def _require_same_sources(self, manifest: Manifest, stage: StageId) -> None:
+        """Refuse batches that were planned for other sources: a plan names them by their place."""
+        then = next((s.sources for s in manifest.graph if s.stage == stage), ())
+        if then and [(s.kind, s.name) for s in then] != [
+            (s.kind, s.name) for s in self._plans[stage].streams
+        ]:
+            raise Refused(
+                f"its inputs were others at checkpoint {manifest.id}, the newest that has its state"
+            )
+
+    def _require_same_tables(self, facts: PlanFacts, snapshot: StageSnapshot | None) -> None:
+        then = dict(snapshot.static_tables) if snapshot is not None else {}
+        if facts.static_tables and then != dict(facts.static_tables):
+            raise Refused(
+                "it reads tables that are not streams, and that they are as they were then is not recorded: "
+                f"{', '.join(sorted(facts.static_tables))}"
+            )
+
+    def _told(self, decl: StageDecl, cut: BatchId) -> Iterator[tuple[BatchId, str]]:
+        """Iterate what the outputs of a stage say of its batches behind the cut."""
+        ctx = self._ctx
+        for output in self._graph.consumed(decl.name):
+            place = ctx.root.place(ctx.root.channel(channel_id(decl.name, output)))
+            if not place.exists():
+                continue  # an output that is new
+            table = Table.open(place)
+            for version in range(table.version, -1, -1):
+                commit = table.read_commit(version)
+                note = note_of(commit) if commit is not None else None
+                if commit is None or (note is not None and note.attempt != ctx.attempt):
+                    break
+                if note is not None and NO_BATCH < note.batch <= cut:
+                    break
+                if note is not None and note.batch != NO_BATCH and note.offsets is not None:
+                    yield note.batch, note.offsets
+        for sink in self._graph.sinks_of(decl.name):
+            if sink.table is not None:
+                writer = ctx.writer(decl.name, sink.name)
+                yield from DeltaSink(ctx.root, sink.table, writer, ctx.run, self._session).plans(cut).items()
+
+
+def _recorded(ctx: RunContext, record: Rebuilt, state: ControlState) -> ControlState:
+    return ledger.rebuild(state, ctx.run, record)
+
+
+def _require_readable_again(found: Sequence[Repeat[str]], snapshot: StageSnapshot | None) -> None:
+    """Refuse batches that took files: which ones, only the lost checkpoint knew."""
+    then = parse_offsets(snapshot.offsets).offsets if snapshot is not None and snapshot.offsets else {}
+    for repeat in found:
+        for source, offset in parse_offsets(repeat.plan).offsets.items():
+            if file_source_offset(offset) is not None and offset != then.get(source):
+                raise Refused(f"batch {repeat.batch} has read files that only the lost checkpoint names")
+
+
+def _repeat(
+    ctx: RunContext,
+    repeat: Repeat[str],
+    runner: StageRunner,
+    start: Callable[[], StreamingQuery],
+    breath: Callable[[], None],
+) -> None:
+    """Run one batch again, more than once if need be: so many starts of a query want some patience."""
+    native = ctx.native(runner.name)
+    for tries_left in reversed(range(_TRIES)):
+        ctx.probe(f"rebuild.{runner.name}.plan.before")
+        plan_batch(native, repeat.batch, repeat.plan)
+        ctx.probe(f"rebuild.{runner.name}.plan.after")
+        try:
+            run_only(start, runner, repeat.batch, breath)
+        except StageFailed as error:
+            if not tries_left or (error.__cause__ is not None and is_final(error.__cause__)):
+                raise
+            log.warning("%s; it is tried again", error)
+            runner.failure = None
+        else:
+            return
+
+
+def repeat_batches(
+    ctx: RunContext,
+    control: Control,
+    rebuild: Rebuild,
+    runner: StageRunner,
+    start: Callable[[], StreamingQuery],
+) -> None:
+    """Let a stage repeat its batches, one after the other, then record that it is rebuilt.
+
+    Each is planned by hand and run by a query of its own: Spark looks into its offset log only when a query
+    begins, and plans the next batch by itself.
+
+    Raises:
+        StageFailed: a batch failed again and again; the next start goes on with it.
+        Fenced: somebody has taken over.
+    """
+    began, stage = now_ms(), rebuild.stage
+    breath = partial(Breath(ctx.root, control), ctx.run)
+    for repeat in rebuild.repeats:
+        _repeat(ctx, repeat, runner, start, breath)
+        ctx.probe(f"rebuild.{stage}.batch.after")
+    control.update(partial(_recorded, ctx, replace(rebuild.record, done=True)))
+    ctx.probe(f"rebuild.{stage}.done.after")
+    took = now_ms() - began
+    said = f"{len(rebuild.repeats)} batches repeated, now in {ctx.native(stage)}"
+    log.warning("stage %s is rebuilt after %s ms: %s", stage, took, said)
+    row = HistoryRow(
+        now_ms(),
+        HistoryEvent.STAGE_REBUILT,
+        ctx.attempt,
+        ctx.run,
+        rebuild.record.checkpoint,
+        stage=stage,
+        detail=said,
+        duration_ms=took,
+    )
+    with unless_refused():
+        History(ctx.root).append([row])

@@ -1,0 +1,142 @@
+"""Partial recovery: a failed stage is started again while the others go on (P18)."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from spark_abs.errors import Fenced, StageFailed
+from spark_abs.model import NO_BATCH, BatchId, StageId
+from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
+from spark_abs.stages.causes import cause_of, one_line
+from spark_abs.stages.context import RunContext
+from spark_abs.store.clock import now_ms
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnd:
+    """How a stage's query ended: in which batch, and with which error."""
+
+    stage: StageId
+    batch: BatchId
+    error: BaseException
+
+    @property
+    def cause(self) -> str:
+        """The error for a person."""
+        return cause_of(self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A restart that waits for its time."""
+
+    end: StageEnd
+    failed_ms: int
+    decision: RestartAt
+
+
+class Recovery:
+    """What becomes of stages that fail. Used from the thread that watches the run, and from no other."""
+
+    def __init__(
+        self, ctx: RunContext, policy: RestartPolicy, restart: Mapping[StageId, Callable[[], None]]
+    ) -> None:
+        """Take the policy, and what starts each stage again from its native checkpoint."""
+        self._ctx = ctx
+        self._policy = policy
+        self._restart = restart
+        self._past = Failures()
+        self._due: dict[StageId, _Due] = {}
+
+    def waits(self, stage: StageId) -> bool:
+        """Say whether a stage has failed and is to be started again."""
+        return stage in self._due
+
+    @property
+    def failing(self) -> str:
+        """What has failed and is to be started again, for a person; empty if nothing has."""
+        return "; ".join(
+            f"{_failed(due.end)}, and is started again after {due.decision.ms - due.failed_ms} ms"
+            for due in self._due.values()
+        )
+
+    def take(self, end: StageEnd) -> None:
+        """Hear of a stage that has failed.
+
+        Raises:
+            Fenced: the run was replaced.
+            StageFailed: it is not started again; names what failed before, as far as that counted.
+        """
+        if isinstance(end.error, Fenced):
+            raise end.error
+        now = now_ms()
+        failed = Failed(now, end.stage, end.batch, end.cause, is_final(end.error))
+        luck = random.random()  # noqa: S311 - spreads restarts, no secret
+        self._past, decision = decide(self._policy, self._past, failed, luck)
+        match decision:
+            case RestartAt():
+                log.warning(
+                    "stage %s failed in batch %s: %s; restart %s of this run in %s ms",
+                    end.stage,
+                    end.batch,
+                    end.cause,
+                    decision.number,
+                    decision.ms - now,
+                )
+                self._due[end.stage] = _Due(end, now, decision)
+            case GiveUp():
+                raise StageFailed(_told(end, decision)) from end.error
+
+    def start_due(self) -> None:
+        """Start the stages again whose time has come.
+
+        Raises:
+            StageFailed: one cannot be started, and is not waited for any more.
+        """
+        for due in [d for d in self._due.values() if d.decision.ms <= now_ms()]:
+            end = due.end
+            self._ctx.probe(f"restart.{end.stage}.before")
+            del self._due[end.stage]
+            try:
+                self._restart[end.stage]()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the policy decides about it, too
+                self.take(StageEnd(end.stage, end.batch, error))
+                continue
+            self._record(due)
+
+    def _record(self, due: _Due) -> None:
+        end, now = due.end, now_ms()
+        log.warning("stage %s runs again, %s ms after it failed", end.stage, now - due.failed_ms)
+        row = HistoryRow(
+            now,
+            HistoryEvent.STAGE_RESTARTED,
+            self._ctx.attempt,
+            self._ctx.run,
+            stage=end.stage,
+            detail=end.cause,
+            duration_ms=now - due.failed_ms,
+            batch=end.batch,
+            restarts=due.decision.number,
+        )
+        with unless_refused():
+            History(self._ctx.root).append([row])
+
+
+def _failed(end: StageEnd) -> str:
+    where = "before its first batch" if end.batch == NO_BATCH else f"in batch {end.batch}"
+    return f"stage {end.stage!r} failed {where}: {end.cause}"
+
+
+def _told(end: StageEnd, decision: GiveUp) -> str:
+    said = _failed(end)
+    before = decision.counted[:-1]
+    if not before:
+        return said
+    times = [f"  stage {f.stage!r} in batch {f.batch}: {one_line(f.cause)}" for f in before]
+    return "\n".join([said, f"{decision.why}; it came behind", *times])

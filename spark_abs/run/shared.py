@@ -1,0 +1,70 @@
+"""Whether driver and executors see the same disk: asked before native checkpoints are put there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_abs.errors import UsageError
+from spark_abs.plan.jvm import executor_count
+from spark_abs.store.storage import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROUNDS = 5
+
+
+def require_shared(spark: SparkSession, directory: Place) -> None:
+    """Have every executor read what the driver writes, and the driver read what they answer.
+
+    Costs one short Spark job.
+
+    Raises:
+        UsageError: the driver cannot write there, or an executor does not see it, or does not answer.
+    """
+    token = f"_seen-{uuid.uuid4().hex}"
+    try:
+        directory.write(f"{token}/driver", token.encode())
+    except OSError as error:
+        raise UsageError(f"native_root: the driver cannot write to {directory}: {error}") from error
+    try:
+        answers = _ask(spark, directory, token)
+        blind = [host for name, host in answers.items() if directory.read(f"{token}/{name}") is None]
+    finally:
+        directory.fs.delete_dir(f"{directory.path}/{token}")
+    if blind:
+        raise UsageError(
+            f"native_root: {directory} is not the same disk on all machines: executors on "
+            f"{', '.join(sorted(set(blind)))} do not see what the driver writes there; give a path that "
+            "driver and executors share, or none, so that native checkpoints are below the root"
+        )
+
+
+def _ask(spark: SparkSession, directory: Place, token: str) -> dict[str, str]:
+    """Return the hosts of all executors by a name that each makes for itself."""
+    context, answers = spark.sparkContext, dict[str, str]()
+    for _ in range(_ROUNDS):
+        executors = executor_count(spark)
+        tasks = max(executors, context.defaultParallelism)
+        asked = context.parallelize(range(tasks), tasks)
+        answers |= dict(asked.mapPartitions(partial(_answer, directory, token)).collect())
+        if len(answers) >= executors:
+            return answers
+    raise UsageError(
+        f"native_root: {len(answers)} of {executors} executors said whether they see {directory}: "
+        "start the job when they are free"
+    )
+
+
+def _answer(directory: Place, token: str, _: Iterator[int]) -> Iterator[tuple[str, str]]:
+    """Answer below the token if it is there; runs in an executor."""
+    # Each executor has scratch directories of its own.
+    name = hashlib.sha256(os.environ["SPARK_LOCAL_DIRS"].encode()).hexdigest()
+    if directory.read(f"{token}/driver") == token.encode():
+        directory.write(f"{token}/{name}", b"")
+    yield name, os.uname().nodename

@@ -1,0 +1,238 @@
+"""How a run begins: check, take the run, fence the one before, close what it left open."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, get_args
+
+from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
+from spark_abs.compatibility.inspection import Drafted, draft, inspect, require_ok
+from spark_abs.compatibility.restored import Past, check_functions, past_of
+from spark_abs.errors import AbsError, DamageError, Refused, UsageError
+from spark_abs.logs import speak
+from spark_abs.manifest import Manifest
+from spark_abs.model import NO_BATCH, StageId
+from spark_abs.plan.graph import JobGraph, PlanFacts
+from spark_abs.plan.jvm import refuse_unsupported_session
+from spark_abs.plan.specs import JobSpec, Restart
+from spark_abs.protocol.attempt import NATIVES
+from spark_abs.protocol.attempts import start_functions
+from spark_abs.protocol.control import ControlState, place_natives
+from spark_abs.protocol.restarts import policy_of
+from spark_abs.restore.target import check_savepoint_name
+from spark_abs.run.laps import Laps
+from spark_abs.run.launch import Launch, launch
+from spark_abs.run.lifetime import begin, end, refuse_namesake, refuse_second
+from spark_abs.run.rebuild import Rebuild, Rebuilder
+from spark_abs.run.run import Run
+from spark_abs.run.shared import require_shared
+from spark_abs.session import check_session, lend
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.driver_jvm import hush
+from spark_abs.stages.native import check_native
+from spark_abs.stages.outputs import newest_output
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.lease import breathing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def start_job(
+    job: JobSpec, *, available_now: bool, takeover: bool, restart: Restart, allow_non_restored_state: bool
+) -> Run:
+    """Start a job; see `Job.start`.
+
+    1. Check graph, plans and settings: nothing exists yet.  2. Claim the root, refuse a second run, and
+    functions that cannot go on from their state.  3. Take a run number and fence the runs before it.
+    4. Abort what they left open.  5. Check the native checkpoints, and functions again.  6. Make channels and
+    sinks ready.  7. Start queries and coordinator.
+    What of 5 is lost for single stages is rebuilt from their own outputs, in 5 and at the beginning of 7.
+    Killed anywhere, the next start does all of it again under a newer run number.
+    """
+    check_session(job.spark)
+    speak()
+    hush(job.spark)
+    refuse_unsupported_session(job.spark)
+    if restart not in get_args(Restart):
+        raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
+    settings = job.resolved()
+    if settings.stop_savepoint:
+        check_savepoint_name(f"{settings.stop_savepoint}-1")
+    policy = policy_of(settings)
+    lend(job.spark, job.root.storage)
+    laps = Laps()
+    drafted = draft(job)  # 1
+    laps.over("plans")
+    graph, plans = drafted.graph, drafted.plans
+    control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
+    refuse_second(job, takeover, settings)
+    refuse_namesake(job, [stage.name for stage in graph.stages])
+    natives = control.natives_at(settings.native_root)
+    if natives != NATIVES:
+        require_shared(job.spark, job.root.anywhere(natives))
+    if restart == "checkpoint":
+        _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state)
+    elif control.state.attempt.ready:
+        inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
+    control.update(lambda state: place_natives(state, natives))
+    drain = _unfinished_drain(job, control, available_now)
+    ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
+    log.info("job %s starts run %s at %s: %s", job.name, ctx.run, job.root.uri, _origin(control.state, ctx))
+    try:
+        with ExitStack() as starting:
+            starting.enter_context(breathing(ctx.root, ctx.run))
+            past = past_of(job.root, control.state)  # 5
+            found = inspect(job, drafted, past, allow_non_restored_state)
+            comparison = found.comparison
+            if comparison.rests_on_outputs:
+                fence_recorded(ctx, found.knowledge, found.job, lambda: job.spark)
+                comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
+            if end_batches(ctx, control, comparison, lambda: job.spark):  # its rows are in channels now
+                comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
+            ctx = carry_out(ctx, control, comparison, found.job)
+            lost = _lost_natives(ctx, graph, past.manifest)
+            started = check_functions(past, drafted.frames, plans, lost)
+            control.update(lambda state: start_functions(state, ctx.run, started))
+            ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
+            job.probe("start.natives.after")
+            laps.over("root")
+            shapes = found.job.shapes
+            given = Launch(
+                job,
+                ctx,
+                graph,
+                plans,
+                drafted.frames,
+                shapes,
+                control,
+                policy,
+                starting.close,
+                laps,
+                rebuilds,
+                drain,
+            )
+            return launch(given)  # 6, 7
+    except Exception as error:
+        end(ctx, error)
+        raise
+
+
+def _origin(state: ControlState, ctx: RunContext) -> str:
+    """Say for a person from where a run goes on."""
+    attempt = state.attempt
+    if any(run.id != ctx.run and run.attempt == attempt.id for run in state.runs):
+        return f"it goes on where attempt {attempt.id} was"
+    if attempt.checkpoint is not None:
+        return f"attempt {attempt.id}, restored from checkpoint {attempt.checkpoint}"
+    return "a new root"
+
+
+def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> str | None:
+    """Return the savepoint of a drain that has begun and not ended, None if there is none.
+
+    Raises:
+        Refused: there is one, and the run is to be a bounded one.
+    """
+    attempt = control.state.attempt
+    name = attempt.drain
+    if name is None:
+        return None
+    done = Checkpoints.open(job.root, job.name).summaries()
+    if any(s.attempt == attempt.id and s.name == name for s in done):
+        log.warning(
+            "job %s was drained before savepoint %r: its event time is at its end, and what has a watermark "
+            "drops rows as late; restore an earlier checkpoint to go on in the same event time",
+            job.name,
+            name,
+        )
+        return None
+    if available_now:
+        raise Refused(
+            f"the job is being drained, with savepoint {name!r}: start it without available_now, it goes on "
+            "with that and ends; or restore an earlier checkpoint"
+        )
+    log.warning("job %s goes on with the drain that ends with savepoint %r", job.name, name)
+    return name
+
+
+def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: bool) -> None:
+    from spark_abs.restore.apply import apply
+    from spark_abs.restore.prepare import prepare
+    from spark_abs.restore.refusals import Force
+
+    if not Checkpoints.open(job.root, job.name).summaries():
+        return
+    prepared = prepare(
+        job.root,
+        "latest",
+        force=[Force.RUN] if takeover else [],
+        fallback=True,
+        native_root=job.resolved().native_root,
+        sinks={s.name: s.outside for s in job.sinks if s.outside is not None},
+        writing=True,
+    )
+    try:
+        past = Past(job.root, Control.open(job.root).state, prepared.manifest)
+        inspect(job, drafted, past, leave, at_checkpoint=True)
+    except AbsError:
+        if prepared.ahead is not None:
+            prepared.ahead.discard()
+        raise
+    apply(job.root, prepared)
+
+
+def _lost_natives(ctx: RunContext, graph: JobGraph, manifest: Manifest | None) -> dict[StageId, str]:
+    """Return the stages that have a past and no native checkpoint of it, and what is wrong with each."""
+    found = {}
+    for stage in graph.stages:
+        snapshot = manifest.stage(stage.name) if manifest is not None else None
+        least = max(snapshot.cut_batch if snapshot else NO_BATCH, newest_output(ctx, graph, stage.name))
+        finding = check_native(ctx.native(stage.name), least)
+        if finding is not None:
+            found[stage.name] = finding
+    return found
+
+
+def _rebuild(
+    ctx: RunContext,
+    graph: JobGraph,
+    plans: Mapping[StageId, PlanFacts],
+    control: Control,
+    lost: Mapping[StageId, str],
+    session: Callable[[], SparkSession],
+) -> tuple[RunContext, tuple[Rebuild, ...]]:
+    """Prepare the rebuilding of stages alone; nobody starts over in silence.
+
+    Raises:
+        DamageError: one of them cannot be rebuilt, or all are lost, as with a disk that is not there; names
+            the stages and the way back. Nothing was changed.
+    """
+    unfinished = [r.stage for r in control.state.attempt.rebuilt if not r.done and r.stage not in lost]
+    if not lost and not unfinished:
+        return ctx, ()
+    rebuilder = Rebuilder(ctx, graph, plans, control, session)
+    findings, rebuilds = [], []
+    for stage, finding in lost.items():
+        said = f"stage {stage!r}: {finding}"
+        if len(lost) < len(graph.stages):
+            try:
+                rebuilds.append(rebuilder.plan(stage))
+            except Refused as error:
+                said += f"; it cannot be rebuilt alone: {error}"
+        findings.append(said)
+    if len(rebuilds) == len(lost):
+        rebuilds += map(rebuilder.plan, unfinished)  # it has caught up, and was killed before it was said
+        return rebuilder.prepare(rebuilds), tuple(rebuilds)
+    way = (
+        "start with restart='checkpoint' to go back to the newest intact checkpoint, sinks included"
+        if Checkpoints.open(ctx.root, ctx.job).summaries()
+        else "no checkpoint was completed that one could go back to: start over on a new root"
+    )
+    raise DamageError("native checkpoints are missing or damaged:\n" + "\n".join([*findings, way]))

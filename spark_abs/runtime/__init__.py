@@ -1,1 +1,0 @@
-"""The running job: its graph, its stages, the coordinator's hands, start and stop."""

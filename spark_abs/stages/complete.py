@@ -1,0 +1,144 @@
+"""Bring a batch that is in some outputs of a stage into the others, without running its query.
+
+For a start that changes what the stage reads: first its outputs agree on their newest batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyarrow import fs
+
+from spark_abs.channels.entries import EntryNote
+from spark_abs.channels.staged import Files, find_staged
+from spark_abs.channels.writer import ChannelWriter
+from spark_abs.errors import TakenOver
+from spark_abs.model import NO_BATCH, BatchId, StageId
+from spark_abs.protocol.control import AttachedSink
+from spark_abs.protocol.evaluation import Consumer, missing
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.sinks.note import SinkNote
+from spark_abs.stages.context import RunContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of the newest batch of a stage."""
+
+    batch: BatchId
+    """The newest one that an output holds, `NO_BATCH` if none holds any."""
+    completed: tuple[str, ...] = ()
+    """Tables that lacked it and have it now; channels relative to the root, sinks by their location."""
+    torn: tuple[str, ...] = ()
+    """Tables that lack it and cannot get it: its first commit was written by a version that named no files,
+    or the table is gone. Without names it is not known who took part: a table that lacks the batch may have
+    had no rows in it, or have been taken out of the job before. Run the stage as it was: then they agree."""
+
+
+def complete_batch(
+    ctx: RunContext,
+    stage: StageId,
+    attached: Iterable[AttachedSink],
+    session: Callable[[], SparkSession],
+) -> Completion:
+    """Commit the newest batch of a stage to all outputs that took part in it. Repeatable.
+
+    Call it when the run has begun and no query of the stage runs; older runs are fenced on all its tables.
+    Which outputs there were says the batch's own first commit, not the job as it is declared now. Sink
+    functions are not called; a table that another root has taken over is left out.
+
+    Args:
+        ctx: the run.
+        stage: the stage.
+        attached: the Delta sinks that `control/` knows of.
+        session: called only for a table that Delta's own writer has to write.
+
+    Raises:
+        Fenced: a newer run or attempt has taken over.
+        DamageError: files that were named are gone; says what to do.
+    """
+    channels = {ctx.root.channel(w.channel): w for w in _channels(ctx, stage)}
+    sinks = _sinks(ctx, stage, attached, session)
+    takers: dict[str, ChannelWriter | DeltaSink] = {**channels, **sinks}
+    taken_over = set()
+    for table, taker in takers.items():
+        try:
+            taker.begin()
+        except TakenOver:
+            taken_over.add(table)
+        taker.refresh()
+    last = {table: taker.last_batch() for table, taker in takers.items()}
+    batch = max(last.values(), default=NO_BATCH)
+    if batch == NO_BATCH:
+        return Completion(NO_BATCH)
+    notes = (takers[table].note_of_batch(batch) for table in takers if last[table] == batch)
+    first = next((note for note in notes if note is not None and note.evaluated), None)
+    if first is None:
+        lack = (table for table in takers if table not in taken_over and last[table] < batch)
+        return Completion(batch, torn=tuple(lack))
+    lacking = [
+        Consumer(staged.output, staged.table, plain=staged.table not in sinks or sinks[staged.table].plain)
+        for staged in first.evaluated
+        if staged.table not in ("", *taken_over) and last.get(staged.table, NO_BATCH) < batch
+    ]
+    how = missing([consumer for consumer in lacking if consumer.table in takers], first.evaluated)
+    gone = tuple(consumer.table for consumer in lacking if consumer.table not in takers)
+    completed = []
+    for table, staged in {**how.own, **how.lent}.items():
+        files = find_staged(ctx.root, staged, ctx.attempt, batch)
+        taker = takers[table]
+        if table in how.lent and (isinstance(taker, ChannelWriter) or taker.plain):
+            files = taker.copy_files(files, batch)
+        if _commit(taker, files, batch, first):
+            completed.append(table)
+    return Completion(batch, tuple(completed), gone)
+
+
+def _commit(
+    taker: ChannelWriter | DeltaSink, files: Files, batch: BatchId, first: EntryNote | SinkNote
+) -> bool:
+    """Commit to one table what the first commit says; False if there is nothing to commit."""
+    if isinstance(taker, DeltaSink):
+        plans = first.plans if isinstance(first, SinkNote) else ()
+        return taker.commit_batch(files, batch, plans) is not None
+    marks = first if isinstance(first, EntryNote) else None
+    taker.commit_batch(
+        files.written,
+        batch,
+        barrier=first.barrier,
+        cancel=first.cancel,
+        watermark_ms=marks.watermark if marks is not None else None,
+        offsets=marks.offsets if marks is not None else None,
+    )
+    return True
+
+
+def _channels(ctx: RunContext, stage: StageId) -> Sequence[ChannelWriter]:
+    """Open every channel that the stage has ever had, also those that are declared no more."""
+    selector = fs.FileSelector(ctx.root.path("channels"), allow_not_found=True)
+    names = sorted(info.base_name for info in ctx.root.fs.get_file_info(selector))
+    found = []
+    for name in names:
+        of, _, output = name.partition(".")
+        if of == stage:
+            with suppress(FileNotFoundError):
+                found.append(ChannelWriter(ctx.root, ctx.job, stage, output, ctx.attempt, ctx.run))
+    return found
+
+
+def _sinks(
+    ctx: RunContext, stage: StageId, attached: Iterable[AttachedSink], session: Callable[[], SparkSession]
+) -> Mapping[str, DeltaSink]:
+    found = {}
+    for sink in attached:
+        if sink.stage == stage and sink.version is None:
+            with suppress(FileNotFoundError):
+                table = DeltaSink(ctx.root, sink.table, ctx.writer(stage, sink.sink), ctx.run, session)
+                found[table.uri] = table
+    return found

@@ -1,0 +1,132 @@
+"""The credit of one running stage: what its channels hold unread, counted and not read again (P19)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from spark_abs.channels.follow import follow
+from spark_abs.model import ChannelId, Entry, Version
+from spark_abs.protocol.credit import Capacity, Load, grants, held, load_of, loads_of, slowest
+from spark_abs.protocol.path import channel_path
+from spark_abs.stages.consumers import Consumers
+from spark_abs.stages.context import RunContext
+from spark_abs.store.control import Control
+
+
+class Credit:
+    """Asked by the batch thread of a stage before each batch, told by it of what it has written.
+
+    What lies in the channels is read once, before the first batch; then the stage's own commits are counted,
+    which are all there are. Consumers are asked only when a channel seems full, as of when they were last
+    asked, and no more often than `poll_ms`.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        channels: Iterable[ChannelId],
+        consumers: Consumers,
+        start: Version,
+        poll_ms: int,
+    ) -> None:
+        """Take the run.
+
+        Args:
+            ctx: the run.
+            channels: the stage's channels that are bounded.
+            consumers: who reads them.
+            start: where a consumer that has not begun stands.
+            poll_ms: least time between looks at the consumers.
+        """
+        self._ctx = ctx
+        settings = ctx.settings
+        self._capacity = Capacity(settings.capacity_entries, settings.capacity_bytes)
+        self._channels = tuple(channels) if self._capacity.bounded else ()
+        self._consumers = consumers
+        self._start = start
+        self._poll_s = poll_ms / 1000
+        self._next_poll = float("-inf")
+        self._loads: dict[ChannelId, deque[Load]] = {}
+        self._lock = threading.Lock()
+        self._waited_s = 0.0
+        self._waiting_since: float | None = None
+        self._full: tuple[ChannelId, ...] = ()
+
+    @property
+    def waited_ms(self) -> int:
+        """How long the stage has waited for credit since it began, a wait under way included. Any thread."""
+        with self._lock:
+            since = self._waiting_since
+            now = 0.0 if since is None else time.monotonic() - since
+            return int((self._waited_s + now) * 1000)
+
+    @property
+    def waiting(self) -> tuple[ChannelId, ...]:
+        """The channels without credit for which the stage waits now. Any thread."""
+        return self._full
+
+    def permits(self) -> bool:
+        """Say whether every channel takes another batch; from False to True it counts as waiting.
+
+        Raises:
+            DamageError: a channel or a consumer's offsets cannot be read.
+        """
+        if not self._loads:
+            self._prime()
+        full = self._find_full()
+        if full and self._look():
+            full = self._find_full()
+        with self._lock:
+            self._full = full
+            if full and self._waiting_since is None:
+                self._waiting_since = time.monotonic()
+        if not full:
+            self.done()
+        return not full
+
+    def done(self) -> None:
+        """Wait no longer, whether there is credit or not."""
+        with self._lock:
+            self._full = ()
+            if self._waiting_since is not None:
+                self._waited_s += time.monotonic() - self._waiting_since
+                self._waiting_since = None
+
+    def wrote(self, entries: Mapping[ChannelId, Entry]) -> None:
+        """Hear of a batch that stands in the channels; one that was there before changes nothing."""
+        for channel, loads in self._loads.items():
+            load = load_of(entries[channel])
+            if load is not None and (not loads or load.version > loads[-1].version):
+                loads.append(load)
+
+    def _find_full(self) -> tuple[ChannelId, ...]:
+        """Return the channels that take no batch, as of the last look at consumers."""
+        found = {channel: held(loads, [self._start]) for channel, loads in self._loads.items()}
+        return tuple(channel for channel, now in found.items() if not grants(now, self._capacity))
+
+    def _look(self) -> bool:
+        """Ask the consumers and forget what all of them have read; say whether it was time to."""
+        now = time.monotonic()
+        if now < self._next_poll:
+            return False
+        self._next_poll = now + self._poll_s
+        for channel, loads in self._loads.items():
+            behind = self._consumed(channel)
+            while loads and loads[0].version <= behind:
+                loads.popleft()
+        return True
+
+    def _prime(self) -> None:
+        state = Control.open(self._ctx.root).state if self._channels else None
+        for channel in self._channels:
+            assert state is not None
+            follower = follow(self._ctx.root, channel, channel_path(state, channel))
+            self._loads[channel] = deque(loads_of(follower.after(self._consumed(channel))))
+
+    def _consumed(self, channel: ChannelId) -> Version:
+        found = slowest(self._start if v is None else v for v in self._consumers.consumed(channel))
+        assert found is not None
+        return found

@@ -1,0 +1,68 @@
+"""A query that shares a root and does not run: its recorded part stands in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from spark_abs.manifest import StageSnapshot, Timings
+from spark_abs.model import NO_EPOCH, Barrier, CheckpointId, CheckpointKind
+from spark_abs.protocol.messages import Acked
+from spark_abs.stages.alignment import CheckpointStanding
+from spark_abs.stages.barriers import Barriers
+from spark_abs.stages.turns import Turns
+from spark_abs.store.clock import now_ms
+
+
+class DormantStage:
+    """Acknowledges every checkpoint with the newest recorded part of a query, unchanged (P13).
+
+    That part is one cut of the query: position, state and versions of its tables belong together, whatever
+    has happened to its native checkpoint and its tables since. What the query has read and written since, a
+    restore undoes, and the query reads it again.
+
+    Used from the coordinator's thread. When the query comes, its runner takes its place and goes on from the
+    barriers that were answered here.
+    """
+
+    def __init__(self, part: StageSnapshot, put: Callable[[Acked], None]) -> None:
+        """Take the part, with `carried` set, and what is told of acknowledgements."""
+        self.name = part.stage
+        self.part = part
+        self.turns = Turns()
+        self.barriers = Barriers()
+        self.taken = NO_EPOCH
+        self._put = put
+
+    def offer(self, barrier: Barrier) -> None:
+        """Hear of a claimed barrier."""
+        self.barriers.offer(barrier)
+
+    def offer_idle(self) -> None:
+        """Answer every open barrier; none of the query's batches begins behind an exact savepoint."""
+        for barrier in self.barriers.above(self.taken):
+            self.taken = barrier.id
+            if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
+                self.turns.hold(barrier.id)
+            now = now_ms()
+            timings = Timings(end_to_end_ms=max(0, now - barrier.timestamp_ms))
+            part = replace(self.part, size_new=0, dropped_late=0, timings=timings)
+            self._put(Acked(now, barrier.id, part))
+
+    def over_limit(self, _limit: int | None) -> tuple[()]:
+        """Say that nothing queues up here."""
+        return ()
+
+    def has_taken(self, checkpoint: CheckpointId) -> bool:
+        """Say whether a checkpoint was answered."""
+        return self.taken >= checkpoint
+
+    def standing(self, _barrier: Barrier) -> CheckpointStanding:
+        """Say what a checkpoint waits for here."""
+        return CheckpointStanding(None, "the query does not run")
+
+    def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
+        """Hear of an outcome (P15)."""
+        self.barriers.settle(checkpoint, completed)
+        if not completed:
+            self.turns.release(checkpoint)

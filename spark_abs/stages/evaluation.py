@@ -1,0 +1,274 @@
+"""One evaluation of each output of a batch, for all who take it, also behind a crash.
+
+All files are written before the first commit of the batch. That commit names them: a repeat takes from there
+what the other outputs lack, and the frame is run only for what it does to state.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.files import Written, directory_name, write_parquet
+from spark_abs.channels.staged import Files, delete_staged, find_staged, over, staging_of, sweep_staging
+from spark_abs.channels.writer import ChannelWriter
+from spark_abs.model import MAIN_OUTPUT, NO_BATCH, BatchId
+from spark_abs.plan.jvm import repeatable
+from spark_abs.plan.specs import SinkSpec, StageSpec
+from spark_abs.protocol.evaluation import Consumer, Staged, Write, files_of, missing, writes
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.stages.context import RunContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A batch whose rows are settled, up to its first commit: files, and frames over them."""
+
+    files: Mapping[str, Files]
+    """What is committed to each table, by `Consumer.table`; one that holds the batch is left out."""
+    named: tuple[Staged, ...]
+    """What the first commit names; empty if one stands."""
+    frames: Mapping[str, DataFrame]
+    """The outputs that functions take."""
+
+    def written(self, table: str) -> Written:
+        """Return the files for a table, none if it holds the batch."""
+        found = self.files.get(table)
+        return Written() if found is None else found.written
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What tables hold of a batch that is repeated."""
+
+    tables: frozenset[str]
+    """Those that hold it, or a later one."""
+    named: tuple[Staged, ...]
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is done for one batch."""
+
+    batch: BatchId
+    files: dict[str, Files]
+    """By table."""
+    outputs: dict[str, Files]
+    frames: dict[str, DataFrame]
+    """Of outputs that functions take."""
+
+
+class Evaluator:
+    """Evaluates the outputs of one stage; used from its batch thread alone."""
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        spec: StageSpec,
+        channels: Sequence[ChannelWriter],
+        tables: Sequence[tuple[SinkSpec, DeltaSink]],
+        functions: Sequence[SinkSpec],
+        repeatable: bool,
+    ) -> None:
+        """Take the outputs over, and clear what older evaluations have staged and nobody needs.
+
+        Args:
+            ctx: the run.
+            spec: the stage.
+            channels: its channels, in the order of their commits.
+            tables: its Delta sinks, likewise, behind the channels.
+            functions: its other sinks.
+            repeatable: whether its frame has the same rows however often it is evaluated.
+        """
+        self._ctx, self._spec = ctx, spec
+        self._channels = {ctx.root.channel(w.channel): w for w in channels}
+        self._tables = {table.uri: (sink, table) for sink, table in tables}
+        self._called = [sink.source.name for sink in functions]
+        self._repeatable = {MAIN_OUTPUT: repeatable}
+        takers: list[ChannelWriter | DeltaSink] = [*channels, *(table for _, table in tables)]
+        self._newest = max((taker.last_batch() for taker in takers), default=NO_BATCH)
+        left = sweep_staging(ctx.root, spec.name, over(ctx.attempt, ctx.run, self._newest))
+        self._staged = {directory: made_for.batch for directory, made_for in left.items()}
+
+    @contextmanager
+    def evaluated(self, frame: DataFrame, batch: BatchId) -> Iterator[Evaluated]:
+        """Write the files of all outputs that lack the batch; what is yielded is good inside the block.
+
+        A stateful frame must be run even if nobody needs its rows, or Spark refuses the batch.
+
+        Raises:
+            DamageError: an output has committed the batch, and the files of another one are gone.
+        """
+        for directory in [d for d, staged in self._staged.items() if staged < batch]:
+            delete_staged(self._ctx.root, directory)
+            del self._staged[directory]
+        standing = self._standing(batch)
+        self._newest = max(self._newest, batch)
+        with ExitStack() as stack:
+            yield self._settle(stack, frame, batch, standing)
+
+    def _settle(
+        self, stack: ExitStack, frame: DataFrame, batch: BatchId, standing: _Standing | None
+    ) -> Evaluated:
+        """Take what a commit names and evaluate the rest, over the main output's files if those decide.
+
+        Only a frame that is read more than once is kept in memory.
+        """
+        named = standing.named if standing is not None else ()
+        consumers = [c for c in self._consumers() if standing is None or c.table not in standing.tables]
+        how, there = missing(consumers, named), files_of(named)
+        if standing is not None and not named and how.anew:
+            self._warn(batch, how.anew)
+        done = _Work(batch, {table: self._find(one, batch) for table, one in how.own.items()}, {}, {})
+        for table, one in how.lent.items():
+            done.files[table] = self._lend(table, self._find(one, batch), batch)
+        for output in dict.fromkeys(o for o in self._called if o in there):
+            done.outputs[output] = self._find(there[output], batch)
+            done.frames[output] = _read(self._frame(frame, output), done.outputs[output])
+        called = [output for output in self._called if output not in there]
+        work = writes(how.anew, called, self._unsure(frame, called)) if how.anew else ()
+        direct = [output for output in called if output not in {write.output for write in work}]
+        over_main = MAIN_OUTPUT in there and bool(work or direct)
+        spooled = bool(work) and work[0].output == MAIN_OUTPUT and not self._repeatable[MAIN_OUTPUT]
+        reads = 0 if over_main else 1 if spooled else len(work) + len(direct)
+        for_state = not reads or (standing is not None and not work)
+        if reads + for_state > 1:
+            _keep(stack, frame)
+        if for_state:
+            frame.write.format("noop").mode("overwrite").save()
+        source = frame
+        if over_main:
+            source = _read(frame, self._find(there[MAIN_OUTPUT], batch))
+        for write in work:
+            self._write(write, self._frame(source, write.output), done, how.anew)
+            if spooled and write.output == MAIN_OUTPUT:
+                source = _read(frame, done.outputs[MAIN_OUTPUT], as_written=True)
+        for output in dict.fromkeys(direct):
+            done.frames[output] = self._frame(source, output)
+            if output != MAIN_OUTPUT and direct.count(output) > 1:
+                _keep(stack, done.frames[output])
+        return Evaluated(
+            done.files, self._names(work, consumers, done) if standing is None else (), done.frames
+        )
+
+    def _write(self, write: Write, rows: DataFrame, done: _Work, consumers: Sequence[Consumer]) -> None:
+        """Evaluate one output into files, and give them to all who get them."""
+        root, output, batch = self._ctx.root, write.output, done.batch
+        if write.to is None:
+            name = directory_name(self._ctx.attempt, self._ctx.run, batch)
+            place = f"{staging_of(self._spec.name, output)}/{name}"
+            files = Files(root.top, write_parquet(rows, root.top, place))
+        elif write.to.table in self._channels:
+            written = self._channels[write.to.table].write_files(rows, batch)
+            files = Files(root.place(write.to.table), written)
+        else:
+            files = self._tables[write.to.table][1].write_files(rows, batch)
+        if files.place == root.top:
+            self._staged |= {os.path.dirname(f.path): batch for f in files.written.files[:1]}
+        done.outputs[output] = files
+        for consumer in consumers:
+            if consumer == write.to:
+                done.files[consumer.table] = files
+            elif consumer.output == output:
+                done.files[consumer.table] = self._lend(consumer.table, files, batch)
+        if output in self._called:
+            done.frames[output] = _read(rows, files, as_written=True)
+
+    def _lend(self, table: str, files: Files, batch: BatchId) -> Files:
+        """Give rows that lie in files to a table: copies, unless Delta's own writer reads them."""
+        if table in self._channels:
+            return self._channels[table].copy_files(files, batch)
+        taker = self._tables[table][1]
+        return taker.copy_files(files, batch) if taker.plain else files
+
+    def _find(self, staged: Staged, batch: BatchId) -> Files:
+        return find_staged(self._ctx.root, staged, self._ctx.attempt, batch)
+
+    def _names(self, work: Sequence[Write], consumers: Sequence[Consumer], done: _Work) -> tuple[Staged, ...]:
+        """Name all files: what is staged first, then what each table gets."""
+        top = self._ctx.root.top
+        staged = [
+            done.outputs[w.output].name(w.output, "") for w in work if done.outputs[w.output].place == top
+        ]
+        return (
+            *staged,
+            *(
+                done.files[c.table].name(c.output, c.table)
+                if c.plain
+                else Staged(c.output, c.table, rows=done.files[c.table].written.rows)
+                for c in consumers
+            ),
+        )
+
+    def _consumers(self) -> list[Consumer]:
+        found = [Consumer(writer.output, table) for table, writer in self._channels.items()]
+        return found + [Consumer(s.source.name, uri, t.plain) for uri, (s, t) in self._tables.items()]
+
+    def _standing(self, batch: BatchId) -> _Standing | None:
+        """Return what stands of a batch; None for one that was never begun, without a look."""
+        if batch > self._newest:
+            return None
+        for _, table in self._tables.values():
+            table.refresh()
+        takers: dict[str, ChannelWriter | DeltaSink] = {
+            **self._channels,
+            **{uri: table for uri, (_, table) in self._tables.items()},
+        }
+        last = {table: taker.last_batch() for table, taker in takers.items()}
+        newest = max(last.values(), default=NO_BATCH)
+        if newest < batch:
+            return None
+        if newest > batch:
+            return _Standing(frozenset(takers), ())  # one that is behind it had no rows
+        held = [table for table in takers if last[table] == batch]
+        notes = (takers[table].note_of_batch(batch) for table in held)
+        named = next((note.evaluated for note in notes if note is not None and note.evaluated), ())
+        return _Standing(frozenset(held), named)
+
+    def _unsure(self, frame: DataFrame, called: Sequence[str]) -> frozenset[str]:
+        """Return the outputs that may have other rows the next time; each is looked at once."""
+        for output in called:
+            if output not in self._repeatable:
+                self._repeatable[output] = repeatable(self._frame(frame, output))
+        return frozenset(output for output, sure in self._repeatable.items() if not sure)
+
+    def _frame(self, frame: DataFrame, output: str) -> DataFrame:
+        return frame if output == MAIN_OUTPUT else self._spec.outputs[output](frame)
+
+    def _warn(self, batch: BatchId, consumers: Sequence[Consumer]) -> None:
+        log.warning(
+            "batch %s of stage %s was committed to some of its outputs by a version that named no files: it "
+            "is evaluated again for %s, whose rows are the same only if nothing in the stage is random",
+            batch,
+            self._spec.name,
+            ", ".join(consumer.table for consumer in consumers),
+        )
+
+
+def _keep(stack: ExitStack, frame: DataFrame) -> None:
+    """Keep a frame that is read more than once, until the block ends."""
+    stack.callback(frame.persist().unpersist)
+
+
+def _read(like: DataFrame, files: Files, *, as_written: bool = False) -> DataFrame:
+    """Return a frame over files; without any, one without rows.
+
+    Args:
+        like: the frame of which they are, perhaps as it is defined now.
+        files: the files.
+        as_written: whether they were written from it, so that they have its columns.
+    """
+    spark = like.sparkSession
+    if not files.written.files:
+        return spark.createDataFrame([], like.schema)
+    reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
+    return (reader.schema(like.schema) if as_written else reader).parquet(*files.uris)

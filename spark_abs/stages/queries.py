@@ -1,0 +1,209 @@
+"""Starting the native queries of stages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.errors import StreamingQueryException
+
+from spark_abs.errors import StageFailed
+from spark_abs.model import BatchId
+from spark_abs.plan.jvm import local_disk_conf, task_slots
+from spark_abs.plan.specs import PROVIDERS, StageSpec, query_name
+from spark_abs.snapshots.layout import PARTITIONS_KEY
+from spark_abs.stages.causes import cause_of
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.driver_jvm import make_pool
+from spark_abs.stages.native import clear_leftovers, clear_unplanned, forget_plans
+from spark_abs.stages.partitions import partitions_of, warn
+from spark_abs.stages.stage import StageRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_SOURCES_POLL_S = 0.02
+_BATCH_POLL_S = 0.02
+_MORE_STARTS = 3
+_TOO_SLOW = ("Python worker to connect back", "Python worker failed to connect back")
+_starting = threading.Lock()
+"""Queries that start change settings of a session that other jobs may start queries on."""
+_copying = threading.Lock()
+"""A query copies the settings of its session while it is started: those of one stage at a time are set."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStart:
+    """What the query of a stage is started with."""
+
+    spec: StageSpec
+    frame: DataFrame
+    runner: StageRunner
+    keeps_state: bool
+    started: Callable[[StreamingQuery], None]
+    """Takes the query when it has opened its sources; called in any thread."""
+
+
+def start_queries(spark: SparkSession, ctx: RunContext, starts: Sequence[QueryStart]) -> None:
+    """Start queries from their native checkpoints, in the given order, and wait until all have their sources.
+
+    As many at a time as there are cores: what takes the time are the processes behind the gates.
+
+    Raises:
+        Exception: what one of them, or what takes it, has raised; those behind it are not started then.
+    """
+    with _starting:
+        local = all(ctx.native(start.spec.name).local for start in starts)
+        conf = local_disk_conf(spark) if local else {}
+        # While they open their sources: those ask the session itself, and not the copy that a query has.
+        with session_conf(spark, conf), ThreadPoolExecutor(_at_a_time(), "spark-abs-start") as pool:
+            begun = [pool.submit(_start, spark, ctx, start, bool(conf)) for start in starts]
+            wait(begun, return_when=FIRST_EXCEPTION)
+            for one in begun:
+                one.cancel()
+        for one in begun:
+            if not one.cancelled():
+                one.result()
+
+
+def _at_a_time() -> int:
+    return max(1, os.cpu_count() or 1)
+
+
+def _start(spark: SparkSession, ctx: RunContext, start: QueryStart, clear: bool) -> None:
+    spec, native = start.spec, ctx.native(start.spec.name)
+    clear_unplanned(native)
+    if clear:
+        clear_leftovers(native)
+    writer = (
+        start.frame.writeStream.outputMode(spec.output_mode)
+        .queryName(query_name(ctx.job, spec.name))
+        .option("checkpointLocation", native.uri)
+        .foreachBatch(start.runner.run_batch)
+    )
+    if ctx.bounded and not spec.channels:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=spec.trigger or "0 seconds")
+    query = _begun(spark, ctx, start, writer)
+    for _ in range(_MORE_STARTS):
+        if not _was_too_slow(query):
+            break
+        log.warning("stage %s: its gates did not come up in ten seconds, it is tried again", spec.name)
+        query = _begun(spark, ctx, start, writer)
+    start.started(query)
+
+
+def _begun(
+    spark: SparkSession, ctx: RunContext, start: QueryStart, writer: DataStreamWriter
+) -> StreamingQuery:
+    """Start a query once, and wait until it has opened its sources, or has ended."""
+    spec, runner, conf, slots = start.spec, start.runner, {}, task_slots(spark)
+    if spec.state_provider is not None:
+        conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
+    with _copying:
+        session = spark.conf.getAll.get(PARTITIONS_KEY)
+        partitions = partitions_of(runner.native, spec.shuffle_partitions, session, slots)
+        if partitions is not None:
+            warn(spec.name, partitions, spec.shuffle_partitions, start.keeps_state, slots)
+            conf[PARTITIONS_KEY] = str(partitions.number)
+        spread = f" in {partitions}" if start.keeps_state and partitions is not None else ""
+        log.info("stage %s begins with batch %s%s", spec.name, runner.native.newest_committed() + 1, spread)
+        with session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
+            query = writer.start()
+    _await_sources(query)
+    return query
+
+
+def _await_sources(query: StreamingQuery) -> None:
+    """Wait until a query has opened its sources, or has ended.
+
+    Spark gives the process behind a gate ten seconds to come up: many at once, on few cores, take longer.
+    """
+    pause = threading.Event()
+    while query.isActive and str(query.status["message"]).startswith("Initializing"):
+        pause.wait(_SOURCES_POLL_S)
+
+
+def _was_too_slow(query: StreamingQuery) -> bool:
+    """Say whether a query has ended because the process behind a gate had not come up in time."""
+    if query.isActive and not str(query.status["message"]).startswith("Terminated"):
+        return False
+    with suppress(StreamingQueryException):
+        query.awaitTermination()
+    return any(said in str(query.exception()) for said in _TOO_SLOW)
+
+
+@contextmanager
+def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set session settings for a while."""
+    before = {key: spark.conf.get(key, None) for key in values}
+    for key, value in values.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)
+
+
+@contextmanager
+def _pool(spark: SparkSession, name: str) -> Iterator[None]:
+    """Start a query in a scheduler pool of its own: its thread inherits it."""
+    make_pool(spark, name)
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    try:
+        yield
+    finally:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+
+
+def run_only(
+    start: Callable[[], StreamingQuery], runner: StageRunner, batch: BatchId, meanwhile: Callable[[], None]
+) -> None:
+    """Run one planned batch of a stage and nothing else; its query has ended when this returns.
+
+    Spark plans the next batch by itself as soon as one has ended. That one is refused at its entry, so that
+    nothing of it is done, and its plan is removed.
+
+    Args:
+        start: starts the query.
+        runner: what runs its batches.
+        batch: the batch that the offset log has planned.
+        meanwhile: called while waiting.
+
+    Raises:
+        StageFailed: the batch failed; names it and the cause.
+    """
+    pause, before = threading.Event(), runner.only
+    runner.only = batch
+    try:
+        query = start()
+        try:
+            while query.isActive and not runner.native.has_committed(batch):
+                meanwhile()
+                pause.wait(_BATCH_POLL_S)
+        finally:
+            query.stop()
+        error: BaseException | None = query.exception()
+    finally:
+        runner.only = before
+    if runner.native.has_committed(batch):
+        forget_plans(runner.native.place)
+        return
+    if runner.failure is not None:
+        error = runner.failure.error
+    said = "its query ended without an error" if error is None else cause_of(error)
+    raise StageFailed(f"stage {runner.name!r} failed in batch {batch}: {said}") from error

@@ -1,0 +1,273 @@
+"""The background of a run: captures cuts, copies state, acknowledges, and tidies up behind retained ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from deltalake.exceptions import DeltaError
+
+from spark_abs.errors import AbortReason, AbsError, Fenced
+from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot, Timings
+from spark_abs.model import (
+    NO_BATCH,
+    Barrier,
+    BatchId,
+    CheckpointId,
+    Position,
+    StageId,
+    Version,
+)
+from spark_abs.protocol.messages import (
+    Acked,
+    Declined,
+)
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.take import snapshot_stage
+from spark_abs.stages.alignment import ENTRIES_AT_THE_END, Backlog
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.native import NativeLog
+from spark_abs.state.places import placed
+from spark_abs.store.clock import now_ms
+
+log = logging.getLogger(__name__)
+
+_COMMIT_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A cut that a stage has made: the barrier stands behind `batch` in all its outputs."""
+
+    stage: StageId
+    barrier: Barrier
+    batch: BatchId
+    positions: tuple[Position, ...]
+    outputs: tuple[OutputVersion, ...]
+    start_delay_ms: int
+    alignment_ms: int
+    sync_ms: int
+    aligned_ms: int = 0
+    """When the alignment ended."""
+    backlog: Backlog | None = None
+    """What had queued up by then; None if no input had to wait."""
+    backpressured_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """What a snapshot says of its stage beside its files."""
+
+    static_tables: Mapping[str, Version]
+    dropped_late: Callable[[], int]
+    functions: tuple[str, ...] = ()
+    """As `PlanFacts.functions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who hears of copies: the coordinator, the stage that may go on, and the run if it was fenced."""
+
+    event: Callable[[Acked | Declined], None]
+    wake: Callable[[StageId], None]
+    failure: Callable[[Exception], None]
+
+
+class Snapshotter:
+    """Copies cuts in its own threads (P11). `submit` and `permits` are called by batch threads and agents.
+
+    With `synchronous`, the batch after a cut waits until its copy has ended; otherwise batches wait only
+    when the oldest open capture is so far behind that Spark might purge it.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        kept: KeptState,
+        facts: Mapping[StageId, StageFacts],
+        tidy: Callable[[], None],
+    ) -> None:
+        self._ctx = ctx
+        self._kept = kept
+        self._facts = facts
+        self._tidy = tidy
+        self._pool = ThreadPoolExecutor(ctx.settings.copy_threads, thread_name_prefix="spark-abs-copy")
+        self._lock = threading.Lock()
+        self._open: dict[tuple[StageId, CheckpointId], BatchId] = {}
+        self._copying: dict[StageId, threading.Lock] = {}
+        self._closing = threading.Event()
+        self._tidying = threading.Lock()
+        self._listener: Listener | None = None
+
+    def report_to(self, listener: Listener) -> None:
+        """Say who hears of the copies; called once, before the first cut."""
+        self._listener = listener
+
+    @property
+    def _to(self) -> Listener:
+        assert self._listener is not None
+        return self._listener
+
+    def submit(self, taken: Taken) -> None:
+        """Capture and copy a cut as soon as Spark has recorded the end of its batch, then acknowledge it.
+
+        Cuts of one stage are copied one after the other.
+        """
+        with self._lock:
+            self._open[taken.stage, taken.barrier.id] = taken.batch
+        self._pool.submit(self._work, taken)
+
+    def permits(self, stage: StageId, batch: BatchId) -> bool:
+        """Say whether a stage may begin a batch. No batch waits for a copy that waits for its own end."""
+        with self._lock:
+            mine = [b for (s, _), b in self._open.items() if s == stage and b < batch]
+        if not mine:
+            return True
+        return not self._ctx.settings.synchronous and batch - min(mine) <= self._ctx.batches_retained // 2
+
+    def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
+        """Let go of what a checkpoint has pinned; its outcome is durable.
+
+        What an aborted one has copied, or is still copying, is left to the next copy of the same stage.
+        Nobody waits for a copy that is still under way, nor for the store: it may hang.
+        """
+        with self._lock:
+            late = [key for key in self._open if key[1] == checkpoint]
+            for key in late:
+                del self._open[key]
+        for stage, _ in late:
+            self._to.wake(stage)
+        self._pool.submit(partial(self._kept.release, checkpoint, completed=completed))
+
+    def missing(self, manifest: Manifest) -> tuple[str, ...]:
+        """Return the files that a manifest would name and that are not there."""
+        files = [file for stage in manifest.stages for file in stage.files]
+        return tuple(file.path for file in self._kept.missing(files))
+
+    def tidy(self) -> None:
+        """Retire and sweep in the background; at most once at a time."""
+        self._pool.submit(self._tidy_once)
+
+    def close(self) -> None:
+        """End copies that are under way, start no other."""
+        self._closing.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self, taken: Taken) -> None:
+        try:
+            self._to.event(Acked(now_ms(), taken.barrier.id, self._snapshot(taken)))
+        except _Unwanted:
+            pass
+        except Fenced as error:
+            self._to.failure(error)
+        except (AbsError, DeltaError, OSError) as error:
+            self._decline(taken, error)
+        except Exception as error:
+            log.exception("snapshot of stage %s for checkpoint %s", taken.stage, taken.barrier.id)
+            self._decline(taken, error)
+        finally:
+            with self._lock:
+                late = self._open.pop((taken.stage, taken.barrier.id), None) is None
+            if late:
+                self._kept.release(taken.barrier.id, completed=False)
+            self._to.wake(taken.stage)
+
+    def _snapshot(self, taken: Taken) -> StageSnapshot:
+        ctx, stage = self._ctx, taken.stage
+        ctx.probe(f"capture.{stage}.await.before")
+        self._await_commit(taken)
+        ctx.probe(f"capture.{stage}.copy.before")
+        with self._turn(taken):
+            began = now_ms()
+            copy = snapshot_stage(self._kept, taken.barrier.id, ctx.native(stage), taken.batch)
+        ctx.probe(f"capture.{stage}.copy.after")
+        facts = self._facts[stage]
+        took = now_ms() - began
+        snapshot = StageSnapshot(
+            stage=stage,
+            cut_batch=taken.batch,
+            offsets=copy.offsets,
+            watermark_ms=copy.watermark_ms,
+            positions=taken.positions,
+            outputs=taken.outputs,
+            operators=placed(copy.operators, facts.functions),
+            shuffle_partitions=copy.shuffle_partitions,
+            provider=copy.provider,
+            files=copy.files,
+            size_new=copy.size_new,
+            dropped_late=facts.dropped_late(),
+            static_tables=facts.static_tables,
+            timings=Timings(
+                taken.start_delay_ms,
+                taken.alignment_ms,
+                taken.sync_ms + (took if ctx.settings.synchronous else 0),
+                0 if ctx.settings.synchronous else took,
+                taken.backlog.read(ENTRIES_AT_THE_END, taken.aligned_ms) if taken.backlog else 0,
+                now_ms() - taken.barrier.timestamp_ms,
+                taken.backpressured_ms,
+            ),
+        )
+        ctx.probe(f"ack.{stage}.before")
+        return snapshot
+
+    def _await_commit(self, taken: Taken) -> None:
+        """Wait until the cut's commit file is there: Spark writes it right after the batch function returns.
+
+        A copy that comes to its turn late may find it purged: who waits no longer lets go of the copy.
+
+        Raises:
+            _Unwanted: the checkpoint has its outcome, or the run ends.
+        """
+        native = NativeLog(self._ctx.native(taken.stage))
+        while True:
+            self._require_wanted(taken)
+            if taken.batch == NO_BATCH or native.has_committed(taken.batch):
+                return
+            self._closing.wait(_COMMIT_POLL_S)
+
+    @contextmanager
+    def _turn(self, taken: Taken) -> Iterator[None]:
+        """Wait while an older cut of the stage is copied: what that copies need not be copied twice.
+
+        Raises:
+            _Unwanted: the checkpoint has its outcome, or the run ends.
+        """
+        with self._lock:
+            turn = self._copying.setdefault(taken.stage, threading.Lock())
+        while not turn.acquire(timeout=_COMMIT_POLL_S):
+            self._require_wanted(taken)
+        try:
+            yield
+        finally:
+            turn.release()
+
+    def _require_wanted(self, taken: Taken) -> None:
+        with self._lock:
+            wanted = (taken.stage, taken.barrier.id) in self._open
+        if not wanted or self._closing.is_set():
+            raise _Unwanted
+
+    def _decline(self, taken: Taken, error: Exception) -> None:
+        detail = f"{type(error).__name__}: {error}"
+        self._to.event(Declined(now_ms(), taken.barrier.id, taken.stage, AbortReason.DECLINED, detail))
+
+    def _tidy_once(self) -> None:
+        if not self._tidying.acquire(blocking=False):
+            return
+        try:
+            self._tidy()
+        except Fenced as error:
+            self._to.failure(error)
+        except (AbsError, DeltaError, OSError) as error:
+            log.warning("tidying up failed, it is tried again after the next checkpoint: %s", error)
+        finally:
+            self._tidying.release()
+
+
+class _Unwanted(Exception):
+    """Nobody waits for this snapshot any more."""

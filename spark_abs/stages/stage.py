@@ -1,0 +1,393 @@
+"""One stage at work: its batch function and its agent.
+
+Everything is decided from Spark's offset log and the channel logs, so that a batch that is repeated
+after a crash decides the same. In-process state only saves reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from spark_abs.errors import AbortReason
+from spark_abs.model import (
+    NO_BATCH,
+    NO_EPOCH,
+    Barrier,
+    BatchId,
+    CheckpointId,
+    CheckpointKind,
+    CheckpointMode,
+    Position,
+    StageId,
+    Version,
+    positions_of,
+)
+from spark_abs.protocol.credit import at_once
+from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free, Nothing, emission, may_take, overtaking
+from spark_abs.protocol.gate import Settled, exceeds, waiting
+from spark_abs.protocol.loops import forward
+from spark_abs.protocol.messages import Declined
+from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.stages.alignment import AlignmentWatch, CheckpointStanding
+from spark_abs.stages.barriers import Barriers, newest_unaligned, read_barrier
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.credit import Credit
+from spark_abs.stages.dormant import DormantStage
+from spark_abs.stages.native import NativeLog
+from spark_abs.stages.outputs import BatchFacts, Marker, Outputs, Planned
+from spark_abs.stages.snapshotter import Snapshotter, Taken
+from spark_abs.stages.turns import StageStopped, Turns
+from spark_abs.store.clock import now_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What ended a batch."""
+
+    batch: BatchId
+    error: Exception
+
+
+class StageRunner:
+    """The batch function of one stage, and the agent that takes barriers while the stage is idle.
+
+    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit` and `notify`
+    from the coordinator's thread.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        name: StageId,
+        outputs: Outputs,
+        start: tuple[Position, ...],
+        snapshots: Snapshotter,
+        credit: Credit,
+    ) -> None:
+        self.name = name
+        self.turns = Turns()
+        self.failure: Failure | None = None
+        self._ctx = ctx
+        self._outputs = outputs
+        self.start = start
+        self._snapshots = snapshots
+        self.credit = credit
+        self._reported_ms = 0
+        self.native = NativeLog(ctx.native(name))
+        self.barriers = Barriers()
+        self.taken = NO_EPOCH
+        self._cuts: dict[CheckpointId, BatchId] = {}
+        """The batches of cuts whose checkpoint has no outcome yet."""
+        self.only: BatchId | None = None
+        """If set, every other batch is refused at its entry; `NO_BATCH` refuses all."""
+        self._aligning_since: dict[CheckpointId, int] = {}
+        self._alignment = AlignmentWatch(ctx.root, ctx.poll_ms(ctx.root.top))
+
+    def run_batch(self, frame: DataFrame, batch_id: int) -> None:
+        """Run one micro-batch.
+
+        1. Read what the batch consumes; wait while captures lag behind, and for credit unless it carries a
+        barrier.  2. Read what outputs hold of it.  3. Find its marker; an unaligned barrier that may be taken
+        before the batch goes out ahead of it.  4. Evaluate each output once and write the files of all.
+        5. Commit all outputs, barrier included; the first commit names the files.  6. Call the functions.
+        7. Hand the cut over.
+
+        Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
+        batch decides for the others, and 4 takes the files that it names. After it, commits are skipped.
+        """
+        batch, probe = BatchId(batch_id), self._ctx.probe
+        try:
+            probe(f"batch.{self.name}.wait.before")  # 1
+            planned, credited_ms = self._planned(batch), self.credit.waited_ms
+            with self.turns.batch(lambda: self._may_begin(planned)) as waited_ms:
+                if self.only is not None and batch != self.only:
+                    raise StageStopped(f"only batch {self.only} is run now")
+                self._run(frame, planned, waited_ms - (self.credit.waited_ms - credited_ms))
+        except StageStopped:
+            if self.only is None or batch > self.only:
+                self.turns.park()
+            raise
+        except Exception as error:
+            self.failure = Failure(batch, error)
+            raise
+        finally:
+            self.credit.done()
+
+    def _planned(self, batch: BatchId) -> Planned:
+        text = self.native.offsets_text(batch)
+        found = parse_offsets(text)
+        before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self.start
+        return Planned(BatchFacts(batch, text, found.watermark_ms), before, positions_of(found.lines))
+
+    def _may_begin(self, planned: Planned) -> bool:
+        """Say whether a batch may begin (P19)."""
+        batch = planned.facts.batch
+        if not self._snapshots.permits(self.name, batch):
+            return False
+        barrier = self._takes_at(planned.after) or overtaking(self._waiting(), planned.before)
+        offered = barrier.id if barrier is not None else NO_EPOCH
+        if self.only is not None or at_once(self._emission(planned), self._outputs.passed, offered):
+            self.credit.done()
+            return True
+        return self.credit.permits()
+
+    def _run(self, frame: DataFrame, planned: Planned, waited_ms: int) -> None:
+        began, probe = now_ms(), self._ctx.probe
+        facts, after = planned.facts, planned.after
+        batch = facts.batch
+        probe(f"batch.{self.name}.read.before")  # 2
+        marker = self._outputs.standing(batch)
+        probe(f"batch.{self.name}.find.before")  # 3
+        if marker is None:
+            self._overtake(batch, planned.before)
+            marker = self._marker(planned)
+        self._watch_alignment(after, began)
+        probe(f"batch.{self.name}.files.before")  # 4
+        with self._outputs.evaluated(frame, batch) as given:
+            probe(f"batch.{self.name}.files.after")
+            if marker is None:  # 5
+                barrier, stood = self._outputs.commit_free(given, facts, self._takes_at(after))
+            else:
+                barrier, stood = marker.barrier, self._outputs.commit(given, facts, marker)
+            self.credit.wrote({w.channel: stood[w.output].entry for w in self._outputs.channels})
+            self._outputs.commit_sinks(given, facts)
+            self._outputs.call_functions(given, batch, max((p.epoch for p in after), default=NO_EPOCH))  # 6
+        probe(f"batch.{self.name}.handover.before")
+        if barrier is not None and barrier.id > max(self.taken, self._ctx.floor):  # 7
+            versions = {output: s.entry.version for output, s in stood.items()}
+            self._hand_over(barrier, batch, after, versions, began, waited_ms)
+        probe(f"batch.{self.name}.handover.after")
+
+    def _emission(self, planned: Planned) -> Emission:
+        return emission(planned.before, planned.after, self._ctx.run)
+
+    def _marker(self, planned: Planned) -> Marker | None:
+        """Return what the batch carries because of its inputs; None if that says nothing.
+
+        The batch may then carry what `_takes_at` gives when it is committed.
+        """
+        match self._emission(planned):
+            case Free() | Nothing():
+                return None
+            case Cut(id=reached):
+                if reached <= self._outputs.epoch:
+                    return None
+                if reached <= self._ctx.floor or reached in self.barriers.aborted:
+                    return Marker(cancel=reached)
+                barrier = self.barriers.find(reached)
+                barrier = barrier or read_barrier(self._ctx.root, planned.after, reached)
+                return Marker(barrier) if barrier is not None else Marker(cancel=reached)
+            case Cancelled(id=reached):
+                return Marker(cancel=reached) if reached > self._outputs.epoch else None
+            case other:
+                assert_never(other)
+
+    def _takes_at(self, positions: tuple[Position, ...]) -> Barrier | None:
+        """Return the open barrier that the stage may take where its inputs stand, without their having it.
+
+        That is the oldest one if it takes barriers like a source, else an unaligned one (P16).
+        """
+        offered = self._waiting()
+        if all(position.is_closed(self._ctx.run) for position in forward(positions)):
+            back = [position for position in positions if position.feedback]
+            return next((barrier for barrier in offered if may_take(barrier.id, back)), None)
+        return overtaking(offered, positions)
+
+    def _waiting(self) -> list[Barrier]:
+        """Return the open barriers that the stage has neither taken nor passed on, oldest first."""
+        return self.barriers.above(max(self.taken, self._outputs.epoch))
+
+    def _overtake(self, batch: BatchId, before: tuple[Position, ...]) -> None:
+        """Take unaligned barriers behind the batch before, ahead of a batch that nothing holds yet (P16).
+
+        What this one reads may be behind them: gates let a batch past a barrier that is unaligned, or has
+        become so, whether or not the stage has taken it. Of the first kind the positions know.
+        """
+        while self.start:
+            offered = self._waiting()
+            if (seen := self._seen_unaligned(before)) is not None:
+                offered.append(seen)
+            barrier = overtaking(offered, before)
+            if barrier is None:
+                return
+            began, last = now_ms(), BatchId(batch - 1)
+            self._ctx.probe(f"batch.{self.name}.overtake.before")
+            cut = self._outputs.commit_barrier(barrier, lambda last=last: last)  # type: ignore[misc]
+            if cut is not None:
+                self._ctx.probe(f"batch.{self.name}.overtake.after")
+                self._hand_over(barrier, last, before, cut.channels, began, 0)
+
+    def _seen_unaligned(self, positions: tuple[Position, ...]) -> Barrier | None:
+        """Return the newest unaligned barrier at which an input stands, if the stage lacks it."""
+        newest, passed = newest_unaligned(positions), max(self.taken, self._outputs.epoch, self._ctx.floor)
+        lacks = newest > passed and newest not in self.barriers.aborted
+        return read_barrier(self._ctx.root, positions, newest) if lacks else None
+
+    def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
+        for position in forward(after):
+            if position.at_barrier:
+                self._aligning_since.setdefault(position.epoch, now)
+        settled = Settled(self._ctx.floor, self.barriers.aborted, self.barriers.unaligned)
+        self._alignment.blocked(waiting(forward(after), settled, self._ctx.run))
+
+    def over_limit(self, limit: int | None) -> tuple[Declined, ...]:
+        """Look on while inputs wait; decline what has more than `limit` bytes behind its barrier (P6)."""
+        return tuple(
+            Declined(
+                now_ms(),
+                checkpoint,
+                self.name,
+                AbortReason.ALIGNMENT_LIMIT,
+                f"{size} bytes have queued up behind its barrier, the limit is {limit}",
+            )
+            for checkpoint, size in self._alignment.look()
+            if exceeds(size, limit) and checkpoint not in self.barriers.unaligned
+        )
+
+    def _hand_over(
+        self,
+        barrier: Barrier,
+        batch: BatchId,
+        positions: tuple[Position, ...],
+        channels: Mapping[str, Version],
+        began_ms: int,
+        waited_ms: int,
+    ) -> None:
+        self.taken = barrier.id
+        self._cuts[barrier.id] = batch
+        reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
+        if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
+            self.turns.hold(barrier.id)
+            # Its abort may have come before there was anything to release.
+            if barrier.id in self.barriers.aborted:
+                self.turns.release(barrier.id)
+        first = self._aligning_since.pop(barrier.id, began_ms)
+        self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
+        self._snapshots.submit(
+            Taken(
+                self.name,
+                barrier,
+                batch,
+                positions,
+                self._outputs.versions(batch, channels),
+                start_delay_ms=max(0, first - barrier.timestamp_ms),
+                alignment_ms=began_ms - first,
+                sync_ms=waited_ms,
+                aligned_ms=began_ms,
+                backlog=self._alignment.over(barrier.id),
+                backpressured_ms=self._reported_ms - reported_ms,
+            )
+        )
+
+    def offer(self, barrier: Barrier) -> None:
+        """Tell the stage of a claimed barrier, or that it is unaligned from now on."""
+        self.barriers.offer(barrier)
+
+    def offer_idle(self) -> None:
+        """Take an open barrier if no batch is under way: see `_takes_at` (P1, P16).
+
+        If a batch came first, the barrier is void here: that batch carries it.
+        """
+        offered = self._waiting()
+        unaligned = any(b.mode is CheckpointMode.UNALIGNED for b in offered)
+        if not offered or (self.reads_channels and not self._ctx.bounded and not unaligned):
+            return
+        with self.turns.agent() as mine:
+            batch = self._last_batch_if_idle() if mine else None
+            if batch is None:
+                return
+            positions = self.native.positions(batch) if batch != NO_BATCH else self.start
+            barrier = self._takes_at(positions)
+            if barrier is None:
+                return
+            began = now_ms()
+            self._ctx.probe(f"agent.{self.name}.commit.before")
+            cut = self._outputs.commit_barrier(
+                barrier, lambda: batch if self._last_batch_if_idle() == batch else None
+            )
+            if cut is None:
+                return
+            self._ctx.probe(f"agent.{self.name}.commit.after")
+            self._hand_over(barrier, batch, positions, cut.channels, began, 0)
+
+    def _last_batch_if_idle(self) -> BatchId | None:
+        # Once the query has stopped, what it has planned and not begun is the next run's.
+        return self.native.newest_committed() if self.turns.ended else self.native.idle_at()
+
+    @property
+    def reads_channels(self) -> bool:
+        """Whether the stage has channel inputs."""
+        return bool(self.start)
+
+    def inputs_closed(self, batch: BatchId) -> bool:
+        """Say whether all channel inputs, ways back left out, had ended after a batch (P10)."""
+        return batch != NO_BATCH and all(
+            p.is_closed(self._ctx.run) for p in forward(self.native.positions(batch))
+        )
+
+    @property
+    def heads_loop(self) -> bool:
+        """Whether the stage has a way back among its inputs."""
+        return any(p.feedback for p in self.start)
+
+    def consumed(self) -> tuple[Position, ...]:
+        """Return where the inputs stand after the last finished batch."""
+        return self.native.consumed() or self.start
+
+    def has_taken(self, checkpoint: CheckpointId) -> bool:
+        """Say whether the stage has made its cut of a checkpoint."""
+        return self.taken >= checkpoint
+
+    def standing(self, barrier: Barrier) -> CheckpointStanding:
+        """Say how far the stage is with a checkpoint, off its newest planned batch."""
+        since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
+        waited_ms = self.credit.waited_ms - self._reported_ms
+        if self.taken >= barrier.id:
+            return CheckpointStanding(since, "its state is being copied", backpressured_ms=waited_ms)
+        batch = self.native.newest_planned()
+        positions = self.start if batch == NO_BATCH else self.native.positions(batch)
+        late = sorted(
+            {p.channel for p in forward(positions) if p.epoch < barrier.id and not p.is_closed(self._ctx.run)}
+        )
+        what = f"the barrier has not come out of {', '.join(late)}"
+        if not late:
+            what = f"the batch that takes the barrier, after {batch}, has not ended"
+        if self.credit.waiting:
+            what += f"; it waits for credit on {', '.join(self.credit.waiting)}"
+        return CheckpointStanding(since, what, size if late else 0, waited_ms)
+
+    def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
+        """Hear of an outcome (P15)."""
+        self.barriers.settle(checkpoint, completed)
+        self._alignment.over(checkpoint)
+        batch = self._cuts.pop(checkpoint, None)
+        if completed and batch is not None:
+            self._outputs.secured = max(self._outputs.secured, batch)
+        if not completed:
+            self.turns.release(checkpoint)
+        self.turns.wake()
+
+    def succeed(self, before: Member) -> None:
+        """Take over what the one that this replaces had in memory; called before the first batch.
+
+        What it handed over is not handed over again: its copy waits for the batch, which is run again.
+        """
+        self.taken = before.taken
+        self.barriers.aborted |= before.barriers.aborted
+        self.turns.succeed(before.turns)
+        if isinstance(before, StageRunner):
+            self._cuts, self._aligning_since = dict(before._cuts), dict(before._aligning_since)
+
+    def end(self) -> None:
+        """Write end markers; the query has stopped."""
+        with self.turns.ending():
+            self._outputs.end()
+
+
+Member = StageRunner | DormantStage
+"""Whoever takes part in checkpoints."""

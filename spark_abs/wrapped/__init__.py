@@ -1,0 +1,1 @@
+"""Checkpoints for streaming queries that users start themselves."""

@@ -1,0 +1,349 @@
+"""Checkpoints for queries that stay the user's own: a wrapped batch function.
+
+A wrapped query is a stage with native inputs and a function as its only sink. The first batch of the first
+query at a root begins a run; the run ends when no query of it is left. Queries that the newest checkpoint
+knows and that do not run take part as `DormantStage`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Unpack
+
+from spark_abs.checkpointing.coordination import Coordination
+from spark_abs.checkpointing.tidy import Tidy
+from spark_abs.errors import UsageError
+from spark_abs.logs import speak
+from spark_abs.manifest import StageShape, StageSnapshot
+from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
+from spark_abs.plan.jvm import active_query, refuse_unsupported_session
+from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
+from spark_abs.protocol.messages import StatusChanged
+from spark_abs.protocol.trigger import JobStatus
+from spark_abs.run.lifetime import begin, end, refuse_second
+from spark_abs.session import check_session
+from spark_abs.settings import JobSettings
+from spark_abs.snapshots.kept import KeptState
+from spark_abs.stages.consumers import Consumers
+from spark_abs.stages.credit import Credit
+from spark_abs.stages.dormant import DormantStage
+from spark_abs.stages.driver_jvm import hush, sleep_until_stopped
+from spark_abs.stages.native import NativeLog
+from spark_abs.stages.outputs import Outputs
+from spark_abs.stages.snapshotter import Listener, Snapshotter, StageFacts
+from spark_abs.stages.stage import StageRunner
+from spark_abs.stages.turns import StageStopped
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.probe import no_probe
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage, location_of
+from spark_abs.wrapped.location import wrapped_settings
+from spark_abs.wrapped.members import Uses, attached, recorded_parts, refuse_together
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+_WATCH_S = 0.5
+_WELCOME_POLL_S = 0.1
+
+
+def foreach_batch(
+    function: BatchFunction,
+    *,
+    root: str,
+    stage: str,
+    tables: Sequence[str] = (),
+    **settings: Unpack[JobSettings],
+) -> BatchFunction:
+    """Wrap the function of `foreachBatch`, so that the query takes part in checkpoints.
+
+    The function is called as Spark calls it; inside, `spark_abs.current()` knows the attempt. It must make
+    its writes idempotent as with Spark alone, under `current().app_id`: a batch that is repeated after a
+    roll back has an old number and a new app id.
+
+    Args:
+        function: `fn(batch_frame, batch_id)`.
+        root: as for `checkpoint_location`.
+        stage: as for `checkpoint_location`.
+        tables: Delta tables that the function writes and a roll back restores. Others stay as they are.
+        settings: any setting by its short name, for example `interval="10s"`; those of a root's first
+            query count.
+    """
+    wrapped = _Wrapped(
+        function,
+        Root(root, Storage.of(wrapped_settings({}, settings))),
+        StageId(checked_name(stage, "stage")),
+        tuple(location_of(t) for t in tables),
+        settings,
+    )
+    return wrapped.run_batch
+
+
+class _Wrapped:
+    """The batch function that Spark calls."""
+
+    def __init__(
+        self,
+        function: BatchFunction,
+        root: Root,
+        stage: StageId,
+        tables: tuple[str, ...],
+        settings: JobSettings,
+    ) -> None:
+        self.function, self.root, self.stage, self.tables, self.settings = (
+            function,
+            root,
+            stage,
+            tables,
+            settings,
+        )
+        self._joined: tuple[_Host, StageRunner] | None = None
+
+    def run_batch(self, frame: DataFrame, batch_id: int) -> None:
+        """Join the root's run with the first batch, then run the batch as a stage does."""
+        if self._joined is None or not self._joined[0].has(self._joined[1]):
+            host = _host_of(self, frame.sparkSession)
+            try:
+                self._joined = (host, host.join(self, BatchId(batch_id)))
+            finally:
+                host.watch()
+        host, runner = self._joined
+        host.raise_failure()
+        runner.run_batch(frame, batch_id)
+
+
+_hosts: dict[str, _Host] = {}
+_hosts_lock = threading.Lock()
+
+
+def _host_of(wrapped: _Wrapped, spark: SparkSession) -> _Host:
+    """Return the run of a root in this process, begun if there is none."""
+    with _hosts_lock:
+        host = _hosts.get(wrapped.root.uri)
+        if host is None or not host.alive:
+            host = _hosts[wrapped.root.uri] = _Host(wrapped.root, spark, wrapped.settings)
+        return host
+
+
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    """A query that takes part."""
+
+    runner: StageRunner
+    query: str
+    """Spark's id of it."""
+    uses: Uses
+
+
+class _Host:
+    """The run that the wrapped queries of one root share. Batch threads come in; it has two of its own."""
+
+    def __init__(self, root: Root, spark: SparkSession, settings: JobSettings) -> None:
+        check_session(spark)
+        speak()
+        hush(spark)
+        refuse_unsupported_session(spark)
+        resolved = wrapped_settings(dict(spark.conf.getAll), settings)
+        job = JobSpec(WRAPPED_JOB, root, spark, {}, {}, no_probe, {}, (), ())
+        control = Control.create(root, job.name, now_ms(), resolved.require_root)
+        refuse_second(job, False, resolved)
+        self._job, self._spark = job, spark
+        self._ctx = begin(job, control, resolved, takeover=False, bounded=False)
+        log.info("queries at %s: run %s begins", root.uri, self._ctx.run)
+        self._checkpoints = Checkpoints.open(root, job.name)
+        kept = KeptState.open(root, job.name, self._ctx.run, self._checkpoints.load_all())
+        self._facts: dict[StageId, StageFacts] = {}
+        self._guests: dict[StageId, _Guest] = {}
+        self._dormant = {part.stage: self._sleeper(part) for part in self._recorded()}
+        self._snapshots = Snapshotter(self._ctx, kept, self._facts, Tidy(self._ctx, {}, kept))
+        self._coordination = Coordination(
+            self._ctx,
+            self._dormant,
+            self._shapes,
+            self._snapshots,
+            self._ask_to_stop,
+            _refuse_drain,
+            self._forget,
+            self._fail,
+        )
+        self._snapshots.report_to(Listener(self._coordination.put, self._wake, self._fail))
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._ending = False
+        self.alive = True
+        self._coordination.start()
+
+    def join(self, wrapped: _Wrapped, batch: BatchId) -> StageRunner:
+        """Add a query with its first batch of this run; it takes the place of its recorded part.
+
+        Raises:
+            UsageError: the query does not use the checkpoint location of the current attempt.
+            GraphError: it cannot be together with another query of the root: see `refuse_together`.
+            StageStopped: the run is ending.
+        """
+        ctx, stage, storage = self._ctx, wrapped.stage, self._ctx.root.storage
+        native = NativeLog(ctx.native(stage))
+        if native.newest_planned() != batch:
+            raise UsageError(
+                f"query {stage!r} does not run on spark_abs.checkpoint_location(root, {stage!r}) of attempt "
+                f"{ctx.attempt}: ask for it at every start of the query"
+            )
+        uses = Uses(stage, native.tables_read(batch), wrapped.tables)
+        guest = _Guest(self._runner(wrapped), native.query_id(), uses)
+        with self._lock:
+            if self._ending:
+                raise StageStopped("the run of the root is ending; start the query again")
+            parts = (Uses.of_part(d.part) for d in self._dormant.values())
+            refuse_together(uses, [*(g.uses for g in self._guests.values()), *parts], storage)
+            found = attached(stage, wrapped.tables, storage)
+            Control.open(ctx.root).update(lambda state: remember(ledger.attach(state, found), stage))
+            self._guests[stage] = guest
+            self._dormant.pop(stage, None)
+            self._facts[stage] = StageFacts({}, lambda: 0)
+            welcomed = self._coordination.join(guest.runner)
+        self._await(welcomed)
+        return guest.runner
+
+    def watch(self) -> None:
+        """End the run when no query is left: after every join, whether it was accepted or not."""
+        with self._lock:
+            if self._watcher is None:
+                name = f"spark-abs-watch-{self._ctx.root.uri}"
+                self._watcher = threading.Thread(target=self._watch, name=name, daemon=True)
+                self._watcher.start()
+
+    def _await(self, welcomed: threading.Event) -> None:
+        """Wait until the coordination has a member: what its predecessor was told is then handed on."""
+        while not welcomed.wait(_WELCOME_POLL_S):
+            self.raise_failure()
+            if not self._coordination.is_alive:
+                raise StageStopped("the run of the root is ending; start the query again")
+
+    def has(self, runner: StageRunner) -> bool:
+        """Say whether a runner takes part in this run."""
+        guest = self._guests.get(runner.name)
+        return self.alive and guest is not None and guest.runner is runner
+
+    def _recorded(self) -> tuple[StageSnapshot, ...]:
+        state = Control.open(self._ctx.root).state
+        ledger.require_current(state, self._ctx.run)
+        return recorded_parts(self._checkpoints, state)
+
+    def _sleeper(self, part: StageSnapshot) -> DormantStage:
+        said = "query %s does not run: checkpoints carry its part of checkpoint %s on, until it comes"
+        log.info(said, part.stage, part.carried)
+        return DormantStage(part, lambda acked: self._coordination.put(acked))
+
+    def raise_failure(self) -> None:
+        """Raise what ended the run, in the batch thread that comes next."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _runner(self, wrapped: _Wrapped) -> StageRunner:
+        source = Output(self._job, wrapped.stage, MAIN_OUTPUT)
+        sink = SinkSpec(wrapped.stage, source, None, wrapped.function)
+        spec = StageSpec(wrapped.stage, (), lambda only: only, {}, "append", None, None, None)
+        outputs = Outputs(self._ctx, spec, (), {}, [sink], wrapped.tables)
+        credit = Credit(self._ctx, (), Consumers(self._ctx, {}), Version(0), 0)
+        runner = StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit)
+        runner.turns.await_stop = partial(sleep_until_stopped, self._spark)
+        return runner
+
+    def _shapes(self) -> tuple[StageShape, ...]:
+        with self._lock:
+            names = sorted(self._guests.keys() | self._dormant.keys())
+        return tuple(StageShape(s, (), {}, {}, {s: MAIN_OUTPUT}) for s in names)
+
+    def _wake(self, stage: StageId) -> None:
+        if (guest := self._guests.get(stage)) is not None:
+            guest.runner.turns.wake()
+
+    def _ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._stop.set()
+
+    def _forget(self, stage: StageId) -> str:
+        """Do without a query that does not run; called in the coordination's thread.
+
+        Raises:
+            UsageError: it runs.
+        """
+        with self._lock:
+            guest = self._guests.get(stage)
+            if guest is not None and self._is_active(guest):
+                raise UsageError(f"query {stage!r} runs: stop it first, and do not start it again")
+
+            def change(state: ledger.ControlState) -> ledger.ControlState:
+                ledger.require_current(state, self._ctx.run)
+                return forget(state, stage, now_ms())
+
+            Control.open(self._ctx.root).update(change)
+            self._guests.pop(stage, None)
+            self._dormant.pop(stage, None)
+            self._coordination.leave(stage)
+        return f"query {stage!r} is forgotten"
+
+    def _goes_on(self) -> bool:
+        """Say whether a query is left; if none is, none comes any more."""
+        with self._lock:
+            self._ending = not any(self._is_active(guest) for guest in self._guests.values())
+            return not self._ending
+
+    def _is_active(self, guest: _Guest) -> bool:
+        return active_query(self._spark, guest.query) is not None
+
+    def _put_to_sleep(self) -> None:
+        """Let recorded parts stand in for queries that have ended within a batch: they make no cut now."""
+        with self._lock:
+            for stage, guest in list(self._guests.items()):
+                if self._is_active(guest) or guest.runner.native.idle_at() is not None:
+                    continue
+                del self._guests[stage]
+                part = next((part for part in self._recorded() if part.stage == stage), None)
+                if part is None:
+                    self._coordination.leave(stage)
+                else:
+                    self._dormant[stage] = self._sleeper(part)
+                    self._coordination.join(self._dormant[stage])
+
+    def _watch(self) -> None:
+        """Wait until no query is left or somebody asks to stop; then end the run."""
+        try:
+            while self._goes_on() and not self._stop.wait(_WATCH_S):
+                self._put_to_sleep()
+        except Exception as error:
+            log.debug("watching failed", exc_info=True)
+            self._fail(error)
+        with self._lock:
+            self._ending = True
+        failed = self._failure is not None
+        self._coordination.put(StatusChanged(now_ms(), JobStatus.FAILED if failed else JobStatus.STOPPING))
+        for guest in list(self._guests.values()):
+            guest.runner.turns.stop()
+            query = active_query(self._spark, guest.query)
+            if query is not None:
+                query.stop()
+        self.alive = False
+        self._coordination.close()
+        self._snapshots.close()
+        end(self._ctx, self._failure or "stopped")
+        log.info("queries at %s: run %s has ended", self._ctx.root.uri, self._ctx.run)
+
+
+def _refuse_drain(_savepoint: str, _request: str) -> None:
+    raise UsageError("wrapped queries are started and stopped by their owner: stop without a drain")

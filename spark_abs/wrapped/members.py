@@ -1,0 +1,113 @@
+"""The queries that share a root: what the newest checkpoint has of each, and which cannot be together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from spark_abs.errors import GraphError
+from spark_abs.manifest import StageSnapshot
+from spark_abs.model import NO_TABLE, CheckpointId, StageId
+from spark_abs.plan.tables import refer
+from spark_abs.protocol.control import AttachedSink, ControlState
+from spark_abs.protocol.members import forgotten
+from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.stages.native import tables_read
+from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.store.storage import Storage
+from spark_abs.store.table import Table
+
+
+def recorded_parts(checkpoints: Checkpoints, state: ControlState) -> tuple[StageSnapshot, ...]:
+    """Return the part that the newest checkpoint of the path has of each query, `carried` set.
+
+    Queries that were forgotten are left out.
+    """
+    manifest, gone = checkpoints.newest_on(state.attempt), forgotten(state)
+    if manifest is None:
+        return ()
+    parts = (part for part in manifest.stages if part.stage not in gone)
+    return tuple(replace(part, carried=part.carried or manifest.id) for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a query reads and writes."""
+
+    stage: StageId
+    reads: frozenset[str]
+    """Ids of the Delta tables that it reads as streams."""
+    tables: tuple[str, ...]
+    """URIs of those that it writes."""
+    known_from: CheckpointId | None = None
+    """The checkpoint that tells of it, if it does not run."""
+
+    @classmethod
+    def of_part(cls, part: StageSnapshot) -> Uses:
+        """Return what a checkpoint says of a query."""
+        lines = parse_offsets(part.offsets).lines if part.offsets else ()
+        tables = tuple(output.table for output in part.outputs if output.kind == "table")
+        return cls(part.stage, tables_read(lines), tables, part.carried)
+
+
+def refuse_together(one: Uses, others: Iterable[Uses], storage: Storage) -> None:
+    """Refuse a query that cannot share a root with the others.
+
+    Two that write one table would each record a version of it: no version has the rows of both as of their
+    cuts. One that reads what another one writes, or itself, has no barriers on its way.
+
+    Raises:
+        GraphError: names the queries, and the table by its path.
+    """
+    _refuse_chain(one, one, storage)
+    for other in others:
+        if other.stage != one.stage:
+            _refuse_chain(one, other, storage)
+            _refuse_chain(other, one, storage)
+            _refuse_shared(one, other, storage)
+
+
+def _refuse_chain(reader: Uses, writer: Uses, storage: Storage) -> None:
+    for uri in writer.tables if reader.reads else ():
+        if refer(storage, uri).id in reader.reads:
+            who = "itself" if reader is writer else f"query {writer.stage!r} of the same root"
+            raise GraphError(
+                f"query {reader.stage!r} reads {uri}, which {who} writes: without barriers between them no "
+                f"checkpoint of both is consistent; declare both as stages of a Job{_gone(reader, writer)}"
+            )
+
+
+def _refuse_shared(one: Uses, other: Uses, storage: Storage) -> None:
+    taken = [refer(storage, uri) for uri in other.tables] if one.tables else []
+    for table in (refer(storage, uri) for uri in one.tables):
+        for same in taken:
+            if table.is_same(same):
+                where = table.uri if table.uri == same.uri else f"{table.uri} ({same.uri} is the same)"
+                raise GraphError(
+                    f"query {one.stage!r} writes {where}, and so does query {other.stage!r} of the same "
+                    "root: no restore could bring back the rows of both; give each a table of its own, or "
+                    f"declare both as stages of a Job and write the table from one{_gone(one, other)}"
+                )
+
+
+def _gone(*queries: Uses) -> str:
+    """Say what to do if a query that does not run will never run again."""
+    return "".join(
+        f". Query {q.stage!r} does not run, it is known from checkpoint {q.known_from}: if it is gone for "
+        f"good, say so with `spark-abs forget ROOT {q.stage}`"
+        for q in queries
+        if q.known_from is not None
+    )
+
+
+def attached(stage: StageId, tables: Sequence[str], storage: Storage) -> tuple[AttachedSink, ...]:
+    """Return the tables that a query comes to, each at the version that it has before its first batch."""
+    found = []
+    for uri in tables:
+        try:
+            table = Table.open(storage.place(uri))
+        except FileNotFoundError:
+            found.append(AttachedSink(stage, stage, storage.place(uri).uri, "", NO_TABLE))
+        else:
+            found.append(AttachedSink(stage, stage, table.uri, table.id, table.version))
+    return tuple(found)
