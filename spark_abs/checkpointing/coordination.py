@@ -19,6 +19,7 @@ from spark_abs.errors import (
     CommitStateUnknown,
     UsageError,
 )
+from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest, StageShape
 from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId
 from spark_abs.protocol import control as ledger
@@ -27,7 +28,6 @@ from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
-from spark_abs.restore.target import check_savepoint_name
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import Member, StageRunner

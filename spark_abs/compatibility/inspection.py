@@ -13,6 +13,7 @@ from spark_abs.channels.writer import check_channel
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
 from spark_abs.errors import AbsError, GraphError, Refused
+from spark_abs.lookup.target import resolve
 from spark_abs.model import StageId, channel_id
 from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.plan.graph import JobGraph, PlanFacts
@@ -20,7 +21,6 @@ from spark_abs.plan.specs import JobSpec
 from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.protocol.changes import Comparison, Recorded
 from spark_abs.protocol.compare import compare
-from spark_abs.restore.target import resolve
 from spark_abs.settings_table import WatermarkCheck
 from spark_abs.sinks.create import check_sink
 from spark_abs.store.checkpoints import Checkpoints

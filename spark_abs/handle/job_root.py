@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 import pyarrow as pa
 
 from spark_abs.logs import speak
+from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.model import CheckpointId
 from spark_abs.observe.alive import lease_timeout_ms
 from spark_abs.observe.asking import ask_run, new_command, set_live, stop_run
@@ -23,7 +24,6 @@ from spark_abs.protocol.control import CommandKind
 from spark_abs.restore.forget import forget_query
 from spark_abs.restore.outside import NO_SINKS, Own
 from spark_abs.restore.refusals import ForceName, forces
-from spark_abs.restore.target import check_savepoint_name
 from spark_abs.settings import LiveSettings, StorageSettings
 from spark_abs.store.clock import now_ms
 from spark_abs.store.probe import Probe, no_probe
@@ -263,8 +263,8 @@ class JobRoot:
             CheckpointNotFound: there is no such checkpoint.
             DamageError: its manifest is damaged.
         """
+        from spark_abs.lookup.find import lookup
         from spark_abs.restore.edit import Edit
-        from spark_abs.restore.lookup import lookup
 
         return Edit(self._session(), self.root, lookup(self.root, from_).manifest)
 

@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 from spark_abs.config import Settings
 from spark_abs.errors import CheckpointPending, Refused, UsageError
+from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.protocol.control import Command, CommandKind, ControlState, ask
-from spark_abs.restore.target import check_savepoint_name
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.wording import way

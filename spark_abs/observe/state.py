@@ -15,9 +15,9 @@ from spark_abs.errors import DamageError, UsageError
 from spark_abs.manifest import StateFunction
 from spark_abs.observe.changes import changes
 from spark_abs.observe.state_at import StateAt
-from spark_abs.restore.ahead import passing_place
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
 from spark_abs.snapshots.operators import HEADS, SEGMENTS
+from spark_abs.snapshots.passing import passing_place
 from spark_abs.state.packing import GROUP
 from spark_abs.state.rows import StateRows, read_group
 from spark_abs.store.control import Control

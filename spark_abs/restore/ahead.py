@@ -7,21 +7,17 @@ out to be damaged. They lie beside the places where they will be, so that moving
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyarrow import fs
-
 from spark_abs.manifest import Manifest
-from spark_abs.model import RunId, StageId
+from spark_abs.model import StageId
 from spark_abs.restore.plan import RestorePlan
 from spark_abs.restore.steps import Materialise
 from spark_abs.snapshots.materialise import empty, is_whole, materialise
+from spark_abs.snapshots.passing import passing_place
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
-
-_PREFIX = "ahead-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +44,6 @@ class Ahead:
         """Remove what was not moved. Repeatable."""
         with contextlib.suppress(FileNotFoundError):
             self.place.fs.delete_dir(self.place.path)
-
-
-def passing_place(natives: Place, newest: RunId | None) -> Place:
-    """Return a place for a native directory that is void once there is a run after `newest`."""
-    return natives.below(f"{_PREFIX}{newest or 0}-{uuid.uuid4().hex}")
 
 
 def write_ahead(
@@ -86,16 +77,3 @@ def write_ahead(
         ahead.discard()
         raise
     return ahead
-
-
-def clear_ahead(natives: Place, run: RunId) -> None:
-    """Remove what restores wrote ahead, and edits and readers of state for themselves, before a run began.
-
-    Whoever did was killed, or the plan is void: carrying it out refuses when a newer run has begun. Every
-    start, restore and edit calls this. Costs a listing of the attempts.
-    """
-    for info in natives.fs.get_file_info(fs.FileSelector(natives.path, allow_not_found=True)):
-        planned, _, chance = info.base_name.removeprefix(_PREFIX).partition("-")
-        if info.base_name.startswith(_PREFIX) and chance and planned.isdecimal() and int(planned) < run:
-            with contextlib.suppress(FileNotFoundError):
-                natives.fs.delete_dir(info.path)

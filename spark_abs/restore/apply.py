@@ -23,7 +23,6 @@ from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, r
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import attempts
 from spark_abs.protocol import control as ledger
-from spark_abs.restore.ahead import clear_ahead
 from spark_abs.restore.outside import carry_out_outside
 from spark_abs.restore.plan import RestorePlan, plan_json
 from spark_abs.restore.prepare import Prepared
@@ -50,6 +49,7 @@ from spark_abs.restore.steps import (
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.materialise import empty, is_whole, materialise
+from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import DamageError, Refused, UsageError
+from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest, StateFunction
 from spark_abs.model import CheckpointId, ProviderName, StageId
 from spark_abs.observe.progress import SILENT, Progress
@@ -16,7 +17,6 @@ from spark_abs.observe.state_at import StateAt, choose_operator, find_stage, fin
 from spark_abs.restore.edited import StageChange, write_edited
 from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, require_one_row_a_key
 from spark_abs.restore.rewrite import NewState, require_rewritable
-from spark_abs.restore.target import check_savepoint_name
 from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.operators import TRANSFORM
 from spark_abs.state.rows import StateRows

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
+from spark_abs.lookup.check import damaged_rows, require_intact
 from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
 from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, RunKind, StageId
 from spark_abs.observe.alive import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Aborted
-from spark_abs.restore.ahead import clear_ahead, passing_place
-from spark_abs.restore.check import damaged_rows, require_intact
 from spark_abs.restore.edited_rows import require_one_row_a_key, require_something
 from spark_abs.restore.rewrite import NewState, OperatorChange, rewrite_stage
 from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.layout import Provider
+from spark_abs.snapshots.passing import clear_ahead, passing_place
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control

@@ -6,6 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from spark_abs.errors import DamageError, Refused
+from spark_abs.lookup.check import damaged_rows, require_intact, require_way_back
+from spark_abs.lookup.find import choose, load, readable
+from spark_abs.lookup.target import newest_first
 from spark_abs.manifest import Manifest
 from spark_abs.model import Branch
 from spark_abs.observe.alive import lease_timeout_ms, live_run
@@ -14,15 +17,12 @@ from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import attempt_for
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.ahead import Ahead, write_ahead
-from spark_abs.restore.check import damaged_rows, require_intact, require_way_back
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import lost_inputs
-from spark_abs.restore.lookup import choose, load, readable
 from spark_abs.restore.outside import NO_SINKS, Own, outside_facts
 from spark_abs.restore.plan import RestorePlan, plan_restore
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted, changes
-from spark_abs.restore.target import newest_first
 from spark_abs.snapshots.materialise import fresh_query_id
 from spark_abs.snapshots.verify import Finding
 from spark_abs.store.checkpoints import PATH, Summary

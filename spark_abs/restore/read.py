@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import Refused, UsageError
+from spark_abs.lookup.find import lookup
 from spark_abs.manifest import Manifest, OutputVersion
-from spark_abs.restore.lookup import lookup
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 

@@ -16,7 +16,7 @@ from spark_abs.model import StageId
 from spark_abs.plan.jvm import batches_retained
 from spark_abs.plan.specs import JobSpec, query_name
 from spark_abs.protocol import control as ledger
-from spark_abs.restore.ahead import clear_ahead
+from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.stages.causes import chain_of, one_line
 from spark_abs.stages.context import RunContext
 from spark_abs.store.checkpoints import Checkpoints

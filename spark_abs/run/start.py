@@ -12,6 +12,7 @@ from spark_abs.compatibility.inspection import Drafted, draft, inspect, require_
 from spark_abs.compatibility.restored import Past, check_functions, past_of
 from spark_abs.errors import AbsError, DamageError, Refused, UsageError
 from spark_abs.logs import speak
+from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, StageId
 from spark_abs.plan.graph import JobGraph, PlanFacts
@@ -21,7 +22,6 @@ from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import start_functions
 from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
-from spark_abs.restore.target import check_savepoint_name
 from spark_abs.run.laps import Laps
 from spark_abs.run.launch import Launch, launch
 from spark_abs.run.lifetime import begin, end, refuse_namesake, refuse_second

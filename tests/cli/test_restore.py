@@ -20,6 +20,7 @@ from spark_abs.restore.apply import apply
 from spark_abs.restore.prepare import prepare
 from spark_abs.restore.read import recorded_version
 from spark_abs.snapshots.materialise import materialise
+from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.salvage import survey
 from tests.cli.conftest import Cli
@@ -435,10 +436,10 @@ def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
     assert (job.state.attempt.id, job.state.attempt.ready, job.rows()) == (1, True, [1, 2])
     assert len(ahead_of(job)) == 1
     natives = job.root.place("native")
-    module.clear_ahead(natives, job.run)
+    clear_ahead(natives, job.run)
     assert len(ahead_of(job)) == 1  # somebody may be at work on it
     job.start()
-    module.clear_ahead(natives, job.run)
+    clear_ahead(natives, job.run)
     assert ahead_of(job) == []
 
 

@@ -33,7 +33,9 @@ LAYERS = (
     {"protocol"},
     {"store"},
     {"session", "gateway", "jvm", "channels", "state", "snapshots", "sinks"},
-    {"restore", "observe"},
+    {"lookup"},
+    {"observe"},
+    {"restore"},
     {"handle"},
     {"plan"},
     {"stages"},
@@ -123,6 +125,8 @@ PRODUCT = {
 }
 """The modules that may not import each other in a circle, by their full names."""
 
+ROOMS = set().union(*LAYERS)
+
 
 def room_of(module: Path) -> str:
     return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -170,6 +174,17 @@ def test_no_module_imports_itself_through_others() -> None:
         TopologicalSorter({name: modules_imported(m) for name, m in PRODUCT.items()}).prepare()
     except CycleError as error:
         pytest.fail(f"a cycle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_no_room_imports_itself_through_others() -> None:
+    rooms: dict[str, set[str]] = {}
+    for module in PRODUCT.values():
+        room = room_of(module)
+        rooms.setdefault(room, set()).update(rooms_imported(module) & ROOMS - {room})
+    try:
+        TopologicalSorter(rooms).prepare()
+    except CycleError as error:
+        pytest.fail(f"a cycle of rooms: {' <- '.join(error.args[1])}")
 
 
 def test_the_product_does_not_import_what_is_shipped_for_tests() -> None:

@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.errors import CheckpointNotFound, CommitStateUnknown, DamageError, Fenced, Refused, RunAlive
+from spark_abs.lookup.check import require_intact
+from spark_abs.lookup.find import lookup
 from spark_abs.manifest import Manifest, Origin, StageSnapshot
 from spark_abs.model import NO_ATTEMPT, CheckpointKind, RunId, StageId
 from spark_abs.observe.listing import checkpoint_rows
@@ -21,11 +23,9 @@ from spark_abs.observe.progress import SILENT
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.restore import edited as module
-from spark_abs.restore.ahead import passing_place
-from spark_abs.restore.check import require_intact
 from spark_abs.restore.edited import StageChange, write_edited
-from spark_abs.restore.lookup import lookup
 from spark_abs.snapshots.materialise import make_directory, put
+from spark_abs.snapshots.passing import passing_place
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.history import History

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spark_abs.errors import CheckpointNotFound, DamageError, Refused, RunAlive, UsageError
+from spark_abs.lookup.target import resolve
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
 from spark_abs.model import (
     NO_BATCH,
@@ -49,7 +50,6 @@ from spark_abs.restore.steps import (
     StartAfresh,
     sentence,
 )
-from spark_abs.restore.target import resolve
 from spark_abs.sinks.changes import Changes
 from spark_abs.store.checkpoints import Summary
 

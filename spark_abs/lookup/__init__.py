@@ -1,0 +1,1 @@
+"""Which checkpoint of a root is meant, and whether it is intact."""
