@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from spark_abs.checkpointing import sending
+from spark_abs.checkpointing.sending import Sender, Sending
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Mark, Owner
-from spark_abs.runtime import sending
-from spark_abs.runtime.sending import Sender, Sending
 
 
 def mark(number: int) -> Mark:
