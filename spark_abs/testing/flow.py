@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from spark_abs.model import NO_EPOCH, AttemptId, BatchId, Branch, Position, Version
+from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, Branch, Position, Version
 from spark_abs.protocol import credit
 from spark_abs.testing.cluster import Native, Storage
 from spark_abs.testing.invariants import within_bound
 from spark_abs.testing.parts import Parts, Paths
-from spark_abs.testing.table import Table
+from spark_abs.testing.running import Run
+from spark_abs.testing.table import Planned, Table
 
-if TYPE_CHECKING:
-    from spark_abs.testing.process import Process
+
+class Planning(Protocol):
+    """The process of a stage that has planned a batch."""
+
+    run: Run
+    storage: Storage
+    native: Native
+    channels: list[tuple[str, Table]]
+
+    def path(self, table: Table) -> tuple[Branch, ...]:
+        """Return what counts in a channel."""
+
+    def takes(self, planned: Planned) -> Barrier | None:
+        """Return the barrier that a stage is to take without its inputs having it."""
 
 
 def consumed(storage: Storage, attempt: AttemptId, table: Table) -> Iterator[Version]:
@@ -40,7 +53,7 @@ def has_room(
     return credit.grants(credit.held([load for load in loads if load], [behind]), parts.capacity)
 
 
-def may_begin(process: Process, batch: BatchId) -> bool:
+def may_begin(process: Planning, batch: BatchId) -> bool:
     """Say whether a stage may begin a batch that it has planned."""
     run, storage, parts = process.run, process.storage, process.run.parts
     channels = [(table, process.path(table)) for _, table in process.channels]

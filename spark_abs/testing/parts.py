@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from spark_abs.model import (
     AttemptId,
@@ -27,12 +27,19 @@ from spark_abs.protocol.rebuild import Repeat
 from spark_abs.testing.cluster import Checkpoint, Native, SinkApp, Stage, State, Storage, named_by_writer
 from spark_abs.testing.table import Planned, Table
 
-if TYPE_CHECKING:
-    from spark_abs.testing.process import Process
-
 Paths = Mapping[ChannelId, Sequence[Branch]]
 Sinks = Iterable[tuple[StageId, str]]
 """Stages and names of sinks."""
+
+
+class Evaluating(Protocol):
+    """The process of a stage that evaluates a batch."""
+
+    def lets_ahead(self, batch: BatchId) -> bool:
+        """Take an unaligned barrier behind the batch before, an output a step; say whether it did a step."""
+
+    def written(self, batch: BatchId) -> Entry | None:
+        """Return what an output holds of a batch that is run again."""
 
 
 def in_log(table: Table, app: str, version: int) -> bool:
@@ -78,8 +85,8 @@ class Parts:
     captured: Callable[[Native, BatchId], State] = Native.state
     already: Callable[[Table, str, int], bool] = in_log
     overtaking: Callable[..., Barrier | None] = cut.overtaking
-    lets_ahead: Callable[[Process, BatchId], bool] = lambda process, batch: process.lets_ahead(batch)
-    written: Callable[[Process, BatchId], Entry | None] = lambda process, batch: process.written(batch)
+    lets_ahead: Callable[[Evaluating, BatchId], bool] = lambda process, batch: process.lets_ahead(batch)
+    written: Callable[[Evaluating, BatchId], Entry | None] = lambda process, batch: process.written(batch)
     coordinator: Callable[..., Coordinator] = Coordinator
     repeats: Callable[..., tuple[Repeat[Planned], ...]] = rebuild.repeats
     capacity: credit.Capacity = credit.ANY

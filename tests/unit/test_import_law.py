@@ -118,12 +118,8 @@ PUBLIC = {
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-PRODUCT = {
-    ".".join(m.relative_to(HERE).with_suffix("").parts): m
-    for m in MODULES
-    if m.stem not in FACES and m.relative_to(PACKAGE).parts[0] != SHIPPED_FOR_TESTS
-}
-"""The modules that may not import each other in a circle, by their full names."""
+BY_NAME = {".".join(m.relative_to(HERE).with_suffix("").parts): m for m in MODULES if m.stem not in FACES}
+"""All modules but the faces, by their full names."""
 
 ROOMS = set().union(*LAYERS)
 
@@ -165,20 +161,20 @@ def test_a_room_imports_only_from_its_layer_and_below(module: Path) -> None:
 
 
 def modules_imported(module: Path) -> set[str]:
-    """Return the modules of the product that a module imports, by their full names."""
-    return {name for name in imports_of(module) if name in PRODUCT}
+    """Return the modules of this package that a module imports, by their full names."""
+    return {name for name in imports_of(module) if name in BY_NAME}
 
 
 def test_no_module_imports_itself_through_others() -> None:
     try:
-        TopologicalSorter({name: modules_imported(m) for name, m in PRODUCT.items()}).prepare()
+        TopologicalSorter({name: modules_imported(m) for name, m in BY_NAME.items()}).prepare()
     except CycleError as error:
         pytest.fail(f"a cycle of imports: {' <- '.join(error.args[1])}")
 
 
 def test_no_room_imports_itself_through_others() -> None:
     rooms: dict[str, set[str]] = {}
-    for module in PRODUCT.values():
+    for module in BY_NAME.values():
         room = room_of(module)
         rooms.setdefault(room, set()).update(rooms_imported(module) & ROOMS - {room})
     try:
