@@ -99,7 +99,7 @@ class PostgresSink(TwoPhaseSink):
             unique = bool(config.key) and self._is_unique(server)
         self.close()
         if not columns:
-            said = ddl(config.target, schema, config.key)
+            said = ddl((config.schema, config.table), schema, config.key)
             raise UsageError(f"no table {config.target} is to be seen; this makes one:\n{said}")
         found = list(misfits(schema, columns, config.key, unique))
         if found:

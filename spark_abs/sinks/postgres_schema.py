@@ -50,13 +50,22 @@ class Column:
         return self.kind.startswith("_") and bool(self.element)
 
 
-def ddl(table: str, schema: pa.Schema, key: Sequence[str]) -> str:
-    """Return a statement that makes a table which takes the rows, for a person."""
-    lines = [f'  "{field.name}" {_first(field.type)}' for field in schema]
+def ddl(table: Sequence[str], schema: pa.Schema, key: Sequence[str]) -> str:
+    """Return a statement that makes a table which takes the rows, for a person.
+
+    Args:
+        table: its schema's name and its own.
+        schema: the columns of the rows.
+        key: the columns that tell rows apart.
+    """
+    lines = [f"  {_quoted(field.name)} {_first(field.type)}" for field in schema]
     if key:
-        names = ", ".join(f'"{name}"' for name in key)
-        lines.append(f"  PRIMARY KEY ({names})")
-    return f"CREATE TABLE {table} (\n" + ",\n".join(lines) + "\n)"
+        lines.append(f"  PRIMARY KEY ({', '.join(map(_quoted, key))})")
+    return f"CREATE TABLE {'.'.join(map(_quoted, table))} (\n" + ",\n".join(lines) + "\n)"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def misfits(schema: pa.Schema, columns: Sequence[Column], key: Sequence[str], unique: bool) -> Iterator[str]:

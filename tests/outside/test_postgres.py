@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_abs.errors import SinkUnreachable
+from spark_abs.errors import SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.postgres import Postgres, PostgresSink
@@ -71,6 +71,29 @@ def test_names_with_quotes_and_percent_signs_are_names(server: PostgresServer) -
 
 
 KEPT = Postgres("sums", key=("k",), mode="upsert", history=True)
+
+
+def test_the_statement_that_is_proposed_makes_a_table_that_takes_the_rows(server: PostgresServer) -> None:
+    types: dict[str, pa.DataType] = {
+        'k"': pa.string(),
+        "Select": pa.int8(),
+        "big": pa.int64(),
+        "real": pa.float32(),
+        "price": pa.decimal128(12, 2),
+        "flag": pa.bool_(),
+        "raw": pa.binary(),
+        "day": pa.date32(),
+        "at": pa.timestamp("us", "UTC"),
+        "seen": pa.timestamp("us"),
+        "tags": pa.list_(pa.string()),
+        "more": pa.struct([pa.field("a", pa.int32())]),
+        "counts": pa.map_(pa.string(), pa.int64()),
+    }
+    sink = PostgresSink(Postgres('Order"s', key=('k"',), mode="upsert"))
+    with pytest.raises(UsageError, match="this makes one") as refused:
+        sink.check(pa.schema(types))
+    server.run(str(refused.value).partition("this makes one:\n")[2])
+    sink.check(pa.schema(types))
 
 
 def test_a_way_back_leaves_columns_alone_that_the_rows_do_not_have(server: PostgresServer) -> None:
