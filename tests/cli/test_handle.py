@@ -87,8 +87,9 @@ def test_options_of_storage_are_given_once_and_others_are_none(tmp_path: Path) -
     assert (handle.root.storage.region, repr(handle)) == ("eu-west-1", "JobRoot('s3a://shop/root')")
     with pytest.raises(ConfigError, match="'interval' says nothing about storage"):
         spark_abs.open(str(tmp_path), interval="10s")  # type: ignore[call-arg]  # as is tested
-    with pytest.raises(UsageError, match="no Spark session is active"):
-        spark_abs.open(str(tmp_path)).read("totals")
+    program = f"import spark_abs; spark_abs.open({str(tmp_path)!r}).read('totals')"  # no session is there
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("spark_abs.errors.UsageError: no Spark session is active")
 
 
 def test_back_to_a_checkpoint_and_the_plan_alone(job: SmallJob) -> None:

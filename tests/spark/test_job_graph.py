@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
         ),
         "stage 's' reads from 'socket', which cannot be replayed",
     ),
-    "a sink of nothing": (lambda job: job.sink("out", source(job)), "needs either table= or foreach_batch="),
+    "a sink of nothing": (lambda job: job.sink("out", source(job)), "needs one of table=, foreach_batch="),
     "one table for two sinks": (two_sinks, "is the target of two sinks"),
     "a delay that is too short": (
         in_a_row("10 seconds", "10 seconds"),
