@@ -10,6 +10,7 @@ from spark_abs.protocol.control import ControlState
 from spark_abs.store.checkpoints import Summary
 
 LATEST = "latest"
+_SHOWN = 10
 
 
 def check_savepoint_name(name: str) -> None:
@@ -41,8 +42,18 @@ def resolve(to: str | int, completed: Sequence[Summary], state: ControlState) ->
         found = [s for s in named if on_path(s, state)] or named
     if not found:
         what = "no completed checkpoint on the current path" if text == LATEST else f"no checkpoint {text!r}"
-        raise CheckpointNotFound(f"job {state.job!r} has {what}: `spark-abs list ROOT` shows what there is")
+        raise CheckpointNotFound(f"job {state.job!r} has {what}: {_said(completed)}")
     return max(found, key=lambda s: s.id)
+
+
+def _said(completed: Sequence[Summary]) -> str:
+    """Say which checkpoints there are, for whoever has asked for another."""
+    if not completed:
+        return "none is complete yet"
+    newest = sorted(completed, key=lambda s: s.id)[-_SHOWN:]
+    names = ", ".join(f"{s.id} ({s.name})" if s.name else str(s.id) for s in newest)
+    more = "" if len(newest) == len(completed) else " and older ones"
+    return f"there are {names}{more}, see `spark-abs list ROOT`; others were retired, or never completed"
 
 
 def newest_first(completed: Sequence[Summary], state: ControlState) -> tuple[Summary, ...]:

@@ -67,11 +67,17 @@ def test_show_takes_an_id_a_name_or_latest(job: SmallJob, cli: Cli) -> None:
 
 
 def test_show_of_an_unknown_checkpoint_is_one_clear_line(job: SmallJob, cli: Cli) -> None:
+    assert (
+        cli("show", "7", exits=1).stderr
+        == "spark-abs: job 'job' has no checkpoint '7': none is complete yet\n"
+    )
+    job.checkpoint(1)
+    job.checkpoint(2, name="first")
     result = cli("show", "7", exits=1)
     assert result.stdout == ""
-    assert (
-        result.stderr
-        == "spark-abs: job 'job' has no checkpoint '7': `spark-abs list ROOT` shows what there is\n"
+    assert result.stderr == (
+        "spark-abs: job 'job' has no checkpoint '7': there are 1, 2 (first), see `spark-abs list ROOT`; "
+        "others were retired, or never completed\n"
     )
 
 
