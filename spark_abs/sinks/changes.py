@@ -55,7 +55,7 @@ class Changes:
 
     own: tuple[Version, ...] = ()
     own_rows: int = 0
-    """Rows that this root has added in them."""
+    """Rows that this root has added in them, and that are still there."""
     of_roots: tuple[Version, ...] = ()
     """Of other roots: a restore leaves their rows."""
     of_others: tuple[Version, ...] = ()
@@ -71,14 +71,24 @@ NO_CHANGES = Changes()
 
 
 def changes_since(table: Table, version: Version, own: Own) -> Changes:
-    """Read the log of a table from behind `version` to the version read. Every commit is opened once."""
+    """Read the log of a table from behind `version` to the version read. Every commit is opened once.
+
+    Rows count that are there now: not those of a file that has left the table since, nor of one that was
+    there at `version`, left, and came back.
+    """
     versions: dict[Who, list[Version]] = {who: [] for who in Who}
-    rows = dict.fromkeys(Who, 0)
+    added: dict[str, tuple[Who, int]] = {}
+    left: set[str] = set()
     for number, commit in commits_since(table, version):
         if commit is None or commit.data_change:
             who = own.author(commit, table.uri)
             versions[who].append(number)
-            rows[who] += sum(file.rows for file in commit.adds) if commit is not None else 0
+            if commit is not None:
+                left.update(path for path in commit.removed if added.pop(path, None) is None)
+                added.update((file.path, (who, file.rows)) for file in commit.adds if file.path not in left)
+    rows = dict.fromkeys(Who, 0)
+    for who, number_of_rows in added.values():
+        rows[who] += number_of_rows
     return Changes(
         tuple(versions[Who.OWN]),
         rows[Who.OWN],

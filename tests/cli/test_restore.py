@@ -443,6 +443,17 @@ def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
     assert ahead_of(job) == []
 
 
+def test_rows_that_an_earlier_restore_has_undone_are_not_said_to_go_again(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    job.step(3)
+    shown = cli("restore", "--to", "1", "--dry-run").stdout
+    assert "2 rows of this job go" in shown
+    restore(job.root.uri, 1)
+    shown = cli("restore", "--to", "1", "--dry-run").stdout
+    assert "0 rows of this job go" in shown
+
+
 def test_a_dry_run_shows_its_plan_beside_a_run_that_is_alive(job: SmallJob, cli: Cli) -> None:
     job.checkpoint(1)
     job.come_alive()
