@@ -129,6 +129,8 @@ class Settings:
             raise ConfigError(f"nothing to set; of a running job one can set, e.g., {forms}")
         values: dict[str, Any] = {}
         for name, value in given.items():
+            if name not in {setting.argument for setting in SETTINGS}:
+                raise ConfigError(f"{_unknown(name, 'set', live)}; one can set, e.g., {forms}")
             if name not in live:
                 raise ConfigError(f"{name!r} cannot be set while a job runs; one can set, e.g., {forms}")
             values[live[name].field] = _read(live[name], value, name)
