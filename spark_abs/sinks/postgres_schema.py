@@ -58,13 +58,14 @@ def ddl(table: Sequence[str], schema: pa.Schema, key: Sequence[str]) -> str:
         schema: the columns of the rows.
         key: the columns that tell rows apart.
     """
-    lines = [f"  {_quoted(field.name)} {_first(field.type)}" for field in schema]
+    lines = [f"  {quoted(field.name)} {_first(field.type)}" for field in schema]
     if key:
-        lines.append(f"  PRIMARY KEY ({', '.join(map(_quoted, key))})")
-    return f"CREATE TABLE {'.'.join(map(_quoted, table))} (\n" + ",\n".join(lines) + "\n)"
+        lines.append(f"  PRIMARY KEY ({', '.join(map(quoted, key))})")
+    return f"CREATE TABLE {'.'.join(map(quoted, table))} (\n" + ",\n".join(lines) + "\n)"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a name as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from psycopg.sql import SQL, Composed, Literal
 from psycopg.sql import Identifier as Quoted
 
+from spark_abs.sinks.postgres_schema import quoted
+
 MARKER = "spark_abs_marker"
 HISTORY = "_spark_abs_history"
 _STAGED = "spark_abs_rows"
@@ -222,16 +224,12 @@ class Statements:
 
     def _history_id(self) -> Composed:
         """Return what tells the history from another table of its name; null if there is none."""
-        name = ".".join(_quoted(part) for part in (self.schema, self.table + HISTORY))
+        name = ".".join(quoted(part) for part in (self.schema, self.table + HISTORY))
         return SQL("to_regclass({})::oid::bigint").format(Literal(name.replace("%", "%%")))
 
     def _same(self, one: str, other: str) -> Composed:
         pairs = [SQL("{} = {}").format(Identifier(one, name), Identifier(other, name)) for name in self.key]
         return SQL(" AND ").join(pairs)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _listed(names: Sequence[str]) -> Composed:
