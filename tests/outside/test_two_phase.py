@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,16 +15,17 @@ from spark_abs.sinks import postgres
 from spark_abs.sinks.postgres import Postgres, PostgresSink
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.testing.two_phase import NotOnce, Row, check
+from tests.markdown_support import GUIDE, blocks
 from tests.outside.server import PostgresServer
 
-GUIDE = Path(__file__).parents[2] / "spark_abs/guide/outside-world.md"
+PAGE = GUIDE / "outside-world.md"
 
 
 def example(
     tmp_path: Path, change: Callable[[str], str] = lambda text: text
 ) -> Callable[[Path], TwoPhaseSink]:
     """Load the sink that the guide shows, changed."""
-    (shown,) = re.findall(r"```python\n(import fcntl.*?)```", GUIDE.read_text(), re.DOTALL)
+    (shown,) = (block.code for block in blocks(PAGE) if block.code.startswith("import fcntl"))
     changed = change(shown)
     module = tmp_path / "example.py"
     module.write_text(changed)
