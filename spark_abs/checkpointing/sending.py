@@ -78,7 +78,6 @@ class Sender:
         path: Sequence[Branch],
         cuts: Iterable[Mark],
         owner: Owner,
-        on_failure: Callable[[Exception], None],
         missed: Sequence[CheckpointId] = (),
     ) -> None:
         """Take the run.
@@ -90,12 +89,11 @@ class Sender:
             path: what counts in the channel.
             cuts: the cuts of checkpoints that are complete.
             owner: as whom.
-            on_failure: called once, from the thread, if it cannot go on.
             missed: checkpoints of a time when the job had the output and no sink or stage took it.
         """
         self._missed = missed
         self._ctx, self._sending, self._path = ctx, sending, path
-        self._record, self._owner, self._on_failure = record, owner, on_failure
+        self._record, self._owner = record, owner
         self.floor = FIRST_ENTRY
         """The entry up to which no restore undoes anything, 0 if that is not known."""
         self._cuts = list(cuts)
@@ -104,7 +102,7 @@ class Sender:
         self._wake = threading.Condition()
         self._closing = self._abandoned = False
         self._trouble = ""
-        self._thread = threading.Thread(target=self._run, name=f"spark-abs-send-{sending.name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def channel(self) -> ChannelId:
@@ -151,8 +149,10 @@ class Sender:
             )
         self._committed, self._known = found, True
 
-    def start(self) -> None:
-        """Start to send."""
+    def start(self, on_failure: Callable[[Exception], None]) -> None:
+        """Start to send; `on_failure` is called once, from the thread, if it cannot go on."""
+        name = f"spark-abs-send-{self._sending.name}"
+        self._thread = threading.Thread(target=self._run, args=(on_failure,), name=name, daemon=True)
         self._thread.start()
 
     def completed(self, cut: Mark) -> None:
@@ -166,10 +166,10 @@ class Sender:
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(patience_s)
-        elif self._thread.ident is None:
+        if self._thread is None:
             self._sending.sink.close()
+        else:
+            self._thread.join(patience_s)
         with self._wake:
             self._abandoned = True
             self._wake.notify_all()
@@ -177,7 +177,7 @@ class Sender:
             return ""
         return f"sink {self._sending.name!r} has sent up to checkpoint {self.mark.checkpoint}{self._trouble}"
 
-    def _run(self) -> None:
+    def _run(self, on_failure: Callable[[Exception], None]) -> None:
         wait_s = _WAIT_S
         try:
             while True:
@@ -197,7 +197,7 @@ class Sender:
                     else:
                         self._wake.wait_for(lambda: self._closing or self.waits)
         except Exception as error:  # noqa: BLE001 - the thread's edge: the run ends with it
-            self._on_failure(error)
+            on_failure(error)
         finally:
             self._sending.sink.close()
 
@@ -254,10 +254,10 @@ class Senders:
     def __init__(self, senders: Sequence[Sender] = ()) -> None:
         self._senders = tuple(senders)
 
-    def start(self) -> None:
-        """Start to send."""
+    def start(self, on_failure: Callable[[Exception], None]) -> None:
+        """Start to send; `on_failure` is called, from a sink's thread, if that cannot go on."""
         for sender in self._senders:
-            sender.start()
+            sender.start(on_failure)
 
     def completed(self, manifest: Manifest) -> None:
         """Hear of a checkpoint that is complete."""
@@ -312,7 +312,6 @@ def open_senders(
     sendings: Sequence[Sending],
     control: Control,
     manifests: Sequence[Manifest],
-    on_failure: Callable[[Exception], None],
 ) -> Senders:
     """Fence the sinks of a job and read their marks, before any query runs; each is then in `control/`.
 
@@ -340,7 +339,7 @@ def open_senders(
         record = sending.record(first, before is not None and before.begun)
         owner = Owner(state.root, ctx.job, sending.name, ctx.run)
         missed = missed_by(state, record, manifests) if record.begun else ()
-        found.append(Sender(ctx, sending, record, path, cuts, owner, on_failure, missed))
+        found.append(Sender(ctx, sending, record, path, cuts, owner, missed))
         records[sending.name] = record
     try:
         for sender in found:

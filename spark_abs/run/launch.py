@@ -109,16 +109,9 @@ def launch(given: Launch) -> Run:
     ctx.probe("start.sinks.after")
     late, declared = LateRows(), dict(given.drafts.declared)
     queries: dict[StageId, StreamingQuery] = {}
-    checkpoints = Checkpoints.open(ctx.root, ctx.job)
-    kept = KeptState.open(ctx.root, ctx.job, ctx.run, checkpoints.load_all(), ctx.probe)
-    failed: list[Callable[[Exception], None]] = []
-    senders = open_senders(
-        ctx,
-        sendings(job.sinks, given.drafts.schemas),
-        given.control,
-        checkpoints.load_all(),
-        lambda error: failed[0](error),
-    )
+    manifests = Checkpoints.open(ctx.root, ctx.job).load_all()
+    kept = KeptState.open(ctx.root, ctx.job, ctx.run, manifests, ctx.probe)
+    senders = open_senders(ctx, sendings(job.sinks, given.drafts.schemas), given.control, manifests)
     ctx.probe("start.state.after")
     facts = {
         s.name: StageFacts(
@@ -177,7 +170,6 @@ def launch(given: Launch) -> Run:
         run.fail,
         senders.completed,
     )
-    failed.append(run.fail)
     snapshots.report_to(Listener(coordination.put, lambda name: runners[name].turns.wake(), run.fail))
     job.spark.streams.addListener(late)
     try:

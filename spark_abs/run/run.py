@@ -178,7 +178,7 @@ class Run:
         """Start watching; called once by whoever started the queries, who replaces those started again."""
         self._queries = queries
         self._coordination = coordination
-        self._senders.start()
+        self._senders.start(self.fail)
         coordination.start()
         self._watcher.start()
         settings = self._ctx.settings

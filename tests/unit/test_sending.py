@@ -45,7 +45,7 @@ def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
     record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=True)
     owner = Owner("root", "job", "sent", RunId(1))
     path = [Branch(AttemptId(1), None)]
-    sender = Sender(ctx, sent, record, path, [], owner, lambda _: None)
+    sender = Sender(ctx, sent, record, path, [], owner)
     sender._cuts = cuts = Cuts([mark(1)])
     cuts.sender = sender
     sender._send_one(mark(0), mark(1))
