@@ -7,12 +7,16 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spark_abs.errors import Fenced, StageFailed
+from deltalake.exceptions import DeltaError
+
+from spark_abs.errors import AbsError, Fenced, StageFailed
 from spark_abs.model import NO_BATCH, BatchId, StageId
+from spark_abs.protocol.control import require_current
 from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
 from spark_abs.stages.causes import cause_of, one_line
 from spark_abs.stages.context import RunContext
 from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 
 log = logging.getLogger(__name__)
@@ -75,6 +79,7 @@ class Recovery:
         """
         if isinstance(end.error, Fenced):
             raise end.error
+        self._require_current()
         now = now_ms()
         failed = Failed(now, end.stage, end.batch, end.cause, is_final(end.error))
         luck = random.random()  # noqa: S311 - spreads restarts, no secret
@@ -92,6 +97,18 @@ class Recovery:
                 self._due[end.stage] = _Due(end, now, decision)
             case GiveUp():
                 raise StageFailed(_told(end, decision)) from end.error
+
+    def _require_current(self) -> None:
+        """Raise `Fenced` if the run was replaced: the new run's use of a native directory fails a stage, too.
+
+        If `control/` cannot be read, the stage's own error is what is told.
+        """
+        try:
+            require_current(Control.open(self._ctx.root).state, self._ctx.run)
+        except Fenced:
+            raise
+        except (AbsError, DeltaError, OSError) as error:
+            log.warning("control/ could not be read after a stage failed: %s", error)
 
     def start_due(self) -> None:
         """Start the stages again whose time has come.

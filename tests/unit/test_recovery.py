@@ -10,10 +10,12 @@ import pytest
 
 from spark_abs.errors import DamageError, Fenced, StageFailed
 from spark_abs.model import AttemptId, BatchId, RunId, StageId
+from spark_abs.protocol.control import begin_run
 from spark_abs.protocol.restarts import RestartPolicy
 from spark_abs.run import recovery as module
 from spark_abs.run.recovery import Recovery, StageEnd
 from spark_abs.settings_table import RestartStrategy
+from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
@@ -27,10 +29,15 @@ class Watched:
     def __init__(self, path: Path, policy: RestartPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.started, self.errors = 1_000, list[StageId](), list[Exception]()
         self.root = Root(str(path))
+        self.control = Control.create(self.root, "job", now_ms=0)
+        self.begin_run()
         monkeypatch.setattr(module, "now_ms", lambda: self.now)
-        ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(4), probe=no_probe)
+        self.ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(1), probe=no_probe)
         restart = {name: (lambda name=name: self._start(name)) for name in (PAIR, TAIL)}
-        self.recovery = Recovery(ctx, policy, restart)
+        self.recovery = Recovery(self.ctx, policy, restart)
+
+    def begin_run(self) -> None:
+        self.control.update(lambda state: begin_run(state, "host", 1, now_ms=0))
 
     def _start(self, stage: StageId) -> None:
         if self.errors:
@@ -99,3 +106,19 @@ def test_a_lost_native_checkpoint_is_not_waited_for(watched: Watched) -> None:
 def test_a_run_that_was_replaced_ends_as_such(watched: Watched) -> None:
     with pytest.raises(Fenced, match="replaced by run 5"):
         watched.fail(Fenced("replaced by run 5"))
+
+
+def test_a_stage_that_fails_because_its_run_was_replaced_is_not_started_again(watched: Watched) -> None:
+    watched.begin_run()
+    with pytest.raises(Fenced, match="run 1 of job 'job' was replaced by run 2"):
+        watched.fail(RuntimeError("another query has written commits/7"))
+    assert not watched.recovery.waits(PAIR)
+
+
+def test_a_stage_that_fails_while_control_cannot_be_read_fails_with_its_own_error(
+    watched: Watched, tmp_path: Path
+) -> None:
+    (tmp_path / "control").rename(tmp_path / "elsewhere")
+    watched.recovery = Recovery(watched.ctx, RestartPolicy(), {})
+    with pytest.raises(StageFailed, match="OSError: no route"):
+        watched.fail(OSError("no route"))
