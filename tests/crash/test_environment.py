@@ -140,7 +140,7 @@ def test_without_permission_to_write_state_a_checkpoint_is_declined_and_rows_kee
 @pytest.mark.parametrize(
     ("place", "errors"),
     [
-        # A batch of the stage fails, or the barrier that the coordinator commits there while the stage is idle.
+        # A batch of the stage fails, or, while it is idle, the commit of its barrier by the coordinator.
         ("channels/pair.main", ("StageFailed", "StoreFailed")),
         ("checkpoints", ("StoreFailed",)),
         ("control", ("StoreFailed",)),
