@@ -14,6 +14,7 @@ from spark_abs.logs import speak
 from spark_abs.run.signals import SignalledStop
 
 speak()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever is started in the background ignores it
 done = threading.Event()
 stop = lambda: print("stop", flush=True) or {stops}
 signals = SignalledStop("job", {timeout_ms}, stop)
