@@ -3,6 +3,8 @@ PYTHON := python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+# Tests mostly wait: two processes share them also on two cores.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: bench changes check demo soak test test-all test-s3 venv
 
@@ -14,21 +16,21 @@ check: venv
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
 	@echo "vulture" && $(BIN)/vulture --config conf/vulture.toml
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
-	@echo "pytest tests/unit" && $(BIN)/python -m pytest tests/unit
+	@echo "pytest tests/unit" && $(PYTEST) tests/unit
 
 # A part of everything: real Spark, kills, restores, the command.
 PART := tests/sim tests/cli tests/spark/test_job_life.py tests/spark/test_changed_jobs.py \
   tests/spark/test_restore.py tests/spark/test_consistent_cut.py tests/spark/test_one_evaluation.py \
   tests/crash/test_leftovers.py tests/crash/test_rollback.py
 test: check
-	@echo "pytest, a part" && $(BIN)/python -m pytest $(PART)
+	@echo "pytest, a part" && $(PYTEST) $(PART)
 
 # Cheap checks first; the last line is pytest's own.
 test-all: venv
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
 	@echo "vulture" && $(BIN)/vulture --config conf/vulture.toml
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
-	@echo "pytest" && $(BIN)/python -m pytest
+	@echo "pytest" && $(PYTEST)
 
 # Every kind of change between two starts, from a plain stop, after a kill, and from a savepoint.
 changes: venv

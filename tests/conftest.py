@@ -12,8 +12,11 @@ from pyspark.sql import SparkSession
 
 from spark_abs.session import spark_session
 
-ROOMS = ("unit", "sim", "outside", "spark", "cli", "crash", "soak", "s3")
-"""The directories of tests, from cheap to dear: what is quick to fail fails first."""
+ROOMS = ("unit", "sim", "outside", "crash", "soak", "spark", "cli", "s3")
+"""The directories of tests: what is quick to fail comes first, then the longest modules, then shorter ones,
+so that two processes that share them end at nearly the same time."""
+ALONE = ("unit", "sim")
+"""The rooms whose tests share nothing that is dear: any process may take any one of them."""
 
 # The same examples every time, and no failure because the machine is busy.
 settings.register_profile(
@@ -23,8 +26,18 @@ settings.load_profile("project")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order by room; within a room the order stays. A room without a place here is an error."""
-    items.sort(key=lambda item: ROOMS.index(item.path.relative_to(Path(__file__).parent).parts[0]))
+    """Order by room; within a room the order stays. A room without a place here is an error.
+
+    Where tests share sessions, drivers or servers, one process takes all of a module.
+    """
+    items.sort(key=lambda item: ROOMS.index(_room(item)))
+    for item in items:
+        if _room(item) not in ALONE:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+def _room(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 @pytest.fixture(scope="session")
