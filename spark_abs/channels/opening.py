@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ _SET_BY_READERS = {
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }
 """What Spark sets for a worker; it replaces the empty ones before it starts any."""
+_WORKER_START = str(Path(__file__).parent / "worker_start")
+"""Has a `sitecustomize`; an executor that does not have it is none the worse."""
 
 
 def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) -> DataFrame:
@@ -47,19 +50,22 @@ def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) 
 
 @contextmanager
 def _all_variables(environment: dict[str, Any]) -> Iterator[None]:
-    """While this lasts, the environment of Python workers has every variable that a streaming reader sets.
+    """While this lasts, the environment of Python workers has all that those of a gate need.
+
+    That is the path to what makes their start short, and every variable that a streaming reader sets.
 
     All gates of a session share the map of the JVM that is made from it. Spark 4.2 sets those variables in it
     (`PythonStreamingSourceRunner.init`) while other gates do so, and tasks are serialized with it: a new
     key could break the map for good, a new value of an old key cannot.
     """
-    added = {key: value for key, value in _SET_BY_READERS.items() if key not in environment}
-    environment.update(added)
+    before = dict(environment)
+    path = [entry for entry in (environment.get("PYTHONPATH"), _WORKER_START) if entry]
+    environment.update({**_SET_BY_READERS, **before, "PYTHONPATH": os.pathsep.join(path)})
     try:
         yield
     finally:
-        for key in added:
-            environment.pop(key, None)
+        environment.clear()
+        environment.update(before)
 
 
 def _show_shipped_code() -> None:

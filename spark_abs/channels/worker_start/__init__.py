@@ -1,0 +1,1 @@
+"""On the path of the Python processes of gates: what is in `sitecustomize` runs when they start."""
