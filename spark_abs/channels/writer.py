@@ -1,4 +1,4 @@
-"""The writing end of a channel: one object for one output, used from one thread.
+"""The writing end of a channel: one object for one output, used by one thread at a time.
 
 Every commit is decided by what was just read, and takes exactly the next version: a fence, a repeat and
 the agent's race against a batch are all seen before anything is written.
@@ -110,8 +110,8 @@ def _check(channel: ChannelId, table: Table, schema: StructType) -> None:
 class ChannelWriter:
     """Writes the entries of one output under one attempt and run. Not thread-safe.
 
-    The batch thread and the agent each have their own. All versions handed out and taken are the
-    channel's entry numbers.
+    Batches and the agent of an idle stage share it; `Turns` keeps them apart. All versions handed out and
+    taken are the channel's entry numbers.
     """
 
     def __init__(

@@ -1,12 +1,18 @@
-"""Barriers as a stage knows them: those that it was told of, and those at which its inputs stand."""
+"""Barriers as a stage knows them: those it was told of, how far it has got, and which one it takes next."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from typing import assert_never
 
 from spark_abs.channels.entries import entry_of
 from spark_abs.errors import DamageError
-from spark_abs.model import NO_EPOCH, Barrier, CheckpointId, CheckpointMode, Position
+from spark_abs.model import NO_BATCH, NO_EPOCH, Barrier, BatchId, CheckpointId, CheckpointMode, Position
+from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing, may_take, overtaking
+from spark_abs.protocol.loops import forward
+from spark_abs.stages.batch import Marker, Planned
+from spark_abs.stages.context import RunContext
 from spark_abs.store.log import read_commit
 from spark_abs.store.root import Root
 
@@ -37,7 +43,7 @@ class Barriers:
         return self._open.get(checkpoint)
 
     def above(self, passed: CheckpointId) -> list[Barrier]:
-        """Return the barriers above an id that have no outcome, oldest first."""
+        """Return the barriers above an id that have no outcome and were not aborted, oldest first."""
         return [b for n, b in sorted(self._open.items()) if n > passed and n not in self.aborted]
 
     @property
@@ -46,13 +52,116 @@ class Barriers:
         return frozenset(n for n, b in self._open.items() if b.mode is CheckpointMode.UNALIGNED)
 
 
-def newest_unaligned(positions: Sequence[Position]) -> CheckpointId:
-    """Return the newest unaligned barrier at which an input stands, `NO_EPOCH` if none does."""
-    seen = [p.epoch for p in positions if p.at_barrier and p.mode is CheckpointMode.UNALIGNED]
-    return max(seen, default=NO_EPOCH)
+class BarrierProgress:
+    """How far the barriers of one stage have got. Nothing here goes back. Thread-safe.
+
+    The barrier of a batch, or of an idle stage, is committed to the first channel, then to the others; then
+    the cut is handed over to be captured.
+    """
+
+    def __init__(self, first: CheckpointId = NO_EPOCH, every: CheckpointId = NO_EPOCH) -> None:
+        self._lock = threading.Lock()
+        self.first = first
+        """The newest id in the first channel."""
+        self.every = every
+        """The newest id that every channel has."""
+        self.taken = NO_EPOCH
+        """The newest barrier whose cut was handed over in this run."""
+        self.checkpointed = NO_BATCH
+        """The batch of the newest completed checkpoint of this run."""
+
+    @property
+    def newest(self) -> CheckpointId:
+        """The newest id that the stage need not take any more."""
+        return max(self.taken, self.first)
+
+    def in_first(self, checkpoint: CheckpointId) -> None:
+        """Hear that an id stands in the first channel."""
+        with self._lock:
+            self.first = max(self.first, checkpoint)
+
+    def in_every(self, checkpoint: CheckpointId) -> None:
+        """Hear that an id stands in every channel."""
+        with self._lock:
+            self.every = max(self.every, checkpoint)
+
+    def handed_over(self, checkpoint: CheckpointId) -> None:
+        """Hear that the cut of a barrier was handed over."""
+        with self._lock:
+            self.taken = max(self.taken, checkpoint)
+
+    def completed(self, batch: BatchId) -> None:
+        """Hear that the checkpoint is complete whose cut is behind a batch."""
+        with self._lock:
+            self.checkpointed = max(self.checkpointed, batch)
 
 
-def read_barrier(root: Root, positions: Sequence[Position], checkpoint: CheckpointId) -> Barrier | None:
+class BarrierChoice:
+    """Which barrier a stage takes next, and where; changes nothing. For whoever holds the stage's turn."""
+
+    def __init__(self, ctx: RunContext, barriers: Barriers, progress: BarrierProgress) -> None:
+        self._ctx, self._barriers, self._progress = ctx, barriers, progress
+
+    def of_inputs(self, planned: Planned) -> Marker | None:
+        """Return what a batch carries because of its inputs; None if that says nothing.
+
+        The batch may then carry what `now` gives when it is committed.
+        """
+        match planned.emission:
+            case Free() | Nothing():
+                return None
+            case Cut(id=reached):
+                if reached <= self._progress.first:
+                    return None
+                if reached <= self._ctx.floor or reached in self._barriers.aborted:
+                    return Marker(cancel=reached)
+                barrier = self._barriers.find(reached)
+                barrier = barrier or _read_barrier(self._ctx.root, planned.after, reached)
+                return Marker(barrier) if barrier is not None else Marker(cancel=reached)
+            case Cancelled(id=reached):
+                return Marker(cancel=reached) if reached > self._progress.first else None
+            case other:
+                assert_never(other)
+
+    def now(self, positions: Sequence[Position]) -> Barrier | None:
+        """Return the open barrier that can be taken where the inputs stand, before any input reaches it.
+
+        That is the oldest one if the stage takes barriers like a source, else an unaligned one (P16).
+        """
+        offered = self.waiting()
+        if all(position.is_closed(self._ctx.run) for position in forward(positions)):
+            back = [position for position in positions if position.feedback]
+            return next((barrier for barrier in offered if may_take(barrier.id, back)), None)
+        return overtaking(offered, positions)
+
+    def ahead(self, before: Sequence[Position]) -> Barrier | None:
+        """Return the unaligned barrier to be taken ahead of a batch that no output holds yet (P16).
+
+        What the batch reads may be behind it: gates let a batch past a barrier that is unaligned, or has
+        become so, whether or not the stage has taken it. Of the first kind the positions know.
+        """
+        offered, seen = self.waiting(), self._seen_unaligned(before)
+        return overtaking([*offered, seen] if seen is not None else offered, before)
+
+    def offered(self, planned: Planned) -> CheckpointId:
+        """Return the open barrier that the stage may take with a batch, or ahead of it; else `NO_EPOCH`."""
+        barrier = self.now(planned.after) or overtaking(self.waiting(), planned.before)
+        return NO_EPOCH if barrier is None else barrier.id
+
+    def waiting(self) -> list[Barrier]:
+        """Return the open barriers that the stage has neither taken nor passed on, oldest first."""
+        return self._barriers.above(self._progress.newest)
+
+    def _seen_unaligned(self, positions: Sequence[Position]) -> Barrier | None:
+        """Return the newest unaligned barrier at which an input stands, if the stage lacks it."""
+        seen = [p.epoch for p in positions if p.at_barrier and p.mode is CheckpointMode.UNALIGNED]
+        newest = max(seen, default=NO_EPOCH)
+        passed = max(self._progress.newest, self._ctx.floor)
+        lacks = newest > passed and newest not in self._barriers.aborted
+        return _read_barrier(self._ctx.root, positions, newest) if lacks else None
+
+
+def _read_barrier(root: Root, positions: Sequence[Position], checkpoint: CheckpointId) -> Barrier | None:
     """Read a barrier from the log of an input that stands at it; None if none does.
 
     Raises:

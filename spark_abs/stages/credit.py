@@ -68,8 +68,8 @@ class Credit:
         """The channels without credit for which the stage waits now. Any thread."""
         return self._full
 
-    def permits(self) -> bool:
-        """Say whether every channel takes another batch; from False to True it counts as waiting.
+    def full(self) -> tuple[ChannelId, ...]:
+        """Return the channels that take no other batch now.
 
         Raises:
             DamageError: a channel or a consumer's offsets cannot be read.
@@ -77,22 +77,16 @@ class Credit:
         if not self._loads:
             self._prime()
         full = self._find_full()
-        if full and self._look():
-            full = self._find_full()
-        with self._lock:
-            self._full = full
-            if full and self._waiting_since is None:
-                self._waiting_since = time.monotonic()
-        if not full:
-            self.done()
-        return not full
+        return self._find_full() if full and self._look() else full
 
-    def done(self) -> None:
-        """Wait no longer, whether there is credit or not."""
+    def waits_for(self, channels: tuple[ChannelId, ...]) -> None:
+        """Hear which channels the stage waits for, none if it does not wait: the time is counted."""
         with self._lock:
-            self._full = ()
-            if self._waiting_since is not None:
-                self._waited_s += time.monotonic() - self._waiting_since
+            self._full, now = channels, time.monotonic()
+            if channels and self._waiting_since is None:
+                self._waiting_since = now
+            if not channels and self._waiting_since is not None:
+                self._waited_s += now - self._waiting_since
                 self._waiting_since = None
 
     def wrote(self, entries: Mapping[ChannelId, Entry]) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spark_abs.manifest import StageSnapshot, Timings
-from spark_abs.model import NO_EPOCH, Barrier, CheckpointId, CheckpointKind
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind
 from spark_abs.protocol.messages import Acked
 from spark_abs.stages.alignment import CheckpointStanding
-from spark_abs.stages.barriers import Barriers
+from spark_abs.stages.barriers import BarrierProgress, Barriers
 from spark_abs.stages.turns import Turns
 from spark_abs.store.clock import now_ms
 
@@ -31,7 +31,7 @@ class DormantStage:
         self.part = part
         self.turns = Turns()
         self.barriers = Barriers()
-        self.taken = NO_EPOCH
+        self.progress = BarrierProgress()
         self._put = put
 
     def offer(self, barrier: Barrier) -> None:
@@ -40,8 +40,8 @@ class DormantStage:
 
     def offer_idle(self) -> None:
         """Answer every open barrier; none of the query's batches begins behind an exact savepoint."""
-        for barrier in self.barriers.above(self.taken):
-            self.taken = barrier.id
+        for barrier in self.barriers.above(self.progress.taken):
+            self.progress.handed_over(barrier.id)
             if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
                 self.turns.hold(barrier.id)
             now = now_ms()
@@ -55,7 +55,7 @@ class DormantStage:
 
     def has_taken(self, checkpoint: CheckpointId) -> bool:
         """Say whether a checkpoint was answered."""
-        return self.taken >= checkpoint
+        return self.progress.taken >= checkpoint
 
     def standing(self, _barrier: Barrier) -> CheckpointStanding:
         """Say what a checkpoint waits for here."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.writer import ChannelWriter, Standing
+from spark_abs.channels.writer import ChannelWriter
 from spark_abs.errors import CommitConflict
 from spark_abs.manifest import OutputVersion
 from spark_abs.model import (
@@ -18,7 +18,6 @@ from spark_abs.model import (
     BatchId,
     CheckpointId,
     Entry,
-    Position,
     StageId,
     Version,
     app_id,
@@ -28,6 +27,8 @@ from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import SinkSpec, StageSpec
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.sinks.note import PlannedBatch
+from spark_abs.stages.barriers import BarrierProgress
+from spark_abs.stages.batch import BatchFacts, Committed, Marker
 from spark_abs.stages.context import Current, RunContext, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
 from spark_abs.stages.native import NativeLog
@@ -39,42 +40,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
-    """What stands behind the rows of an entry."""
-
-    barrier: Barrier | None = None
-    cancel: CheckpointId | None = None
-
-    @property
-    def id(self) -> CheckpointId:
-        """The id of the barrier or cancel marker, `NO_EPOCH` if there is neither."""
-        return self.barrier.id if self.barrier else (self.cancel or NO_EPOCH)
-
-
-@dataclass(frozen=True, slots=True)
 class IdleCut:
     """The cut of an idle stage: its last finished batch, and where the barrier stands in its channels."""
 
     batch: BatchId
     channels: Mapping[str, Version]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFacts:
-    """What every commit of a batch says of its cause."""
-
-    batch: BatchId
-    offsets: str
-    watermark_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A batch as Spark's offset log has it: what caused it, and where the gates stand at its two ends."""
-
-    facts: BatchFacts
-    before: tuple[Position, ...]
-    after: tuple[Position, ...]
 
 
 def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> tuple[ChannelWriter, ...]:
@@ -102,7 +72,7 @@ def newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
 
 
 class Outputs:
-    """The outputs of one stage, used from its batch thread alone.
+    """The outputs of one stage, used by whoever holds its turn: a batch, or the agent of an idle stage.
 
     Channels come before sinks, each group by name: agent and batch meet at the first channel.
     """
@@ -134,26 +104,20 @@ class Outputs:
         self._tables = [(s, tables[s.name]) for s in sinks if s.table is not None]
         self._functions = [s for s in sinks if s.function is not None]
         self._watched = tuple(watched)
-        self.secured = NO_BATCH
-        """The batch of the newest completed checkpoint: whoever rebuilds the stage begins behind it."""
-        self._seen = Version(-1)
-        self._epoch = NO_EPOCH
+        self._searched = Version(-1)
+        """The entry of the first channel up to which every barrier is on the others, too."""
         newest = [writer.newest() for writer in self.channels]
-        self.passed = min((n.epoch for n in newest), default=NO_EPOCH)
-        """The newest id that every channel has carried, as of the last look."""
+        every = min((n.epoch for n in newest), default=NO_EPOCH)
+        self.progress = BarrierProgress(newest[0].epoch if newest else NO_EPOCH, every)
+        """How far barriers have got; the coordinator's thread may look at it, too."""
         if newest:
             first = newest[0]
-            self._seen, self._epoch = first.version, first.epoch
-            if first.marker is not None and self.passed < first.epoch:
-                self._seen = Version(first.marker.version - 1)  # a barrier that is to be completed
+            self._searched = first.version
+            if first.marker is not None and every < first.epoch:  # a barrier that is to be completed
+                self._searched = Version(first.marker.version - 1)
         self._evaluator = Evaluator(ctx, spec, self.channels, self._tables, self._functions, repeatable)
 
-    @property
-    def epoch(self) -> CheckpointId:
-        """The newest id that the first channel has carried, as of the last look."""
-        return self._epoch
-
-    def standing(self, batch: BatchId) -> Marker | None:
+    def marker_of(self, batch: BatchId) -> Marker | None:
         """Return the marker with which an output already holds a batch, None if none holds it.
 
         What the first committed output says decides for all: its marker, or the absence of one.
@@ -169,35 +133,33 @@ class Outputs:
         """Evaluate every output once and write the files of all that lack the batch, see `Evaluator`."""
         return self._evaluator.evaluated(frame, batch)
 
-    def commit(self, given: Evaluated, facts: BatchFacts, marker: Marker) -> dict[str, Standing]:
+    def commit(self, given: Evaluated, facts: BatchFacts, marker: Marker) -> Committed:
         """Commit a batch whose marker is decided to every channel."""
-        stood = {w.output: self._commit_one(w, given, facts, marker, None) for w in self.channels}
-        self.passed = max(self.passed, marker.id)
-        return stood
+        entries = {w.output: self._commit_one(w, given, facts, marker, None) for w in self.channels}
+        self.progress.in_every(marker.id)
+        return Committed(marker.barrier, entries)
 
-    def commit_free(
-        self, given: Evaluated, facts: BatchFacts, pending: Barrier | None
-    ) -> tuple[Barrier | None, dict[str, Standing]]:
-        """Commit a batch of a stage that takes barriers like a source; returns the barrier it carries.
+    def commit_free(self, given: Evaluated, facts: BatchFacts, open_: Barrier | None) -> Committed:
+        """Commit a batch that carries an open barrier, if one is given that no channel has yet.
 
         The agent may have put a barrier before the batch, perhaps on the first channel only: then that
         barrier is completed on the others before the batch goes anywhere.
         """
         if not self.channels:
-            return pending, {}
+            return Committed(open_, {})
         first, *rest = self.channels
         while True:
-            at = self._observe(rest)
-            barrier = pending if pending is not None and pending.id > self._epoch else None
+            at = self._complete_barriers(rest)
+            barrier = open_ if open_ is not None and open_.id > self.progress.first else None
             try:
-                standing = self._commit_one(first, given, facts, Marker(barrier), at)
+                entry = self._commit_one(first, given, facts, Marker(barrier), at)
                 break
             except CommitConflict:
                 continue
-        chosen = Marker(standing.entry.barrier, standing.entry.cancel)
+        chosen = Marker(entry.barrier, entry.cancel)
         others = {w.output: self._commit_one(w, given, facts, chosen, None) for w in rest}
-        self.passed = max(self.passed, chosen.id)
-        return chosen.barrier, {first.output: standing, **others}
+        self.progress.in_every(chosen.id)
+        return Committed(chosen.barrier, {first.output: entry, **others})
 
     def commit_sinks(self, given: Evaluated, facts: BatchFacts) -> None:
         """Commit a batch to the tables; one without rows gets no commit. The first commit names the files."""
@@ -227,7 +189,8 @@ class Outputs:
         if self.channels:
             return ()
         native = NativeLog(self._ctx.native(self._spec.name))
-        oldest = max(self.secured, table.last_batch(), facts.batch - self._ctx.batches_retained)
+        retained = facts.batch - self._ctx.batches_retained
+        oldest = max(self.progress.checkpointed, table.last_batch(), retained)
         before = [BatchId(b) for b in range(max(oldest, NO_BATCH) + 1, facts.batch)]
         texts = [(batch, native.find_offsets(batch)) for batch in before]
         found = [PlannedBatch(batch, text) for batch, text in texts if text is not None]
@@ -268,9 +231,9 @@ class Outputs:
             except CommitConflict:
                 return None
             versions[writer.output] = standing.entry.version
-            self._epoch = max(self._epoch, barrier.id)
+            self.progress.in_first(barrier.id)
             self._ctx.probe(f"agent.{self._spec.name}.commit-{writer.output}.after")
-        self.passed = max(self.passed, barrier.id)
+        self.progress.in_every(barrier.id)
         return IdleCut(batch, versions)
 
     def end(self) -> None:
@@ -278,16 +241,17 @@ class Outputs:
         for writer in self.channels:
             writer.commit_end()
 
-    def _observe(self, rest: Sequence[ChannelWriter]) -> Version:
+    def _complete_barriers(self, rest: Sequence[ChannelWriter]) -> Version:
+        """Commit barriers of the agent in the first channel to the others; return its newest entry."""
         first = self.channels[0]
         at = first.refresh()
-        for entry in first.after(self._seen):
-            self._epoch = max(self._epoch, Marker(entry.barrier, entry.cancel).id)
-            if _holds_only_barrier(entry) and entry.run == self._ctx.run and entry.barrier is not None:
+        for entry in first.after(self._searched):
+            self.progress.in_first(Marker(entry.barrier, entry.cancel).id)
+            if entry.barrier is not None and entry.batch < 0 and entry.run == self._ctx.run:
                 for writer in rest:
                     writer.commit_barrier(entry.barrier)
-                self.passed = max(self.passed, entry.barrier.id)
-        self._seen = at
+                self.progress.in_every(entry.barrier.id)
+        self._searched = at
         return at
 
     def _commit_one(
@@ -297,8 +261,8 @@ class Outputs:
         facts: BatchFacts,
         marker: Marker,
         at: Version | None,
-    ) -> Standing:
-        standing = writer.commit_batch(
+    ) -> Entry:
+        entry = writer.commit_batch(
             given.written(self._ctx.root.channel(writer.channel)),
             facts.batch,
             barrier=marker.barrier,
@@ -307,11 +271,11 @@ class Outputs:
             offsets=facts.offsets,
             evaluated=given.named if writer is self.channels[0] else (),
             at=at,
-        )
+        ).entry
         self._ctx.probe(f"batch.{self._spec.name}.commit-{writer.output}.after")
         if writer is self.channels[0]:
-            self._epoch = max(self._epoch, Marker(standing.entry.barrier, standing.entry.cancel).id)
-        return standing
+            self.progress.in_first(Marker(entry.barrier, entry.cancel).id)
+        return entry
 
 
 def _watched(stage: StageId, place: Place) -> OutputVersion:
@@ -321,7 +285,3 @@ def _watched(stage: StageId, place: Place) -> OutputVersion:
     except FileNotFoundError:
         return OutputVersion(stage, "table", place.uri, "", None)
     return OutputVersion(stage, "table", place.uri, table.id, table.version)
-
-
-def _holds_only_barrier(entry: Entry) -> bool:
-    return entry.barrier is not None and entry.batch < 0

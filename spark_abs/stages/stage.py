@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from functools import partial
+from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbortReason
 from spark_abs.model import (
@@ -25,18 +26,19 @@ from spark_abs.model import (
     positions_of,
 )
 from spark_abs.protocol.credit import at_once
-from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free, Nothing, emission, may_take, overtaking
+from spark_abs.protocol.cut import emission
 from spark_abs.protocol.gate import Settled, exceeds, waiting
 from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Declined
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.alignment import AlignmentWatch, CheckpointStanding
-from spark_abs.stages.barriers import Barriers, newest_unaligned, read_barrier
+from spark_abs.stages.barriers import BarrierChoice, Barriers
+from spark_abs.stages.batch import Admission, BatchFacts, Planned
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.native import NativeLog
-from spark_abs.stages.outputs import BatchFacts, Marker, Outputs, Planned
+from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, Taken
 from spark_abs.stages.turns import StageStopped, Turns
 from spark_abs.store.clock import now_ms
@@ -56,8 +58,9 @@ class Failure:
 class StageRunner:
     """The batch function of one stage, and the agent that takes barriers while the stage is idle.
 
-    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit` and `notify`
-    from the coordinator's thread.
+    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit`, `standing`,
+    `notify` and `succeed` from the coordinator's thread. Both commit to the outputs, and never at once: a
+    batch holds its turn from its admission to its end, and the agent goes away while somebody holds one.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class StageRunner:
         self._reported_ms = 0
         self.native = NativeLog(ctx.native(name))
         self.barriers = Barriers()
-        self.taken = NO_EPOCH
+        self.progress = outputs.progress
+        self._choice = BarrierChoice(ctx, self.barriers, self.progress)
         self._cuts: dict[CheckpointId, BatchId] = {}
         """The batches of cuts whose checkpoint has no outcome yet."""
         self.only: BatchId | None = None
@@ -92,10 +96,10 @@ class StageRunner:
         """Run one micro-batch.
 
         1. Read what the batch consumes; wait while captures lag behind, and for credit unless it carries a
-        barrier.  2. Read what outputs hold of it.  3. Find its marker; an unaligned barrier that may be taken
-        before the batch goes out ahead of it.  4. Evaluate each output once and write the files of all.
-        5. Commit all outputs, barrier included; the first commit names the files.  6. Call the functions.
-        7. Hand the cut over.
+        barrier.  2. Read what outputs hold of it.  3. Decide what it carries; an unaligned barrier that may
+        be taken before the batch goes out ahead of it.  4. Evaluate each output once and write the files of
+        all.  5. Commit all outputs, barrier included; the first commit names the files.  6. Call the
+        functions.  7. Hand the cut over.
 
         Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
         batch decides for the others, and 4 takes the files that it names. After it, commits are skipped.
@@ -104,7 +108,7 @@ class StageRunner:
         try:
             probe(f"batch.{self.name}.wait.before")  # 1
             planned, credited_ms = self._planned(batch), self.credit.waited_ms
-            with self.turns.batch(lambda: self._may_begin(planned)) as waited_ms:
+            with self.turns.batch(partial(self._admit, planned)) as waited_ms:
                 if self.only is not None and batch != self.only:
                     raise StageStopped(f"only batch {self.only} is run now")
                 self._run(frame, planned, waited_ms - (self.credit.waited_ms - credited_ms))
@@ -116,103 +120,63 @@ class StageRunner:
             self.failure = Failure(batch, error)
             raise
         finally:
-            self.credit.done()
+            self.credit.waits_for(())
 
     def _planned(self, batch: BatchId) -> Planned:
         text = self.native.offsets_text(batch)
         found = parse_offsets(text)
         before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self.start
-        return Planned(BatchFacts(batch, text, found.watermark_ms), before, positions_of(found.lines))
+        after = positions_of(found.lines)
+        facts = BatchFacts(batch, text, found.watermark_ms)
+        return Planned(facts, before, after, emission(before, after, self._ctx.run))
 
-    def _may_begin(self, planned: Planned) -> bool:
-        """Say whether a batch may begin (P19)."""
-        batch = planned.facts.batch
-        if not self._snapshots.permits(self.name, batch):
-            return False
-        barrier = self._takes_at(planned.after) or overtaking(self._waiting(), planned.before)
-        offered = barrier.id if barrier is not None else NO_EPOCH
-        if self.only is not None or at_once(self._emission(planned), self._outputs.passed, offered):
-            self.credit.done()
-            return True
-        return self.credit.permits()
+    def _admit(self, planned: Planned) -> bool:
+        """Let a batch begin, or count how long it waits for credit."""
+        admission = self._admission(planned)
+        if not admission.captures:
+            self.credit.waits_for(admission.full)
+        return admission.granted
+
+    def _admission(self, planned: Planned) -> Admission:
+        """Say whether a batch may begin now (P19)."""
+        if not self._snapshots.permits(self.name, planned.facts.batch):
+            return Admission(captures=True)
+        offered = self._choice.offered(planned)
+        if self.only is not None or at_once(planned.emission, self.progress.every, offered):
+            return Admission()
+        return Admission(full=self.credit.full())
 
     def _run(self, frame: DataFrame, planned: Planned, waited_ms: int) -> None:
         began, probe = now_ms(), self._ctx.probe
         facts, after = planned.facts, planned.after
         batch = facts.batch
         probe(f"batch.{self.name}.read.before")  # 2
-        marker = self._outputs.standing(batch)
+        marker = self._outputs.marker_of(batch)
         probe(f"batch.{self.name}.find.before")  # 3
         if marker is None:
-            self._overtake(batch, planned.before)
-            marker = self._marker(planned)
+            self._take_ahead(batch, planned.before)
+            marker = self._choice.of_inputs(planned)
         self._watch_alignment(after, began)
         probe(f"batch.{self.name}.files.before")  # 4
         with self._outputs.evaluated(frame, batch) as given:
             probe(f"batch.{self.name}.files.after")
-            if marker is None:  # 5
-                barrier, stood = self._outputs.commit_free(given, facts, self._takes_at(after))
+            if marker is None:  # 5: what is open now, not what was open before the rows were there
+                done = self._outputs.commit_free(given, facts, self._choice.now(after))
             else:
-                barrier, stood = marker.barrier, self._outputs.commit(given, facts, marker)
-            self.credit.wrote({w.channel: stood[w.output].entry for w in self._outputs.channels})
+                done = self._outputs.commit(given, facts, marker)
+            self.credit.wrote({w.channel: done.entries[w.output] for w in self._outputs.channels})
             self._outputs.commit_sinks(given, facts)
             self._outputs.call_functions(given, batch, max((p.epoch for p in after), default=NO_EPOCH))  # 6
         probe(f"batch.{self.name}.handover.before")
-        if barrier is not None and barrier.id > max(self.taken, self._ctx.floor):  # 7
-            versions = {output: s.entry.version for output, s in stood.items()}
-            self._hand_over(barrier, batch, after, versions, began, waited_ms)
+        if done.barrier is not None and done.barrier.id > max(self.progress.taken, self._ctx.floor):  # 7
+            versions = {output: entry.version for output, entry in done.entries.items()}
+            self._hand_over(done.barrier, batch, after, versions, began, waited_ms)
         probe(f"batch.{self.name}.handover.after")
 
-    def _emission(self, planned: Planned) -> Emission:
-        return emission(planned.before, planned.after, self._ctx.run)
-
-    def _marker(self, planned: Planned) -> Marker | None:
-        """Return what the batch carries because of its inputs; None if that says nothing.
-
-        The batch may then carry what `_takes_at` gives when it is committed.
-        """
-        match self._emission(planned):
-            case Free() | Nothing():
-                return None
-            case Cut(id=reached):
-                if reached <= self._outputs.epoch:
-                    return None
-                if reached <= self._ctx.floor or reached in self.barriers.aborted:
-                    return Marker(cancel=reached)
-                barrier = self.barriers.find(reached)
-                barrier = barrier or read_barrier(self._ctx.root, planned.after, reached)
-                return Marker(barrier) if barrier is not None else Marker(cancel=reached)
-            case Cancelled(id=reached):
-                return Marker(cancel=reached) if reached > self._outputs.epoch else None
-            case other:
-                assert_never(other)
-
-    def _takes_at(self, positions: tuple[Position, ...]) -> Barrier | None:
-        """Return the open barrier that the stage may take where its inputs stand, without their having it.
-
-        That is the oldest one if it takes barriers like a source, else an unaligned one (P16).
-        """
-        offered = self._waiting()
-        if all(position.is_closed(self._ctx.run) for position in forward(positions)):
-            back = [position for position in positions if position.feedback]
-            return next((barrier for barrier in offered if may_take(barrier.id, back)), None)
-        return overtaking(offered, positions)
-
-    def _waiting(self) -> list[Barrier]:
-        """Return the open barriers that the stage has neither taken nor passed on, oldest first."""
-        return self.barriers.above(max(self.taken, self._outputs.epoch))
-
-    def _overtake(self, batch: BatchId, before: tuple[Position, ...]) -> None:
-        """Take unaligned barriers behind the batch before, ahead of a batch that nothing holds yet (P16).
-
-        What this one reads may be behind them: gates let a batch past a barrier that is unaligned, or has
-        become so, whether or not the stage has taken it. Of the first kind the positions know.
-        """
-        while self.start:
-            offered = self._waiting()
-            if (seen := self._seen_unaligned(before)) is not None:
-                offered.append(seen)
-            barrier = overtaking(offered, before)
+    def _take_ahead(self, batch: BatchId, before: tuple[Position, ...]) -> None:
+        """Take unaligned barriers ahead of a batch that no output holds yet (P16)."""
+        while self.reads_channels:
+            barrier = self._choice.ahead(before)
             if barrier is None:
                 return
             began, last = now_ms(), BatchId(batch - 1)
@@ -221,12 +185,6 @@ class StageRunner:
             if cut is not None:
                 self._ctx.probe(f"batch.{self.name}.overtake.after")
                 self._hand_over(barrier, last, before, cut.channels, began, 0)
-
-    def _seen_unaligned(self, positions: tuple[Position, ...]) -> Barrier | None:
-        """Return the newest unaligned barrier at which an input stands, if the stage lacks it."""
-        newest, passed = newest_unaligned(positions), max(self.taken, self._outputs.epoch, self._ctx.floor)
-        lacks = newest > passed and newest not in self.barriers.aborted
-        return read_barrier(self._ctx.root, positions, newest) if lacks else None
 
     def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
         for position in forward(after):
@@ -258,7 +216,7 @@ class StageRunner:
         began_ms: int,
         waited_ms: int,
     ) -> None:
-        self.taken = barrier.id
+        self.progress.handed_over(barrier.id)
         self._cuts[barrier.id] = batch
         reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
@@ -289,11 +247,11 @@ class StageRunner:
         self.barriers.offer(barrier)
 
     def offer_idle(self) -> None:
-        """Take an open barrier if no batch is under way: see `_takes_at` (P1, P16).
+        """Take an open barrier if no batch is under way: see `BarrierChoice.now` (P1, P16).
 
         If a batch came first, the barrier is void here: that batch carries it.
         """
-        offered = self._waiting()
+        offered = self._choice.waiting()
         unaligned = any(b.mode is CheckpointMode.UNALIGNED for b in offered)
         if not offered or (self.reads_channels and not self._ctx.bounded and not unaligned):
             return
@@ -302,7 +260,7 @@ class StageRunner:
             if batch is None:
                 return
             positions = self.native.positions(batch) if batch != NO_BATCH else self.start
-            barrier = self._takes_at(positions)
+            barrier = self._choice.now(positions)
             if barrier is None:
                 return
             began = now_ms()
@@ -341,13 +299,13 @@ class StageRunner:
 
     def has_taken(self, checkpoint: CheckpointId) -> bool:
         """Say whether the stage has made its cut of a checkpoint."""
-        return self.taken >= checkpoint
+        return self.progress.taken >= checkpoint
 
     def standing(self, barrier: Barrier) -> CheckpointStanding:
         """Say how far the stage is with a checkpoint, off its newest planned batch."""
         since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
         waited_ms = self.credit.waited_ms - self._reported_ms
-        if self.taken >= barrier.id:
+        if self.has_taken(barrier.id):
             return CheckpointStanding(since, "its state is being copied", backpressured_ms=waited_ms)
         batch = self.native.newest_planned()
         positions = self.start if batch == NO_BATCH else self.native.positions(batch)
@@ -367,7 +325,7 @@ class StageRunner:
         self._alignment.over(checkpoint)
         batch = self._cuts.pop(checkpoint, None)
         if completed and batch is not None:
-            self._outputs.secured = max(self._outputs.secured, batch)
+            self.progress.completed(batch)
         if not completed:
             self.turns.release(checkpoint)
         self.turns.wake()
@@ -377,7 +335,7 @@ class StageRunner:
 
         What it handed over is not handed over again: its copy waits for the batch, which is run again.
         """
-        self.taken = before.taken
+        self.progress.handed_over(before.progress.taken)
         self.barriers.aborted |= before.barriers.aborted
         self.turns.succeed(before.turns)
         if isinstance(before, StageRunner):

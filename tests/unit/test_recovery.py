@@ -32,9 +32,9 @@ class Watched:
         self.control = Control.create(self.root, "job", now_ms=0)
         self.begin_run()
         monkeypatch.setattr(module, "now_ms", lambda: self.now)
-        self.ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(1), probe=no_probe)
+        ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(1), probe=no_probe)
         restart = {name: (lambda name=name: self._start(name)) for name in (PAIR, TAIL)}
-        self.recovery = Recovery(self.ctx, policy, restart)
+        self.recovery, self.ctx = Recovery(ctx, policy, restart), ctx
 
     def begin_run(self) -> None:
         self.control.update(lambda state: begin_run(state, "host", 1, now_ms=0))

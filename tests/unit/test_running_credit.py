@@ -58,39 +58,38 @@ def test_entries_with_rows_use_credit_up_until_every_consumer_has_finished_one(r
     first = running.log.batch(1)  # before the stage runs: read from the log
     running.log.batch()
     running.log.batch(barrier_id=1)
-    assert running.credit.permits()
+    assert running.credit.full() == ()
     running.write()  # no rows, no room
-    assert running.credit.permits()
+    assert running.credit.full() == ()
     running.write(2)
-    assert not running.credit.permits()
-    assert list(running.credit.waiting) == [CHANNEL]
+    assert running.credit.full() == (CHANNEL,)
 
     running.finish("b", 0, first)
-    assert not running.credit.permits()  # c has read nothing
+    assert running.credit.full() == (CHANNEL,)  # c has read nothing
     running.finish("c", 0, first + 2, 0)
-    assert not running.credit.permits()  # one of its two inputs has not
+    assert running.credit.full() == (CHANNEL,)  # one of its two inputs has not
     running.finish("c", 1, first + 2, first)
-    assert running.credit.permits()
-    assert not running.credit.waiting
+    assert running.credit.full() == ()
 
 
 def test_a_batch_that_was_there_before_is_not_counted_twice(running: Running) -> None:
     """A repeat after a crash: the log, read at the first question, holds it already."""
     version = running.log.batch(1)
-    assert running.credit.permits()
+    assert running.credit.full() == ()
     entry = Entry(Version(version), AttemptId(1), files=(DataFile("part.parquet", 10, 1),))
     running.credit.wrote({CHANNEL: entry})
-    assert running.credit.permits()
+    assert running.credit.full() == ()
 
 
 def test_waiting_is_counted_and_ends_when_the_batch_goes_or_is_given_up(running: Running) -> None:
     running.log.batch(1)
     running.log.batch(2)
-    assert running.credit.waited_ms == 0
-    assert not running.credit.permits()
+    assert running.credit.full() == (CHANNEL,)
+    assert running.credit.waited_ms == 0  # to ask is not to wait
     while running.credit.waited_ms < 2:
-        assert not running.credit.permits()
-    running.credit.done()
+        running.credit.waits_for(running.credit.full())
+        assert running.credit.waiting == (CHANNEL,)
+    running.credit.waits_for(())
     waited = running.credit.waited_ms
     assert waited == running.credit.waited_ms >= 2
     assert not running.credit.waiting

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
+from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.outputs import IdleCut
 from spark_abs.stages.snapshotter import Taken
 from spark_abs.stages.stage import StageRunner
@@ -34,7 +35,10 @@ class IdleSource:
             native=lambda stage: root.native("native", AttemptId(1), stage),
         )
         outputs: Any = SimpleNamespace(
-            commit_barrier=commit_barrier, versions=lambda *_: (), end=lambda: None, epoch=NO_EPOCH
+            commit_barrier=commit_barrier,
+            versions=lambda *_: (),
+            end=lambda: None,
+            progress=BarrierProgress(),
         )
         self.taken: list[int] = []
         self.batches: list[int] = []

@@ -1,0 +1,66 @@
+"""A micro-batch of a stage as values: its cause, what it carries, and what keeps it from beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_abs.model import NO_EPOCH, Barrier, BatchId, ChannelId, CheckpointId, Entry, Position
+from spark_abs.protocol.cut import Emission
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What stands behind the rows of an entry."""
+
+    barrier: Barrier | None = None
+    cancel: CheckpointId | None = None
+
+    @property
+    def id(self) -> CheckpointId:
+        """The id of the barrier or cancel marker, `NO_EPOCH` if there is neither."""
+        return self.barrier.id if self.barrier else (self.cancel or NO_EPOCH)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What every commit of a batch says of its cause."""
+
+    batch: BatchId
+    offsets: str
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch as Spark's offset log has it: its cause, the positions at its two ends, and what they say."""
+
+    facts: BatchFacts
+    before: tuple[Position, ...]
+    after: tuple[Position, ...]
+    emission: Emission
+    """What the outputs get at its end, as far as the positions say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whether a batch may begin, and what it waits for if not (P19)."""
+
+    captures: bool = False
+    """It waits for copies of the state of earlier cuts."""
+    full: tuple[ChannelId, ...] = ()
+    """The channels that have no credit for it."""
+
+    @property
+    def granted(self) -> bool:
+        """Whether it may begin."""
+        return not self.captures and not self.full
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Where a batch stands in the channels, and the barrier that it carries there."""
+
+    barrier: Barrier | None
+    entries: Mapping[str, Entry]
+    """By output."""
