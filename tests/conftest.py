@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
+from xdist.scheduler import LoadScopeScheduling
 
 from spark_abs.session import spark_session
 
@@ -26,18 +28,22 @@ settings.load_profile("project")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order by room; within a room the order stays. A room without a place here is an error.
-
-    Where tests share sessions, drivers or servers, one process takes all of a module.
-    """
-    items.sort(key=lambda item: ROOMS.index(_room(item)))
-    for item in items:
-        if _room(item) not in ALONE:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    """Order by room; within a room the order stays. A room without a place here is an error."""
+    items.sort(key=lambda item: ROOMS.index(item.path.relative_to(Path(__file__).parent).parts[0]))
 
 
-def _room(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+class ByModule(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Gives processes whole modules where tests share sessions, drivers or servers, else single tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return nodeid if module.split("/")[1] in ALONE else module
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule:
+    """Share tests out in the order they have, whatever `--dist` says."""
+    config.option.loadscopereorder = False
+    return ByModule(config, log)
 
 
 @pytest.fixture(scope="session")
