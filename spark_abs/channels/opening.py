@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from pyspark import SparkFiles
@@ -15,6 +13,7 @@ from pyspark import SparkFiles
 from spark_abs.channels.gate import FORMAT_NAME, SPEC, Gate, GateSpec
 from spark_abs.codec import to_json
 from spark_abs.store.storage import DEFAULTS, Storage
+from spark_abs.worker_start import quick_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,9 +27,12 @@ _SET_BY_READERS = {
     "SPARK_BUFFER_SIZE": "",
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }
-"""What Spark sets for a worker; it replaces the empty ones before it starts any."""
-_WORKER_START = str(Path(__file__).parent / "worker_start")
-"""Has a `sitecustomize`; an executor that does not have it is none the worse."""
+"""Every variable that a streaming reader sets; it replaces the empty ones before it starts a process.
+
+All gates of a session share the map of the JVM that is made from their environment. Spark 4.2 sets those
+variables in it (`PythonStreamingSourceRunner.init`) while other gates do so, and tasks are serialized with
+it: a new key could break the map for good, a new value of an old key cannot.
+"""
 
 
 def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) -> DataFrame:
@@ -42,30 +44,10 @@ def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) 
     _show_shipped_code()
     with _registering:  # a frame keeps the class that was registered when it was made
         if _registered.get(spark) != storage:
-            with _all_variables(spark.sparkContext.environment):
+            with quick_start(spark.sparkContext, _SET_BY_READERS):
                 spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
             _registered[spark] = storage
         return spark.readStream.format(FORMAT_NAME).option(SPEC, to_json(spec)).load()
-
-
-@contextmanager
-def _all_variables(environment: dict[str, Any]) -> Iterator[None]:
-    """While this lasts, the environment of Python workers has all that those of a gate need.
-
-    That is the path to what makes their start short, and every variable that a streaming reader sets.
-
-    All gates of a session share the map of the JVM that is made from it. Spark 4.2 sets those variables in it
-    (`PythonStreamingSourceRunner.init`) while other gates do so, and tasks are serialized with it: a new
-    key could break the map for good, a new value of an old key cannot.
-    """
-    before = dict(environment)
-    path = [entry for entry in (environment.get("PYTHONPATH"), _WORKER_START) if entry]
-    environment.update({**_SET_BY_READERS, **before, "PYTHONPATH": os.pathsep.join(path)})
-    try:
-        yield
-    finally:
-        environment.clear()
-        environment.update(before)
 
 
 def _show_shipped_code() -> None:

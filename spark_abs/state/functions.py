@@ -16,6 +16,7 @@ from spark_abs.state.declared import NOTHING, declaring
 from spark_abs.state.operator import GroupFunction, Operator, Timeout
 from spark_abs.state.packing import GROUP, OUTPUT, ROWS, Pack, Unpack
 from spark_abs.state.per_key import KeyFunction, per_key
+from spark_abs.worker_start import quick_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,15 +213,16 @@ def _stateful(
     before = declared.before if declared is not None else NOTHING
     if declared is not None:
         declared.add(operator.note, late)
-    packed = frame.mapInArrow(Pack(operator.rows, names, key_groups), f"{GROUP} int, {ROWS} binary")
     mode = {Timeout.NONE: "None", Timeout.PROCESSING_TIME: "ProcessingTime", Timeout.EVENT_TIME: "EventTime"}
-    grouped = packed.groupBy(GROUP).transformWithStateInPandas(
-        Processor(operator, function(operator), event_time, late, before),
-        f"{OUTPUT} binary",
-        output_mode,
-        mode[kind],
-    )
-    return grouped.mapInArrow(Unpack(operator.output, uid), output)
+    with quick_start(spark.sparkContext):
+        packed = frame.mapInArrow(Pack(operator.rows, names, key_groups), f"{GROUP} int, {ROWS} binary")
+        grouped = packed.groupBy(GROUP).transformWithStateInPandas(
+            Processor(operator, function(operator), event_time, late, before),
+            f"{OUTPUT} binary",
+            output_mode,
+            mode[kind],
+        )
+        return grouped.mapInArrow(Unpack(operator.output, uid), output)
 
 
 def _struct(spark: SparkSession, schema: Schema) -> StructType:

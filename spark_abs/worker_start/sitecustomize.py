@@ -1,4 +1,4 @@
-"""Run by Python when a process of a gate starts: takes pyspark from its directory instead of its zip file.
+"""Run by Python when a process starts: takes pyspark from its directory instead of its zip file.
 
 Spark puts `pyspark.zip` at the head of the path of every Python process that it starts. Modules in it are
 compiled anew each time, which is two thirds of such a process's start. Where pyspark was installed by pip,

@@ -32,7 +32,7 @@ LAYERS = (
     },
     {"protocol"},
     {"store"},
-    {"session", "gateway", "jvm", "channels", "state", "snapshots", "sinks"},
+    {"session", "gateway", "jvm", "worker_start", "channels", "state", "snapshots", "sinks"},
     {"lookup"},
     {"observe"},
     {"restore"},

@@ -1,4 +1,4 @@
-"""How the Python processes of gates find pyspark: as Spark starts them, with its zip file at the head."""
+"""How Python processes find pyspark that are started as Spark does it, with its zip file at the head."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyspark
 import pytest
 
-from spark_abs.channels import worker_start
+from spark_abs import worker_start
 
 HOME = Path(pyspark.__file__).parent
 ZIP = HOME / "python/lib/pyspark.zip"
@@ -70,3 +72,19 @@ def test_a_sitecustomize_of_the_users_own_is_run(tmp_path: Path, code: str) -> N
         check=False,
     )
     assert (with_ours.returncode, with_ours.stdout) == (alone.returncode, alone.stdout)
+
+
+def test_what_is_handed_to_spark_meanwhile_gets_the_path_and_the_variables() -> None:
+    before = {"PYTHONPATH": "mine", "SET": "by the user"}
+    context: Any = SimpleNamespace(environment=dict(before))
+    with worker_start.quick_start(context, {"SET": "", "NEW": ""}):
+        seen = dict(context.environment)
+    assert seen == {"PYTHONPATH": os.pathsep.join(["mine", str(START)]), "SET": "by the user", "NEW": ""}
+    assert context.environment == before
+
+
+def test_the_environment_is_as_it_was_after_an_error() -> None:
+    context: Any = SimpleNamespace(environment={})
+    with pytest.raises(OSError, match="no schema"), worker_start.quick_start(context):
+        raise OSError("no schema")
+    assert context.environment == {}
