@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from xdist.scheduler import LoadScopeScheduling
 
 from spark_abs.session import spark_session
+from tests.jvm import java_options
 
 ROOMS = ("unit", "sim", "outside", "crash", "soak", "spark", "cli", "s3")
 """The directories of tests: what is quick to fail comes first, then the longest modules, then shorter ones,
@@ -58,9 +59,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "local[2]",
             **{
                 "spark.driver.memory": "2g",
-                # The optimising compiler costs a short run more than it gives; without it the room for code
-                # is 48 MB, which some minutes of queries fill, and then nothing is compiled any more.
-                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+                "spark.driver.extraJavaOptions": java_options(),
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
                 "spark.local.dir": str(scratch / "local"),

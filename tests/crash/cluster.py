@@ -16,8 +16,8 @@ from types import TracebackType
 
 import pyspark
 
-from tests.crash.driver import SHORT_LIVED
 from tests.crash.process import HERE, PATIENCE_S, processes_of
+from tests.jvm import java_options
 
 _LOOK_S = 0.2
 _MASTER = re.compile(r"Starting Spark master at (spark://[\d.]+:\d+)")
@@ -26,10 +26,10 @@ _DEFAULTS = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": SHORT_LIVED,
+    "spark.driver.extraJavaOptions": java_options(),
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": SHORT_LIVED,
+    "spark.executor.extraJavaOptions": java_options(),
 }
 
 
@@ -109,6 +109,7 @@ class Cluster:
             "SPARK_CONF_DIR": str(conf),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": java_options(),
             "PYSPARK_PYTHON": str(bare_python(directory / "bare")),
         }
         self._env["PYSPARK_DRIVER_PYTHON"] = self._env["PYSPARK_PYTHON"]

@@ -32,10 +32,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.crash.small_job import declare
 from tests.crash.store_faults import Fault, Store
-
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-"""The best compiler would not have begun to pay; without it the JVM's room for code is 48 MB, which a few
-minutes of queries fill: then it compiles nothing any more."""
+from tests.jvm import java_options
 
 
 class Events:
@@ -193,8 +190,11 @@ class Driver:
         os.killpg(0, signal.SIGKILL)
 
 
-def quick_session(scratch: str, master: str) -> SparkSession:
-    """Build a session for a process that lives for seconds, all its files below `scratch`."""
+def quick_session(scratch: str, master: str, options: str = "") -> SparkSession:
+    """Build a session for a process that lives for seconds, all its files below `scratch`.
+
+    `options` are for the JVM, in place of those of all tests.
+    """
     spark = spark_session(
         "crash",
         master,
@@ -203,7 +203,7 @@ def quick_session(scratch: str, master: str) -> SparkSession:
             "spark.executor.memory": "768m",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.driver.extraJavaOptions": f"{SHORT_LIVED} -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": options or java_options(),
             "spark.local.dir": f"{scratch}/local",
             "spark.sql.warehouse.dir": f"{scratch}/warehouse",
             "spark.sql.shuffle.partitions": "1",

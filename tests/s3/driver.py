@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 import spark_abs
 from spark_abs.session import HADOOP_AWS, spark_session
-from tests.crash.driver import SHORT_LIVED
 from tests.crash.small_job import SCHEMA, pair, totals
+from tests.jvm import java_options
 
 
 def declare(spark: SparkSession, given: dict[str, Any]) -> spark_abs.Job:
@@ -49,7 +49,7 @@ def main() -> None:
             "spark.driver.memory": "2g",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.driver.extraJavaOptions": f"{SHORT_LIVED} -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": java_options(),
             "spark.local.dir": str(scratch / "local"),
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),
             "spark.sql.shuffle.partitions": "1",
