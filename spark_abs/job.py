@@ -132,8 +132,8 @@ class Job:
 
         Args:
             name: its uid; keep it, or its state is lost.
-            inputs: outputs of other stages, ways back, native streaming frames, static frames. A static Delta
-                table stays at the version that it has now.
+            inputs: outputs of other stages, feedback edges, native streaming frames, static frames. A
+                static Delta table stays at the version that it has now.
             function: takes one frame for each input, in order, and returns the stage's frame.
             outputs: further outputs, each a function of the stage's batch frame, evaluated once a batch for
                 all who take it; it may be called more than once to learn its columns.
@@ -188,7 +188,7 @@ class Job:
         return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
 
     def feedback(self, name: str, schema: StructType | str) -> Feedback:
-        """Declare a way back: rows that an output sends to an earlier stage, or to its own (P17).
+        """Declare a feedback edge: rows that an output sends to an earlier stage, or to its own (P17).
 
             retry = job.feedback("retry", "order_id string, tries int")
             matched = job.stage("match", [orders, retry], match, outputs={"again": unmatched})

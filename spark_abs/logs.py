@@ -1,4 +1,4 @@
-"""What a job says of itself is heard: a handler on stderr where nobody has configured logging."""
+"""Logging: a handler on stderr where nobody has configured one."""
 
 from __future__ import annotations
 

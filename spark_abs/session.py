@@ -99,7 +99,7 @@ def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
     return builder.config(map=dict(SESSION_CONF))
 
 
-def lend(session: SparkSession, storage: Storage) -> None:
+def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
     """Tell a session, and with it the executors, how a store is reached; other sessions are not told.
 
     Spark shows the names of such settings and not what is secret in them.

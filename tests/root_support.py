@@ -35,7 +35,7 @@ from spark_abs.model import (
 from spark_abs.protocol import control as ledger
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.capture import CapturedFile
-from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
@@ -96,7 +96,7 @@ class SmallJob:
         self.checkpoints = Checkpoints.open(self.root, JOB)
         self.checkpoints.fence(self.run)
         abort_open(control, self.checkpoints, self.run)
-        self.kept = KeptState.open(self.root, JOB, self.run)
+        self.kept = StateStorage.open(self.root, JOB, self.run)
         self.writer = make_writer(self.root, "a", attempt=self.attempt, run=self.run)
         self.writer.begin()
         self.sink = DeltaSink(

@@ -20,7 +20,7 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.snapshots.capture import CapturedFile
-from spark_abs.snapshots.kept import KeptState, Stored
+from spark_abs.snapshots.state_storage import StateStorage, Stored
 from spark_abs.store.root import Root
 
 LOCAL = fs.LocalFileSystem()
@@ -36,7 +36,7 @@ def captured(directory: Path, **contents: bytes) -> list[CapturedFile]:
     return [CapturedFile(i.base_name, i.size, i.mtime_ns) for i in infos]
 
 
-def store(kept: KeptState, checkpoint: CheckpointId, directory: Path, **contents: bytes) -> Stored:
+def store(kept: StateStorage, checkpoint: CheckpointId, directory: Path, **contents: bytes) -> Stored:
     return kept.store(checkpoint, LOCAL, str(directory), captured(directory, **contents))
 
 

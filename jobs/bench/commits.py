@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.figures import Figure, figure
-from spark_abs.checkpointing import tidy
+from spark_abs.checkpointing import cleaner
 from spark_abs.manifest import Location, Manifest, StageSnapshot, StoredFile
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.store.checkpoints import PATH, Checkpoints
@@ -53,8 +53,8 @@ def figures(base: Path, console: Console, epochs: int = EPOCHS) -> Iterator[Figu
         samples.append((time.perf_counter() - began) * 1000)
         if number > _RETAINED:
             Checkpoints.open(root, _JOB).retire([CheckpointId(number - _RETAINED)], _RUN)
-        if number % tidy.TRIM_EVERY == 0:
-            Table.open(root.place(PATH)).trim_log(tidy.KEPT_COMMITS)
+        if number % cleaner.TRIM_EVERY == 0:
+            Table.open(root.place(PATH)).trim_log(cleaner.KEPT_COMMITS)
         if number % 1000 == 0:
             console.print(f"epoch {number}: {statistics.median(samples[-_SAMPLES:]):.1f} ms")
     shutil.rmtree(root.uri)

@@ -25,7 +25,7 @@ from spark_abs.store.log import LogCommit
 
 
 @dataclass(frozen=True, slots=True)
-class EntryNote:
+class EntryMetadata:
     """The user metadata of a commit of ours. What is None, False or empty is left out of the stored text."""
 
     attempt: AttemptId
@@ -44,7 +44,7 @@ class EntryNote:
     v: int = FORMAT
 
 
-def encode_note(note: EntryNote) -> str:
+def encode_note(note: EntryMetadata) -> str:
     """Encode a note as the JSON text that goes into the commit."""
     plain = {
         key: value for key, value in to_plain(note).items() if value not in ([], None) and value is not False
@@ -52,7 +52,7 @@ def encode_note(note: EntryNote) -> str:
     return json.dumps(plain, separators=(",", ":"))
 
 
-def note_of(commit: LogCommit) -> EntryNote | None:
+def note_of(commit: LogCommit) -> EntryMetadata | None:
     """Return the note of a commit, None for a commit that says nothing of a batch or a marker.
 
     A commit of ours is known by its token: whatever metadata others put into theirs is not looked at.
@@ -62,7 +62,7 @@ def note_of(commit: LogCommit) -> EntryNote | None:
     """
     if commit.token is None or commit.metadata is None:
         return None
-    note = from_json(EntryNote, commit.metadata)
+    note = from_json(EntryMetadata, commit.metadata)
     if note.v > FORMAT:
         raise DamageError(
             f"commit {commit.version} has format {note.v}, the newest known is {FORMAT}: upgrade spark_abs"
@@ -82,7 +82,7 @@ def entry_of(commit: LogCommit) -> Entry:
     return entry_from(commit.version, note, commit.adds)
 
 
-def entry_from(version: Version, note: EntryNote, files: tuple[DataFile, ...]) -> Entry:
+def entry_from(version: Version, note: EntryMetadata, files: tuple[DataFile, ...]) -> Entry:
     """Put an entry together.
 
     Raises:

@@ -57,7 +57,7 @@ _REST_S, _LONGEST_REST_S = 0.01, 0.2
 
 @dataclass(frozen=True, slots=True)
 class BackEdge:
-    """A channel that another input of the stage reads as its way back."""
+    """A channel that another input of the stage reads as its feedback edge."""
 
     start: Position
     path: tuple[Branch, ...]
@@ -91,9 +91,9 @@ class GateSpec:
     native_poll_ms: int
     """Least time between looks at the native checkpoint."""
     back: tuple[BackEdge, ...] = ()
-    """The stage's ways back, unless this input is one: while one is full, this input is not read (P17)."""
+    """The stage's feedback edges, unless this input is one: while one is full, this input is not read."""
     capacity: Capacity = ANY
-    """When a way back is full."""
+    """When a feedback edge is full."""
     others: tuple[Position, ...] | None = None
     """Where the stage's other inputs begin; None if one of them is not a channel, and cannot be watched."""
 
@@ -220,7 +220,7 @@ class GateReader(DataSourceStreamReader):
         return any(other.moved() for other in self._others)
 
     def _held_back(self) -> bool:
-        """Say whether a way back holds so much that this input has to wait for it."""
+        """Say whether a feedback edge holds so much that this input has to wait for it."""
         for start, follower in self._back:
             channel = start.channel
             own = (p for p in self._stage.positions() if p.feedback and p.channel == channel)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from deltalake import PostCommitHookProperties, Schema
 from pyspark.sql.types import StructType
 
-from spark_abs.channels.entries import EntryNote, encode_note, entry_from, entry_of, note_of
+from spark_abs.channels.entries import EntryMetadata, encode_note, entry_from, entry_of, note_of
 from spark_abs.channels.fence import end_app_id, fence_run, require_current
 from spark_abs.channels.files import Written, directory_name, write_parquet
 from spark_abs.channels.schema import check_schema, delta_schema
@@ -110,7 +110,7 @@ def _check(channel: ChannelId, table: Table, schema: StructType) -> None:
 class ChannelWriter:
     """Writes the entries of one output under one attempt and run. Not thread-safe.
 
-    Batches and the agent of an idle stage share it; `Turns` keeps them apart. All versions handed out and
+    Batches and the agent of an idle stage share it; `BatchLock` keeps them apart. All versions handed out and
     taken are the channel's entry numbers.
     """
 
@@ -194,7 +194,7 @@ class ChannelWriter:
             Fenced: a newer run or attempt has taken over.
             CommitStateUnknown: the store did not say; repeat the call.
         """
-        note = EntryNote(
+        note = EntryMetadata(
             self._attempt, self._run, batch, barrier, cancel, False, watermark_ms, offsets, evaluated
         )
         return self._commit(written, note, at, self._app, int(batch), lambda e: e.batch == batch)
@@ -213,7 +213,7 @@ class ChannelWriter:
             Fenced: a newer run or attempt has taken over.
             CommitStateUnknown: the store did not say; repeat the call.
         """
-        note = EntryNote(self._attempt, self._run, barrier=barrier)
+        note = EntryMetadata(self._attempt, self._run, barrier=barrier)
         return self._commit(
             Written(),
             note,
@@ -229,7 +229,7 @@ class ChannelWriter:
         Raises:
             Fenced: a newer run or attempt has taken over.
         """
-        note = EntryNote(self._attempt, self._run, end=True)
+        note = EntryMetadata(self._attempt, self._run, end=True)
         run = self._run
         return self._commit(Written(), note, None, self._end_app, int(run), lambda e: e.end and e.run == run)
 
@@ -251,7 +251,7 @@ class ChannelWriter:
         last = self._table.transaction(self._app)
         return NO_BATCH if last is None else BatchId(last)
 
-    def note_of_batch(self, batch: BatchId) -> EntryNote | None:
+    def note_of_batch(self, batch: BatchId) -> EntryMetadata | None:
         """Return what the commit of a batch says, as `entry_of_batch` finds it."""
         entry = self.entry_of_batch(batch)
         commit = self._table.read_commit(entry.version) if entry is not None else None
@@ -272,7 +272,7 @@ class ChannelWriter:
     def _commit(
         self,
         written: Written,
-        note: EntryNote,
+        note: EntryMetadata,
         at: Version | None,
         app: str,
         number: int,

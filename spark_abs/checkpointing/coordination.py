@@ -1,4 +1,4 @@
-"""The coordinator's hands: one thread that feeds it events and carries out its effects."""
+"""One thread that feeds the coordinator its events and carries out its effects."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from spark_abs.checkpointing.journal import Journal
-from spark_abs.checkpointing.live import LiveSettings
-from spark_abs.checkpointing.storing import purpose, storing
+from spark_abs.checkpointing.checkpoint_stats import CheckpointStats
+from spark_abs.checkpointing.dynamic_settings import DynamicSettings
+from spark_abs.checkpointing.store_failures import purpose, storing
 from spark_abs.errors import (
     AbortReason,
     CheckpointNotFound,
@@ -45,7 +45,7 @@ _COMMANDS_EVERY_MS = 200
 class Coordination:
     """Runs the coordinator of one run in a thread of its own; `put` may be called from any thread.
 
-    Owns the run's handles on `control/` and `checkpoints/`, and its journal.
+    Owns the run's handles on `control/` and `checkpoints/`, and its checkpoint statistics.
     Gives idle stages their barriers.
     If anything here fails, the run fails: `on_failure` is called once, from this thread.
     """
@@ -75,8 +75,8 @@ class Coordination:
         self._control = Control.open(ctx.root)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
-        self._journal = Journal(ctx, newest)
-        self._live = LiveSettings(ctx.settings)
+        self._stats = CheckpointStats(ctx, newest)
+        self._live = DynamicSettings(ctx.settings)
         self._changes: queue.SimpleQueue[tuple[Mapping[str, object], queue.SimpleQueue[protocol.Answer]]]
         self._changes = queue.SimpleQueue()
         self._coordinator = Coordinator(stages, self._live.times)
@@ -235,20 +235,20 @@ class Coordination:
         self._barriers[barrier.id] = barrier
         for stage in self._stages.values():
             stage.offer(barrier)
-        self._journal.triggered(barrier)
+        self._stats.triggered(barrier)
         self._handle(protocol.Claimed(now_ms(), barrier, effect.request_id))
 
     def _overtake(self, checkpoint: CheckpointId) -> None:
         """Tell the stages first: gates go on when they read it in `control/`."""
         self._barriers[checkpoint] = replace(self._barriers[checkpoint], mode=CheckpointMode.UNALIGNED)
         barrier = self._barriers[checkpoint]
-        late = self._journal.late(barrier, tuple(self._stages.values()))
+        late = self._stats.late(barrier, tuple(self._stages.values()))
         for stage in self._stages.values():
             stage.offer(barrier)
         self._ctx.probe("overtake.before")
         self._control.update(lambda state: overtake(state, self._ctx.run, checkpoint))
         self._ctx.probe("overtake.after")
-        self._journal.overtaken(barrier, late, len(self._stages))
+        self._stats.overtaken(barrier, late, len(self._stages))
 
     def _complete(self, effect: protocol.Complete) -> None:
         barrier, now = self._barriers[effect.id], now_ms()
@@ -286,7 +286,7 @@ class Coordination:
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
         self._ctx.probe("manifest.settle.after")
         self._on_completed(manifest)
-        self._journal.completed(barrier, manifest, self._control.state)
+        self._stats.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
         self._handle(protocol.Decided(now_ms(), barrier.id, True))
 
@@ -308,7 +308,7 @@ class Coordination:
         self._control.update(lambda state: ledger.settle(state, aborted=(aborted,)))
         self._ctx.probe("abort.settle.after")
         acks = next((p.acks for p in self._coordinator.pending if p.id == barrier.id), {})
-        self._journal.aborted(barrier, reason, detail, acks, tuple(self._stages.values()))
+        self._stats.aborted(barrier, reason, detail, acks, tuple(self._stages.values()))
         level = logging.INFO if reason is AbortReason.JOB_STOPPING else logging.WARNING
         log.log(level, "checkpoint %s aborted: %s: %s", barrier.id, reason.value, detail)
         self._handle(protocol.Decided(now_ms(), barrier.id, False, reason))
@@ -370,7 +370,7 @@ class Coordination:
         changed = self._live.change(given)
         if not changed:
             return "nothing changed: these are the settings already"
-        self._journal.settings_changed(changed)
+        self._stats.settings_changed(changed)
         log.info("settings changed: %s", changed)
         return f"{changed}; at its next start the job takes its own configuration again"
 

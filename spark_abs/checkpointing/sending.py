@@ -376,7 +376,7 @@ def _first(
     if before is not None:
         channel = channel_id(before.stage, before.output)
         line = outside.line_to(channel_path(state, channel, before.first.attempt), before.first)
-        return outside.way_back(before.first, line, path, cuts)
+        return outside.mark_after_rollback(before.first, line, path, cuts)
     newest = [cut for cut in cuts if outside.is_on(path, cut)]
     if newest:
         return max(newest, key=lambda cut: cut.version)

@@ -7,7 +7,7 @@ import click
 from spark_abs.cli.verb import Context, verb
 from spark_abs.errors import UsageError
 from spark_abs.lookup.target import check_savepoint_name
-from spark_abs.observe.asking import ask_run, new_command
+from spark_abs.observe.client import ask_run, new_command
 from spark_abs.protocol.control import CommandKind
 from spark_abs.quantities import duration_ms
 from spark_abs.store.root import Root

@@ -6,7 +6,7 @@ import click
 
 from spark_abs.cli.verb import Context, verb
 from spark_abs.errors import UsageError
-from spark_abs.observe.asking import set_live
+from spark_abs.observe.client import set_live
 from spark_abs.store.root import Root
 
 

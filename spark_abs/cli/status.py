@@ -9,7 +9,7 @@ import click
 from spark_abs.cli.output import duration
 from spark_abs.cli.verb import Context, verb
 from spark_abs.model import RunKind
-from spark_abs.observe.alive import lease_timeout_ms
+from spark_abs.observe.live_run import lease_timeout_ms
 from spark_abs.observe.status import JobStatus, job_status
 from spark_abs.store.root import Root
 

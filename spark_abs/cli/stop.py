@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_abs.cli.verb import Context, verb
-from spark_abs.observe.asking import stop_run
+from spark_abs.observe.client import stop_run
 from spark_abs.store.root import Root
 
 

@@ -27,7 +27,7 @@ from spark_abs.stages.complete import complete_batch
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.control import Control
-from spark_abs.store.lease import Breath
+from spark_abs.store.lease import Heartbeat
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declare
         Fenced: somebody has taken over.
         DamageError: a native checkpoint cannot be read.
     """
-    breath = partial(Breath(ctx.root, control), ctx.run)
+    heartbeat = partial(Heartbeat(ctx.root, control), ctx.run)
     attempt = control.state.attempt
     moved = [  # 1
-        _rearranged(ctx, attempt, change.stage, change.layout.sources, breath)
+        _rearranged(ctx, attempt, change.stage, change.layout.sources, heartbeat)
         for change in comparison.stages
         if change.layout is not None
     ]
@@ -109,7 +109,7 @@ def _rearranged(
     attempt: Attempt,
     stage: StageId,
     sources: Sequence[int | Position | None],
-    breath: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> Rebuilt:
     """Write a stage's native checkpoint into a directory that no start has used, and return its record."""
     native = ctx.native(stage)
@@ -119,6 +119,6 @@ def _rearranged(
     target = replace(ctx, directories={stage: record.directory}).native(stage)
     given = [json.dumps(dumps_position(s)) if isinstance(s, Position) else s for s in sources]
     ctx.probe(f"change.{stage}.write.before")
-    rearrange(native, target, NativeLog(native).newest_committed(), record.query, given, breath)
+    rearrange(native, target, NativeLog(native).newest_committed(), record.query, given, heartbeat)
     ctx.probe(f"change.{stage}.write.after")
     return record

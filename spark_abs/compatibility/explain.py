@@ -54,7 +54,7 @@ class ExplainedStage:
         """Yield it as text."""
         yield f"stage {self.name}"
         for source in self.sources:
-            yield f"  reads {source}{', the way back of a loop' if source.feedback else ''}"
+            yield f"  reads {source}{', the feedback edge of a loop' if source.feedback else ''}"
         for table in self.static_tables:
             yield f"  reads the table {table} as it is now"
         for watermark in self.watermarks:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from spark_abs.channels.entries import EntryNote, entry_of
+from spark_abs.channels.entries import EntryMetadata, entry_of
 from spark_abs.channels.entries import note_of as entry_note
 from spark_abs.channels.follow import follow
 from spark_abs.channels.trim import earliest
@@ -43,8 +43,8 @@ from spark_abs.protocol.compare import REBUILD_FIRST, compare
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.standing import begins_at, current_cut, standing_after, under_way, whole_after
-from spark_abs.sinks.note import SinkNote
-from spark_abs.sinks.note import note_of as sink_note
+from spark_abs.sinks.commit_metadata import SinkMetadata
+from spark_abs.sinks.commit_metadata import note_of as sink_note
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.rearrange import source_offsets
 from spark_abs.stages.native import NativeLog, check_native, native_of
@@ -261,7 +261,7 @@ class Knowledge:
                         return bool(note.evaluated)
         return False
 
-    def _note(self, commit: LogCommit, place: Place, stage: StageId) -> EntryNote | SinkNote | None:
+    def _note(self, commit: LogCommit, place: Place, stage: StageId) -> EntryMetadata | SinkMetadata | None:
         """Return what a commit of a channel or a sink says of a batch of a stage."""
         found = sink_note(commit, place.uri)
         if found is None:

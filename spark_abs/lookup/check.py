@@ -11,7 +11,7 @@ from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointId, checked_relative
 from spark_abs.protocol.path import channel_path
-from spark_abs.snapshots.kept import active_packs
+from spark_abs.snapshots.state_storage import active_packs
 from spark_abs.snapshots.verify import Finding, verify_state, verify_table
 from spark_abs.store.checkpoints import PATH
 from spark_abs.store.control import Control
@@ -35,10 +35,10 @@ def check_checkpoint(
         rows: what `damaged_rows` found.
         progress: told the bytes of each stored file as it has been read.
     """
-    return (*_way_back(root, manifest, rows), *verify_state(root, (manifest,), progress))
+    return (*_needed(root, manifest, rows), *verify_state(root, (manifest,), progress))
 
 
-def _way_back(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> tuple[Finding, ...]:
+def _needed(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> tuple[Finding, ...]:
     """Check all but the bytes of state: that is quick."""
     channels = _channels(root, manifest)
     flown = () if channels else _in_flight(root, manifest)
@@ -56,13 +56,13 @@ def require_intact(
     _refuse(manifest, check_checkpoint(root, manifest, rows, progress))
 
 
-def require_way_back(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> None:
+def require_restorable(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> None:
     """Refuse a checkpoint that cannot come back even if the bytes of its state are whole.
 
     Raises:
         DamageError: as `require_intact`.
     """
-    _refuse(manifest, _way_back(root, manifest, rows))
+    _refuse(manifest, _needed(root, manifest, rows))
 
 
 def _refuse(manifest: Manifest, findings: tuple[Finding, ...]) -> None:

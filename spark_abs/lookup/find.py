@@ -13,8 +13,8 @@ from spark_abs.model import NO_ATTEMPT
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.checkpoints import Summary
 from spark_abs.store.control import Control
+from spark_abs.store.manifest_listing import ManifestListing, list_manifests, open_existing
 from spark_abs.store.root import Root
-from spark_abs.store.salvage import Survey, open_existing, survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ def lookup(root: Root, to: str | int) -> Found:
         DamageError: its row cannot be read.
     """
     state = Control.open(root).state
-    summary = choose(to, survey(root, state.job), state)
+    summary = choose(to, list_manifests(root, state.job), state)
     return Found(load(root, summary), summary.attempt != NO_ATTEMPT and not on_path(summary, state))
 
 
-def choose(to: str | int, found: Survey, state: ControlState) -> Summary:
+def choose(to: str | int, found: ManifestListing, state: ControlState) -> Summary:
     """Resolve `to` among the rows that can be read; a damaged row is never passed over in silence.
 
     Raises:
@@ -71,7 +71,7 @@ def load(root: Root, summary: Summary) -> Manifest:
     return checkpoints.load(summary.id)
 
 
-def readable(root: Root, found: Survey) -> tuple[Manifest, ...]:
+def readable(root: Root, found: ManifestListing) -> tuple[Manifest, ...]:
     """Return every manifest that can be read, by id."""
     try:
         checkpoints = open_existing(root, found.completed[0].job) if found.completed else None
@@ -80,11 +80,11 @@ def readable(root: Root, found: Survey) -> tuple[Manifest, ...]:
         return tuple(_one_by_one(root, found))
 
 
-def _one_by_one(root: Root, found: Survey) -> Iterator[Manifest]:
+def _one_by_one(root: Root, found: ManifestListing) -> Iterator[Manifest]:
     for summary in found.completed:
         with suppress(DamageError):
             yield load(root, summary)
 
 
-def _unreadable(found: Survey) -> str:
+def _unreadable(found: ManifestListing) -> str:
     return ", ".join(f"{d.id if d.id is not None else 'unknown id'} ({d.path})" for d in found.damaged[:3])

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from spark_abs.model import NO_ATTEMPT, AttemptId, CheckpointId, RunId
 from spark_abs.store.control import Control
+from spark_abs.store.manifest_listing import list_manifests
 from spark_abs.store.root import Root
-from spark_abs.store.salvage import survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def checkpoint_rows(root: Root, now_ms: int) -> tuple[CheckpointRow, ...]:
         DamageError: a log cannot be read.
     """
     state = Control.open(root).state
-    found = survey(root, state.job)
+    found = list_manifests(root, state.job)
     rows = [
         CheckpointRow(
             id=s.id,

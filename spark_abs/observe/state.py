@@ -67,9 +67,9 @@ def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[P
             materialise(root, found.snapshot.files, place, fresh_query_id())
             yield place
         return
-    from spark_abs.session import lend
+    from spark_abs.session import apply_storage_conf
 
-    lend(session, root.storage)
+    apply_storage_conf(session, root.storage)
     ledger = Control.open(root).state
     place = passing_place(root.anywhere(ledger.attempt.natives), ledger.run.id if ledger.run else None)
     try:

@@ -1,12 +1,12 @@
-"""How a job stands."""
+"""The status of a job: its run, its stages, its newest checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from spark_abs.model import AttemptId, CheckpointId, RunId, RunKind
-from spark_abs.observe.alive import LiveRun, live_run
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
+from spark_abs.observe.live_run import LiveRun, live_run
 from spark_abs.protocol.control import Aborted, Command, Run
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -26,7 +26,7 @@ class OpenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """How a job stands."""
+    """The status of a job: its run, its stages, its newest checkpoint."""
 
     root: str
     job: str

@@ -28,8 +28,8 @@ from spark_abs.snapshots.verify import (
 from spark_abs.store import checkpoints, history
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
+from spark_abs.store.manifest_listing import list_manifests
 from spark_abs.store.root import Root
-from spark_abs.store.salvage import survey
 
 SCHEMA = pa.schema(
     [("path", pa.string()), ("problem", pa.string()), ("checkpoint", pa.int64()), ("stage", pa.string())]
@@ -76,7 +76,7 @@ def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
         if root.fs.get_file_info(root.path(table)).type is FileType.Directory:
             progress.say(f"{table}/")
             found += check(root, table)
-    manifests = readable(root, survey(root, state.job))
+    manifests = readable(root, list_manifests(root, state.job))
     with progress.count(f"{len(manifests)} checkpoints", _distinct_bytes(manifests)) as counted:
         found += verify_state(root, manifests, counted) or verify_packs(root, manifests)
     current = [m for m in manifests if state.on_path(m.attempt, m.id)]

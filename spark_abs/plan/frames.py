@@ -93,7 +93,7 @@ def _input(
 
 
 def check_feedback(feedback: Feedback, written: StructType) -> None:
-    """Refuse a way back whose rows are not those that were declared; whether they may be null is left open.
+    """Refuse a feedback edge whose rows are not as declared; whether they may be null is left open.
 
     Raises:
         GraphError: shows both.

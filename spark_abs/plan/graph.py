@@ -125,10 +125,10 @@ class JobGraph:
         self._check_loops()
 
     def order(self) -> tuple[StageDecl, ...]:
-        """Return the stages, producers first, ways back left out.
+        """Return the stages, producers first, feedback edges left out.
 
         Raises:
-            GraphError: the stages form a cycle without a way back.
+            GraphError: the stages form a cycle without a feedback edge.
         """
         by_name = {s.name: s for s in self.stages}
         needs = {s.name: {producer(c) for c in s.forward} for s in self.stages}
@@ -136,11 +136,12 @@ class JobGraph:
             return tuple(by_name[name] for name in TopologicalSorter(needs).static_order())
         except CycleError as error:
             raise GraphError(
-                f"stages form a cycle: {' -> '.join(error.args[1])}; declare its way back with job.feedback()"
+                f"stages form a cycle: {' -> '.join(error.args[1])}; "
+                "declare its feedback edge with job.feedback()"
             ) from None
 
     def loops(self) -> tuple[Loop, ...]:
-        """Return the loops that ways back close."""
+        """Return the loops that feedback edges close."""
         return find_loops((producer(c), c, s.name) for s in self.stages for c in s.inputs)
 
     def _check_loops(self) -> None:

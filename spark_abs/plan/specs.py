@@ -1,4 +1,4 @@
-"""What a user declares, as values: the job, its stages and their outputs, ways back, sinks."""
+"""What a user declares, as values: the job, its stages and their outputs, feedback edges, sinks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Stage(Output):
 
 @dataclass(eq=False, slots=True, repr=False)
 class Feedback:
-    """The way back of a loop, as an input of the stage at its head; see `Job.feedback`."""
+    """The feedback edge of a loop, as an input of the stage at its head; see `Job.feedback`."""
 
     job: NamedJob
     name: str
@@ -97,8 +97,8 @@ class Feedback:
         """
         if self.source is not None:
             raise GraphError(
-                f"feedback {self.name!r} is closed by {self.source.channel!r}: a way back has one beginning, "
-                "union the frames, or declare a second one"
+                f"feedback {self.name!r} is closed by {self.source.channel!r}: a feedback edge has one "
+                "beginning, union the frames, or declare a second one"
             )
         if not isinstance(source, Output) or source.job is not self.job:
             raise GraphError(f"feedback {self.name!r} is closed by an output of a stage of this job")

@@ -91,9 +91,9 @@ def grants(found: Held, capacity: Capacity) -> bool:
 
 
 def holds_back(loads: Iterable[Load], position: Version, capacity: Capacity) -> bool:
-    """Say whether the head of a loop reads nothing but its way back for now: that holds all it may hold.
+    """Say whether the head of a loop reads only its feedback edge for now: that holds all it may hold.
 
-    A way back is outside credit, since its producer may be the head, which must not wait for itself (P17).
+    A feedback edge is outside credit: its producer may be the head, which must not wait for itself (P17).
     """
     return not grants(held(loads, [position]), capacity)
 

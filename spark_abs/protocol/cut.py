@@ -52,7 +52,7 @@ def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) 
       barrier and none, open or closed, has gone on from it (P4); of an at-least-once barrier it is one
       wherever the others stand (P7). That an unaligned one has come on the last input says nothing new.
 
-    Ways back count for nothing, but that an unaligned barrier may come round before it has come any other
+    Feedback edges do not count. An unaligned barrier, though, may come round before it has come any other
     way: stages on the way take it without waiting for the head (P17).
 
     The answer depends neither on outcomes nor on what was taken before. Who writes the marker puts a cancel

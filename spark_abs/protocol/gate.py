@@ -81,7 +81,7 @@ def decide(
     An input that stands at an aligned barrier n stays until every other open input has n, or one has skipped
     it, or n is settled. Any other input reads on to the next barrier, of whatever mode, or to the end of the
     channel and stops there, within the limits. A barrier or cancel marker not above the input's epoch is
-    passed over; a cancel marker above it moves the epoch and stops nothing. A way back waits for nobody,
+    passed over; a cancel marker above it moves the epoch and stops nothing. A feedback edge waits for nobody,
     nobody waits for it, and only an unaligned barrier stops it: the stage has passed any other one on before
     (P17). Once all other inputs have ended it reads nothing but rows and unaligned barriers: another barrier
     may then come round first, from a stage that has ended too.

@@ -1,10 +1,10 @@
 """Loops: an output that is also an input of an earlier stage, or of its own (P17).
 
-The edge that closes a loop is its way back, the stage that reads it there the loop's head. A way back takes
-no part in alignment, or a head would wait for a barrier that only it can send round: the head cuts when its
-other inputs have barrier n. What it has not read of the way back then, up to barrier n in it, is in flight
-and part of the checkpoint. The channel's own log holds it: the manifest has the head's position and the
-producer's version, between them retention removes nothing, and a restored head reads them first.
+The edge that closes a loop is its feedback edge, the stage that reads it there the loop's head. A feedback
+edge takes no part in alignment, or a head would wait for a barrier that only it can send round: the head cuts
+when its other inputs have barrier n. What it has not read of the feedback edge then, up to barrier n in it,
+is in flight and part of the checkpoint. The channel's own log holds it: the manifest has the head's position
+and the producer's version, between them retention removes nothing, and a restored head reads them first.
 
 Nothing here forbids loops within loops: what holds for a head holds for each.
 """
@@ -41,7 +41,7 @@ def find_loops(edges: Iterable[tuple[StageId, ChannelId, StageId]]) -> tuple[Loo
     """Find the loops of a graph; none shares a stage with another, since then they are one.
 
     Args:
-        edges: producer, channel, consumer; ways back among them.
+        edges: producer, channel, consumer; feedback edges among them.
     """
     known = list(edges)
     reach = {producer: {producer} for producer, _, _ in known}
@@ -61,7 +61,7 @@ def find_loops(edges: Iterable[tuple[StageId, ChannelId, StageId]]) -> tuple[Loo
 
 
 def forward(positions: Sequence[Position]) -> tuple[Position, ...]:
-    """Leave out the ways back: what alignment, cuts and ends go by."""
+    """Leave out the feedback edges: what alignment, cuts and ends go by."""
     return tuple(position for position in positions if not position.feedback)
 
 

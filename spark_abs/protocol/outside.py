@@ -96,7 +96,9 @@ def meeting(line: Sequence[Branch], path: Sequence[Branch]) -> Mark:
     return found
 
 
-def way_back(mark: Mark, line: Sequence[Branch], path: Sequence[Branch], cuts: Iterable[Mark]) -> Mark:
+def mark_after_rollback(
+    mark: Mark, line: Sequence[Branch], path: Sequence[Branch], cuts: Iterable[Mark]
+) -> Mark:
     """Return the mark that a sink has once what does not count on `path` is taken back.
 
     Args:

@@ -54,7 +54,7 @@ from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
-from spark_abs.store.lease import Breath, own_lease, renew, write_lease
+from spark_abs.store.lease import Heartbeat, own_lease, renew, write_lease
 from spark_abs.store.outcomes import abort_open
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
@@ -111,14 +111,14 @@ def _carry_out(
                 restorer.carry_out(step, counted)
             probe(f"{name}.after")
     finally:
-        restorer.breathe_out()
+        restorer.give_lease_back()
     plan = prepared.plan
     log.info("job %s is restored to checkpoint %s, as attempt %s", plan.job, plan.checkpoint, plan.attempt)
     return RestoreResult(plan, restorer.run)
 
 
 class _Restorer:
-    """The hands of a restore; its run number is known once the first step is done."""
+    """Carries out the steps of a restore; its run number is known once the first step is done."""
 
     def __init__(self, root: Root, prepared: Prepared, spark: SparkSession | None) -> None:
         self.run = RunId(0)
@@ -130,7 +130,7 @@ class _Restorer:
         self._sinks = prepared.sinks
         self._spark = spark
         self._control = Control.open(root)
-        self._breath = Breath(root, self._control)
+        self._heartbeat = Heartbeat(root, self._control)
         self._began_ms = now_ms()
 
     def carry_out(self, step: Step, counted: Callable[[int], None]) -> None:
@@ -166,7 +166,7 @@ class _Restorer:
             case _:
                 assert_never(step)
 
-    def breathe_out(self) -> None:
+    def give_lease_back(self) -> None:
         """Give the lease back, however the restore ended."""
         if self.run:
             now = now_ms()
@@ -240,13 +240,13 @@ class _Restorer:
         return Own(state.job, state.root, state.unnamed)
 
     def _session(self) -> SparkSession:
-        from spark_abs.session import HADOOP_AWS, lend, spark_session
+        from spark_abs.session import HADOOP_AWS, apply_storage_conf, spark_session
 
         if self._spark is None:
             tables = [s.table for s in self._plan.steps if isinstance(s, (FenceSink, RestoreSink))]
             packages = [HADOOP_AWS] if any(map(in_object_store, (self._root.uri, *tables))) else []
             self._spark = spark_session(f"restore of {self._plan.job}", "local[*]", packages=packages)
-        lend(self._spark, self._root.storage)
+        apply_storage_conf(self._spark, self._root.storage)
         return self._spark
 
     def _native(self, step: Materialise | Rescale, counted: Callable[[int], None]) -> None:
@@ -262,7 +262,7 @@ class _Restorer:
 
         def written(size: int) -> None:
             counted(size)
-            self._breath(self.run)
+            self._heartbeat(self.run)
 
         target, query = self._root.anywhere(step.directory), self._plan.queries[step.stage]
         partitions = self._plan.partitions.get(step.stage)
@@ -279,7 +279,7 @@ class _Restorer:
     def _rescale(self, step: Rescale) -> None:
         place = self._root.anywhere(step.directory)
         if not is_rescaled(place, step.batch, step.partitions):
-            rescale(self._session(), place, step.batch, step.partitions, lambda: self._breath(self.run))
+            rescale(self._session(), place, step.batch, step.partitions, lambda: self._heartbeat(self.run))
 
     def _finish(self) -> None:
         self._record()

@@ -15,20 +15,20 @@ from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refus
 from spark_abs.lookup.check import damaged_rows, require_intact
 from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
 from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, RunKind, StageId
-from spark_abs.observe.alive import lease_timeout_ms, live_run
+from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Aborted
 from spark_abs.restore.edited_rows import require_one_row_a_key, require_something
 from spark_abs.restore.rewrite import NewState, OperatorChange, rewrite_stage
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.passing import clear_ahead, passing_place
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
-from spark_abs.store.lease import breathing, own_lease, renew
+from spark_abs.store.lease import holding_lease, own_lease, renew
 from spark_abs.store.outcomes import abort_open
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -68,12 +68,12 @@ def write_edited(
     run, asked = state.runs[-1].id, frozenset(c.id for c in state.commands)
     how = "failed: the edit did not end"
     try:
-        with breathing(root, run):
+        with holding_lease(root, run):
             checkpoints = Checkpoints.open(root, state.job)
             checkpoints.fence(run)
             clear_ahead(root.anywhere(state.attempt.natives), run)
             abort_open(control, checkpoints, run)
-            kept = KeptState.open(root, state.job, run, checkpoints.load_all())
+            kept = StateStorage.open(root, state.job, run, checkpoints.load_all())
             editor = _Editor(session, root, control, checkpoints, kept, run)
             written = editor.write(manifest, changes, name, progress)
         how = f"edited: savepoint {name!r}"
@@ -148,7 +148,7 @@ class _Editor:
     root: Root
     control: Control
     checkpoints: Checkpoints
-    kept: KeptState
+    kept: StateStorage
     run: RunId
 
     def write(
@@ -229,9 +229,9 @@ class _Editor:
             with tempfile.TemporaryDirectory(prefix="spark-abs-") as directory:
                 yield Place(str(Path(directory) / "edit"))
             return
-        from spark_abs.session import lend
+        from spark_abs.session import apply_storage_conf
 
-        lend(self.session, self.root.storage)
+        apply_storage_conf(self.session, self.root.storage)
         natives = self.root.anywhere(self.control.state.attempt.natives)
         place = passing_place(natives, self.run)
         try:

@@ -14,8 +14,8 @@ from spark_abs.model import NO_TABLE, AttemptId, ChannelId, SinkWriter, StageId,
 from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.restore.plan import Facts, SinkFacts
 from spark_abs.sinks.changes import NO_CHANGES, Own, changes_since, commits_since
-from spark_abs.sinks.note import note_of
-from spark_abs.sinks.plain import why_not_plain
+from spark_abs.sinks.commit_metadata import note_of
+from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.store.checkpoints import Summary
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, location_of
@@ -159,7 +159,7 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
         gone=_gone(table, target) if there and target is not None and not done else "",
         by_function=by_function,
         later=not here,
-        needs_spark=why_not_plain(table.delta) is not None,
+        needs_spark=why_not_native(table.delta) is not None,
     )
 
 

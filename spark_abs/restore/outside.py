@@ -1,4 +1,4 @@
-"""Sinks outside in a restore: what each has committed, what of it the way back undoes, and doing it."""
+"""Sinks outside in a restore: what each has committed, what of it the restore undoes, and doing it."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _facts(
         path = (*path_to(state, manifest, channel), attempt)
         cuts = tuple(cuts_of({m.id: m for m in (*known, manifest)}.values(), channel))
         line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
-        back = outside.way_back(mark, line, path, cuts)
+        back = outside.mark_after_rollback(mark, line, path, cuts)
         if back == mark or _left_before(state, manifest, path, mark):
             return OutsideFacts(record.sink, where, mark)
         behind = outside.sent_behind(back, mark, line, cuts)

@@ -26,7 +26,7 @@ from spark_abs.model import (
     Version,
     checked_name,
 )
-from spark_abs.observe.alive import LiveRun
+from spark_abs.observe.live_run import LiveRun
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, replaced_by
 from spark_abs.protocol.control import ControlState
@@ -165,7 +165,7 @@ def plan_restore(
     partitions: Mapping[str, int] = MappingProxyType({}),
     dry_run: bool = False,
 ) -> RestorePlan:
-    """Plan the way back to a checkpoint.
+    """Plan a restore to a checkpoint.
 
     Every step may be repeated, so the plan of a restore that was interrupted is the same list again.
 

@@ -6,21 +6,21 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from spark_abs.errors import DamageError, Refused
-from spark_abs.lookup.check import damaged_rows, require_intact, require_way_back
+from spark_abs.lookup.check import damaged_rows, require_intact, require_restorable
 from spark_abs.lookup.find import choose, load, readable
 from spark_abs.lookup.target import newest_first
 from spark_abs.manifest import Manifest
 from spark_abs.model import Branch
-from spark_abs.observe.alive import lease_timeout_ms, live_run
+from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import attempt_for
 from spark_abs.protocol.control import ControlState
-from spark_abs.restore.ahead import Ahead, write_ahead
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import lost_inputs
 from spark_abs.restore.outside import NO_SINKS, Own, outside_facts
 from spark_abs.restore.plan import RestorePlan, plan_restore
+from spark_abs.restore.prestaged import Prestaged, prestage
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted, changes
 from spark_abs.snapshots.materialise import fresh_query_id
@@ -28,8 +28,8 @@ from spark_abs.snapshots.verify import Finding
 from spark_abs.store.checkpoints import PATH, Summary
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
+from spark_abs.store.manifest_listing import ManifestListing, list_manifests
 from spark_abs.store.root import Root
-from spark_abs.store.salvage import Survey, survey
 from spark_abs.wording import way
 
 
@@ -42,7 +42,7 @@ class Prepared:
     force: frozenset[Force]
     sinks: Own = field(default_factory=dict)
     """The user's own sinks, by name."""
-    ahead: Ahead | None = None
+    ahead: Prestaged | None = None
     """The native directories, if they were written while they were verified."""
 
 
@@ -59,7 +59,7 @@ def prepare(
     dry_run: bool = False,
     progress: Progress = SILENT,
 ) -> Prepared:
-    """Plan the way back to a checkpoint, after reading every byte that it needs.
+    """Plan a restore to a checkpoint, after reading every byte that it needs.
 
     Args:
         root: the job's root.
@@ -93,7 +93,7 @@ def prepare(
             f"on a machine that sees it, or give {way('native_root=DIR', '--native-root DIR')} for another "
             "place; if the disk is lost, restart='checkpoint' starts the job from its newest checkpoint"
         )
-    found = survey(root, state.job)
+    found = list_manifests(root, state.job)
     manifests, rows = readable(root, found), damaged_rows(root)
     planner = _Planner(
         root,
@@ -134,7 +134,7 @@ class _Planner:
 
     root: Root
     state: ControlState
-    found: Survey
+    found: ManifestListing
     known: tuple[Manifest, ...]
     rows: tuple[Finding, ...]
     force: frozenset[Force]
@@ -169,20 +169,20 @@ class _Planner:
             partitions=partitions,
             dry_run=self.dry_run,
         )
-        ahead = self._write_ahead(manifest, plan) if self.writing else None
+        ahead = self._prestage(manifest, plan) if self.writing else None
         if ahead is None:
             with self.progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
                 require_intact(root, manifest, self.rows, counted)
         return Prepared(plan, manifest, self.force, self.sinks, ahead)
 
-    def _write_ahead(self, manifest: Manifest, plan: RestorePlan) -> Ahead | None:
-        require_way_back(self.root, manifest, self.rows)
+    def _prestage(self, manifest: Manifest, plan: RestorePlan) -> Prestaged | None:
+        require_restorable(self.root, manifest, self.rows)
         what = f"copying checkpoint {manifest.id}"
         try:
             with self.progress.count(what, manifest.size_full) as counted:
-                return write_ahead(self.root, manifest, plan, counted)
+                return prestage(self.root, manifest, plan, counted)
         except DamageError:
             # Names all that is damaged. If nothing is, sweeping has moved bytes under our eyes.
             require_intact(self.root, manifest, self.rows, lambda _: None)
         with self.progress.count(what, manifest.size_full) as counted:
-            return write_ahead(self.root, manifest, plan, counted)
+            return prestage(self.root, manifest, plan, counted)

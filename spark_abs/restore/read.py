@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def read_sink(session: SparkSession, root: Root, name: str, checkpoint: str | int) -> DataFrame:
     """Read a Delta sink as it was at a checkpoint; see `JobRoot.read`."""
-    from spark_abs.session import lend
+    from spark_abs.session import apply_storage_conf
 
     uri, version = recorded_version(root, name, checkpoint)
-    lend(session, root.storage)
+    apply_storage_conf(session, root.storage)
     return session.read.format("delta").option("versionAsOf", version).load(uri)
 
 

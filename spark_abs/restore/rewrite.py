@@ -16,7 +16,6 @@ from spark_abs.jvm import FAMILY, KEY, PARTITION_KEY, VALUE, Store, read_entries
 from spark_abs.manifest import StageSnapshot, StateFunction
 from spark_abs.model import CheckpointId
 from spark_abs.restore.hdfs_store import ENTRY, WRITTEN_WITH, keyed_as, read_snapshots, write_snapshots
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.layout import (
     CODEC_KEY,
     PROVIDER_KEY,
@@ -27,6 +26,7 @@ from spark_abs.snapshots.layout import (
 )
 from spark_abs.snapshots.materialise import fresh_query_id, materialise, put
 from spark_abs.snapshots.operators import HEADS, stored_texts
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import snapshot_stage
 from spark_abs.state.operator import Timeout
 from spark_abs.state.packing import GROUP
@@ -72,7 +72,7 @@ def require_rewritable(root: Root, snapshot: StageSnapshot) -> None:
 
 def rewrite_stage(
     session: SparkSession,
-    kept: KeptState,
+    kept: StateStorage,
     checkpoint: CheckpointId,
     snapshot: StageSnapshot,
     scratch: Place,

@@ -161,8 +161,8 @@ class Drain:
         runner.only = NO_BATCH
         if query is None:  # a source, of a run that begins with the drain
             return
-        runner.turns.await_quiet()
-        while query.isActive and runner.native.idle_at() is None and not runner.turns.parked:
+        runner.batch_lock.await_quiet()
+        while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
             look()
             self._pause.wait(_POLL_S)
         query.stop()

@@ -14,9 +14,9 @@ from pyspark.errors import StreamingQueryException
 from spark_abs.channels.gate import BackEdge, GateSpec
 from spark_abs.channels.opening import open_gate
 from spark_abs.channels.writer import create_channel
+from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.checkpointing.sending import Senders, open_senders, sendings
-from spark_abs.checkpointing.tidy import Tidy
 from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
 from spark_abs.manifest import StageShape
 from spark_abs.model import (
@@ -42,7 +42,7 @@ from spark_abs.run.recovery import Recovery
 from spark_abs.run.run import Run
 from spark_abs.sinks.create import ensure_sink
 from spark_abs.sinks.delta import DeltaSink
-from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.credit import Credit
@@ -110,7 +110,7 @@ def launch(given: Launch) -> Run:
     late, declared = LateRows(), dict(given.drafts.declared)
     queries: dict[StageId, StreamingQuery] = {}
     manifests = Checkpoints.open(ctx.root, ctx.job).load_all()
-    kept = KeptState.open(ctx.root, ctx.job, ctx.run, manifests, ctx.probe)
+    kept = StateStorage.open(ctx.root, ctx.job, ctx.run, manifests, ctx.probe)
     senders = open_senders(ctx, sendings(job.sinks, given.drafts.schemas), given.control, manifests)
     ctx.probe("start.state.after")
     facts = {
@@ -121,8 +121,8 @@ def launch(given: Launch) -> Run:
         )
         for s in graph.stages
     }
-    tidy = Tidy(ctx, {s.name: s.inputs for s in graph.stages}, kept, senders)
-    snapshots = Snapshotter(ctx, kept, facts, tidy)
+    cleaner = CheckpointCleaner(ctx, {s.name: s.inputs for s in graph.stages}, kept, senders)
+    snapshots = Snapshotter(ctx, kept, facts, cleaner)
     runners: dict[StageId, StageRunner] = {}
     for stage in graph.stages:
         runners[stage.name] = _runner(given, stage, tables, snapshots, senders)
@@ -170,7 +170,7 @@ def launch(given: Launch) -> Run:
         run.fail,
         senders.completed,
     )
-    snapshots.report_to(Listener(coordination.put, lambda name: runners[name].turns.wake(), run.fail))
+    snapshots.report_to(Listener(coordination.put, lambda name: runners[name].batch_lock.wake(), run.fail))
     job.spark.streams.addListener(late)
     try:
         for rebuild in given.rebuilds:
@@ -259,7 +259,7 @@ def _runner(
     start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
     credit = _credit(ctx, given.graph, stage.name, senders)
     runner = StageRunner(ctx, stage.name, outputs, start, snapshots, credit)
-    runner.turns.await_stop = partial(sleep_until_stopped, job.spark)
+    runner.batch_lock.await_stop = partial(sleep_until_stopped, job.spark)
     return runner
 
 
@@ -283,7 +283,7 @@ def _restart(
         DamageError: the native checkpoint is missing or damaged.
     """
     ctx, name = given.ctx, stage.name
-    runners[name].turns.stop()  # 1
+    runners[name].batch_lock.stop()  # 1
     with suppress(StreamingQueryException):
         queries[name].awaitTermination()
     finding = check_native(ctx.native(name), newest_output(ctx, given.graph, name))  # 2

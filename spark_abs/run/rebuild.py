@@ -39,7 +39,7 @@ from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
-from spark_abs.store.lease import Breath
+from spark_abs.store.lease import Heartbeat
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Rebuilder:
             ctx.probe(f"rebuild.{rebuild.stage}.record.after")
         attempt = self._control.state.attempt
         ctx = replace(ctx, directories=attempt.directories)
-        breath = partial(Breath(ctx.root, self._control), ctx.run)
+        heartbeat = partial(Heartbeat(ctx.root, self._control), ctx.run)
         for rebuild in rebuilds:
             origin = rebuild.record.checkpoint
             log.warning(
@@ -132,14 +132,14 @@ class Rebuilder:
                 len(rebuild.repeats),
             )
             if not rebuild.goes_on:
-                self._write(ctx, rebuild, breath)
+                self._write(ctx, rebuild, heartbeat)
             ctx.probe(f"rebuild.{rebuild.stage}.write.after")
         return ctx
 
-    def _write(self, ctx: RunContext, rebuild: Rebuild, breath: Callable[[], None]) -> None:
+    def _write(self, ctx: RunContext, rebuild: Rebuild, heartbeat: Callable[[], None]) -> None:
         place, query = ctx.native(rebuild.stage), rebuild.record.query
         files = rebuild.snapshot.files if rebuild.snapshot is not None else ()
-        materialise(ctx.root, files, place, query, lambda _: breath())
+        materialise(ctx.root, files, place, query, lambda _: heartbeat())
         if not files:
             put(place, METADATA, [json.dumps({"id": query}).encode()])
 
@@ -256,7 +256,7 @@ def _repeat(
     repeat: Repeat[str],
     runner: StageRunner,
     start: Callable[[], StreamingQuery],
-    breath: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> None:
     """Run one batch again, more than once if need be: so many starts of a query want some patience."""
     native = ctx.native(runner.name)
@@ -265,7 +265,7 @@ def _repeat(
         plan_batch(native, repeat.batch, repeat.plan)
         ctx.probe(f"rebuild.{runner.name}.plan.after")
         try:
-            run_only(start, runner, repeat.batch, breath)
+            run_only(start, runner, repeat.batch, heartbeat)
         except StageFailed as error:
             if not tries_left or (error.__cause__ is not None and is_final(error.__cause__)):
                 raise
@@ -292,9 +292,9 @@ def repeat_batches(
         Fenced: somebody has taken over.
     """
     began, stage = now_ms(), rebuild.stage
-    breath = partial(Breath(ctx.root, control), ctx.run)
+    heartbeat = partial(Heartbeat(ctx.root, control), ctx.run)
     for repeat in rebuild.repeats:
-        _repeat(ctx, repeat, runner, start, breath)
+        _repeat(ctx, repeat, runner, start, heartbeat)
         ctx.probe(f"rebuild.{stage}.batch.after")
     control.update(partial(_recorded, ctx, replace(rebuild.record, done=True)))
     ctx.probe(f"rebuild.{stage}.done.after")

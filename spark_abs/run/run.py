@@ -21,11 +21,11 @@ from spark_abs.protocol.messages import (
 )
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.run.drain import Drain
-from spark_abs.run.ending import EndOfInput, halt
-from spark_abs.run.farewell import Guest, attend
-from spark_abs.run.lifetime import end
+from spark_abs.run.end_of_input import EndOfInput, halt
 from spark_abs.run.loops import Loops
+from spark_abs.run.process_end import Guest, attend
 from spark_abs.run.recovery import Recovery, StageEnd
+from spark_abs.run.registration import end
 from spark_abs.run.signals import SignalledStop
 from spark_abs.settings import LiveSettings
 from spark_abs.stages.causes import one_line
@@ -356,7 +356,7 @@ class Run:
         why = self._said if self._failure is None else one_line(str(self._failure))
         self._coordination.put(StatusChanged(now_ms(), status, why))
         for runner in self._stages.values():
-            runner.turns.refuse()
+            runner.batch_lock.refuse()
         log.info("job %s is stopping%s", self._ctx.job, self._under_way())
         for name, query in self._queries.items():
             halt(self._ctx, self._stages[name], query)

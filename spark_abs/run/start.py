@@ -24,11 +24,11 @@ from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.run.laps import Laps
 from spark_abs.run.launch import Launch, launch
-from spark_abs.run.lifetime import begin, end, refuse_namesake, refuse_second
 from spark_abs.run.rebuild import Rebuild, Rebuilder
+from spark_abs.run.registration import begin, end, refuse_namesake, refuse_second
 from spark_abs.run.run import Run
-from spark_abs.run.shared import require_shared
-from spark_abs.session import check_session, lend
+from spark_abs.run.shared_disk import require_shared
+from spark_abs.session import apply_storage_conf, check_session
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.driver_jvm import hush
 from spark_abs.stages.native import check_native
@@ -36,7 +36,7 @@ from spark_abs.stages.outputs import newest_output
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.lease import breathing
+from spark_abs.store.lease import holding_lease
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ def start_job(
     if settings.stop_savepoint:
         check_savepoint_name(f"{settings.stop_savepoint}-1")
     policy = policy_of(settings)
-    lend(job.spark, job.root.storage)
+    apply_storage_conf(job.spark, job.root.storage)
     laps = Laps()
     drafted = draft(job)  # 1
     laps.over("plans")
@@ -87,7 +87,7 @@ def start_job(
     log.info("job %s starts run %s at %s: %s", job.name, ctx.run, job.root.uri, _origin(control.state, ctx))
     try:
         with ExitStack() as starting:
-            starting.enter_context(breathing(ctx.root, ctx.run))
+            starting.enter_context(holding_lease(ctx.root, ctx.run))
             past = past_of(job.root, control.state)  # 5
             found = inspect(job, drafted, past, allow_non_restored_state)
             comparison = found.comparison

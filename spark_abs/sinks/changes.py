@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spark_abs.model import AttemptId, Version
-from spark_abs.sinks.note import SinkNote, note_of
+from spark_abs.sinks.commit_metadata import SinkMetadata, note_of
 from spark_abs.store.log import LogCommit
 from spark_abs.store.table import Table
 
@@ -35,7 +35,7 @@ class Own:
     attempts: frozenset[AttemptId]
     """Its attempts that began before roots had an identity: their commits do not name it."""
 
-    def wrote(self, note: SinkNote) -> bool:
+    def wrote(self, note: SinkMetadata) -> bool:
         """Say whether this root made a commit."""
         if note.job != self.job:
             return False

@@ -31,10 +31,10 @@ from spark_abs.model import (
     run_app_id,
 )
 from spark_abs.protocol.evaluation import Staged
-from spark_abs.sinks import through_spark
+from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Changes, Own, changes_since
-from spark_abs.sinks.note import PlannedBatch, SinkNote, note_of
-from spark_abs.sinks.plain import why_not_plain
+from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata, note_of
+from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.sinks.undo import undoing
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
@@ -127,13 +127,13 @@ class DeltaSink:
                 found.add(owner_of(note.job, note.root))
         return tuple(sorted(found))
 
-    def _is_own(self, note: SinkNote) -> bool:
+    def _is_own(self, note: SinkMetadata) -> bool:
         return (note.job, note.root) == (self._writer.job, self._writer.root)
 
     @property
     def plain(self) -> bool:
         """Whether it takes files as they are, as of the version read."""
-        return why_not_plain(self._table.delta) is None
+        return why_not_native(self._table.delta) is None
 
     def write_files(self, frame: DataFrame, batch: BatchId) -> Files:
         """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`.
@@ -189,7 +189,7 @@ class DeltaSink:
         last = self._table.transaction(self._writer.app)
         return NO_BATCH if last is None else BatchId(last)
 
-    def note_of_batch(self, batch: BatchId) -> SinkNote | None:
+    def note_of_batch(self, batch: BatchId) -> SinkMetadata | None:
         """Return what the commit of a batch says, as of the version read; None if there is none."""
         found = self._commit_of(batch)
         return None if found is None else found[1]
@@ -277,7 +277,7 @@ class DeltaSink:
     def _bring_back(self, version: Version, own: Own, changes: Changes) -> None:
         note, writer = self._note(restored=version), self._writer
         mark = {writer.restore_app: int(version)}
-        plain = why_not_plain(self._table.delta) is None
+        plain = why_not_native(self._table.delta) is None
         if changes.of_roots and not plain:
             raise Refused(
                 f"{self.uri}: another root has written to it since version {version}, and only Delta's own "
@@ -292,12 +292,12 @@ class DeltaSink:
             self._table.restore(version, Commit(transactions=mark, metadata=to_json(note)))
         else:
             if changes:
-                through_spark.restore(self._session(), self._table.place, version, to_json(note))
+                delta_spark_writer.restore(self._session(), self._table.place, version, to_json(note))
             self._mark(mark, note)
 
-    def _append(self, files: Files, note: SinkNote) -> Standing:
+    def _append(self, files: Files, note: SinkMetadata) -> Standing:
         """Append through Delta's writer; killed behind it, the repeat finds the batch in the log."""
-        through_spark.append(
+        delta_spark_writer.append(
             self._session(), self.uri, files.uris, self._writer.app, int(note.batch), to_json(note)
         )
         self._table.refresh()
@@ -307,24 +307,24 @@ class DeltaSink:
             raise CommitStateUnknown(f"batch {note.batch} was written to {self.uri} and is not in its log")
         return replace(standing, fresh=True)
 
-    def _mark(self, transactions: Mapping[str, int], note: SinkNote) -> None:
+    def _mark(self, transactions: Mapping[str, int], note: SinkMetadata) -> None:
         """Commit ids and a note without rows; raises CommitConflict."""
-        if why_not_plain(self._table.delta) is None:
+        if why_not_native(self._table.delta) is None:
             self._table.commit_next(Commit(transactions=transactions, metadata=to_json(note)))
             return
         *first, last = transactions.items()  # Delta's writer takes one in a commit: the last says it is done
         for app, number in first:
-            through_spark.mark(
+            delta_spark_writer.mark(
                 self._session(), self._table, app, number, to_json(replace(note, took_over=False))
             )
-        through_spark.mark(self._session(), self._table, *last, to_json(note))
+        delta_spark_writer.mark(self._session(), self._table, *last, to_json(note))
 
     def _standing(self, batch: BatchId) -> Standing | None:
         """Return what stands for a batch as of the version read; None if it had no rows."""
         found = self._commit_of(batch)
         return None if found is None else Standing(_entry(*found), fresh=False)
 
-    def _commit_of(self, batch: BatchId) -> tuple[Version, SinkNote] | None:
+    def _commit_of(self, batch: BatchId) -> tuple[Version, SinkMetadata] | None:
         for version, note in self._backwards(self._table):
             if note is not None and note.batch == batch:
                 return version, note
@@ -332,7 +332,7 @@ class DeltaSink:
                 return None
         return None
 
-    def _backwards(self, table: Table) -> Iterator[tuple[Version, SinkNote | None]]:
+    def _backwards(self, table: Table) -> Iterator[tuple[Version, SinkMetadata | None]]:
         """Iterate the log from the version read backwards, with the notes of this writer."""
         for version in range(table.version, -1, -1):
             commit = table.read_commit(version)
@@ -341,7 +341,7 @@ class DeltaSink:
             note = note_of(commit, self.uri)
             yield Version(version), note if note is not None and self._is_mine(note) else None
 
-    def _is_mine(self, note: SinkNote) -> bool:
+    def _is_mine(self, note: SinkMetadata) -> bool:
         """Say whether a commit is one of this stage in this attempt, or brought the table back for it."""
         if not self._is_own(note) or note.attempt != self._writer.attempt:
             return False
@@ -351,9 +351,9 @@ class DeltaSink:
 
     def _note(
         self, batch: BatchId = NO_BATCH, restored: Version | None = None, attached: bool = False
-    ) -> SinkNote:
+    ) -> SinkMetadata:
         writer = self._writer
-        return SinkNote(
+        return SinkMetadata(
             writer.name,
             writer.attempt,
             self._run,
@@ -364,5 +364,5 @@ class DeltaSink:
         )
 
 
-def _entry(version: Version, note: SinkNote) -> Entry:
+def _entry(version: Version, note: SinkMetadata) -> Entry:
     return Entry(version, note.attempt, note.run, note.batch, note.barrier, note.cancel)

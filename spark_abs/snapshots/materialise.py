@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import StoredFile
 from spark_abs.model import checked_relative
-from spark_abs.snapshots.kept import locate
 from spark_abs.snapshots.layout import relocate_operator
 from spark_abs.snapshots.packs import Chunk, PackReader
 from spark_abs.snapshots.parallel import for_each
+from spark_abs.snapshots.state_storage import locate
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 

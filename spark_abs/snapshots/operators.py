@@ -10,9 +10,9 @@ from typing import Any
 
 from spark_abs.errors import DamageError
 from spark_abs.manifest import StageSnapshot, StoredFile
-from spark_abs.snapshots.kept import locate
 from spark_abs.snapshots.layout import parse_operator
 from spark_abs.snapshots.packs import PackReader
+from spark_abs.snapshots.state_storage import locate
 from spark_abs.store.root import Root
 
 JOIN = "symmetricHashJoin"

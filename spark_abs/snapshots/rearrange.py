@@ -61,7 +61,7 @@ def rearrange(
     batch: BatchId,
     query_id: str,
     sources: Sources,
-    breath: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> None:
     """Write into `target` the native checkpoint of `source` as of a finished batch, its sources rearranged.
 
@@ -73,7 +73,7 @@ def rearrange(
         batch: the batch; with `NO_BATCH` nothing but the id is written.
         query_id: the id that Spark will find there.
         sources: the sources in their new order.
-        breath: called with each file.
+        heartbeat: called with each file.
 
     Raises:
         Refused, DamageError: the checkpoint is not one that can be rearranged.
@@ -95,7 +95,7 @@ def rearrange(
             chunks = iter([relocate_operator(b"".join(chunks).decode(), state).encode()])
         put(target, paths[file], chunks)
 
-    for_each(list(paths), write, lambda _: breath())
+    for_each(list(paths), write, lambda _: heartbeat())
     put(target, METADATA, [json.dumps({"id": query_id}).encode()])
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Location, Manifest
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.packs import PATH, Packed, PackReader, PackWriter, resolve
 from spark_abs.snapshots.retention import plan_sweep
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile
 
@@ -26,7 +26,7 @@ class Swept:
     bytes_freed: int = 0
 
 
-def sweep(kept: KeptState, manifests: Callable[[], Iterable[Manifest]]) -> Swept:
+def sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> Swept:
     """Remove dead packs and rewrite those of which less than half is live.
 
     In this order: the live part is copied to a merged pack; one commit, fenced against older runs, takes the
@@ -77,7 +77,7 @@ def _require_named(indexes: Mapping[str, Mapping[str, Packed]], live: Iterable[t
 
 
 def _merge(
-    kept: KeptState, reader: PackReader, live: Mapping[str, Packed]
+    kept: StateStorage, reader: PackReader, live: Mapping[str, Packed]
 ) -> tuple[AddFile | None, dict[str, Location]]:
     """Copy what is live into one new pack, checking every byte on the way."""
     if not live:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spark_abs.manifest import OperatorState, StoredFile
 from spark_abs.model import BatchId, CheckpointId, Position, positions_of
 from spark_abs.snapshots.capture import ATTEMPTS, Captured, CaptureIncomplete, capture
-from spark_abs.snapshots.kept import KeptState, StaleCapture
+from spark_abs.snapshots.state_storage import StaleCapture, StateStorage
 from spark_abs.store.storage import Place
 
 
@@ -28,7 +28,7 @@ class StageCopy:
     size_new: int
 
 
-def snapshot_stage(kept: KeptState, checkpoint: CheckpointId, native: Place, batch: BatchId) -> StageCopy:
+def snapshot_stage(kept: StateStorage, checkpoint: CheckpointId, native: Place, batch: BatchId) -> StageCopy:
     """Copy everything from which a stage starts again after `batch` (P11).
 
     Runs beside the query, in any thread, several at a time for different stages.

@@ -26,11 +26,11 @@ from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import NO_BATCH, BatchId, ChannelId, CheckpointId, StageId, Version, checked_relative
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
-from spark_abs.snapshots.kept import active_packs
 from spark_abs.snapshots.layout import StateFileKind, state_file
 from spark_abs.snapshots.materialise import is_rewritten
 from spark_abs.snapshots.packs import PATH, Packed, PackReader, resolve
 from spark_abs.snapshots.parallel import for_each
+from spark_abs.snapshots.state_storage import active_packs
 from spark_abs.store.log import log_file
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

@@ -40,7 +40,7 @@ class Backlog:
         self._lock = threading.Lock()
 
     def add(self, root: Root, position: Position, poll_ms: int) -> None:
-        """Count what stands behind an input, too, from now on; repeatable."""
+        """Add an input to the backlog that is counted; repeatable."""
         with self._lock:
             if position not in self._inputs:
                 self._inputs[position] = Queued(root, position, poll_ms)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from spark_abs.channels.entries import EntryNote
+from spark_abs.channels.entries import EntryMetadata
 from spark_abs.channels.staged import Files, find_staged
 from spark_abs.channels.writer import ChannelWriter
 from spark_abs.errors import TakenOver
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol.control import AttachedSink
 from spark_abs.protocol.evaluation import Consumer, missing
+from spark_abs.sinks.commit_metadata import SinkMetadata
 from spark_abs.sinks.delta import DeltaSink
-from spark_abs.sinks.note import SinkNote
 from spark_abs.stages.context import RunContext
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ def complete_batch(
 
 
 def _commit(
-    taker: ChannelWriter | DeltaSink, files: Files, batch: BatchId, first: EntryNote | SinkNote
+    taker: ChannelWriter | DeltaSink, files: Files, batch: BatchId, first: EntryMetadata | SinkMetadata
 ) -> bool:
     """Commit to one table what the first commit says; False if there is nothing to commit."""
     if isinstance(taker, DeltaSink):
-        plans = first.plans if isinstance(first, SinkNote) else ()
+        plans = first.plans if isinstance(first, SinkMetadata) else ()
         return taker.commit_batch(files, batch, plans) is not None
-    marks = first if isinstance(first, EntryNote) else None
+    marks = first if isinstance(first, EntryMetadata) else None
     taker.commit_batch(
         files.written,
         batch,

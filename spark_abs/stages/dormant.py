@@ -10,7 +10,7 @@ from spark_abs.model import Barrier, CheckpointId, CheckpointKind
 from spark_abs.protocol.messages import Acked
 from spark_abs.stages.alignment import CheckpointStanding
 from spark_abs.stages.barriers import BarrierProgress, Barriers
-from spark_abs.stages.turns import Turns
+from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.store.clock import now_ms
 
 
@@ -29,7 +29,7 @@ class DormantStage:
         """Take the part, with `carried` set, and what is told of acknowledgements."""
         self.name = part.stage
         self.part = part
-        self.turns = Turns()
+        self.batch_lock = BatchLock()
         self.barriers = Barriers()
         self.progress = BarrierProgress()
         self._put = put
@@ -43,7 +43,7 @@ class DormantStage:
         for barrier in self.barriers.above(self.progress.taken):
             self.progress.handed_over(barrier.id)
             if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
-                self.turns.hold(barrier.id)
+                self.batch_lock.hold(barrier.id)
             now = now_ms()
             timings = Timings(end_to_end_ms=max(0, now - barrier.timestamp_ms))
             part = replace(self.part, size_new=0, dropped_late=0, timings=timings)
@@ -65,4 +65,4 @@ class DormantStage:
         """Hear of an outcome (P15)."""
         self.barriers.settle(checkpoint, completed)
         if not completed:
-            self.turns.release(checkpoint)
+            self.batch_lock.release(checkpoint)

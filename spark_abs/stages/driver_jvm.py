@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 
-from spark_abs.stages.turns import StageStopped
+from spark_abs.stages.batch_lock import StageStopped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

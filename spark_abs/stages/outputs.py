@@ -25,8 +25,8 @@ from spark_abs.model import (
 )
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import SinkSpec, StageSpec
+from spark_abs.sinks.commit_metadata import PlannedBatch
 from spark_abs.sinks.delta import DeltaSink
-from spark_abs.sinks.note import PlannedBatch
 from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.batch import BatchFacts, Committed, Marker
 from spark_abs.stages.context import Current, RunContext, within

@@ -27,7 +27,7 @@ from spark_abs.protocol.messages import (
     Acked,
     Declined,
 )
-from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import snapshot_stage
 from spark_abs.stages.alignment import ENTRIES_AT_THE_END, Backlog
 from spark_abs.stages.context import RunContext
@@ -88,7 +88,7 @@ class Snapshotter:
     def __init__(
         self,
         ctx: RunContext,
-        kept: KeptState,
+        kept: StateStorage,
         facts: Mapping[StageId, StageFacts],
         tidy: Callable[[], None],
     ) -> None:

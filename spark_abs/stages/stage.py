@@ -34,13 +34,13 @@ from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.alignment import AlignmentWatch, CheckpointStanding
 from spark_abs.stages.barriers import BarrierChoice, Barriers
 from spark_abs.stages.batch import Admission, BatchFacts, Planned
+from spark_abs.stages.batch_lock import BatchLock, StageStopped
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, Taken
-from spark_abs.stages.turns import StageStopped, Turns
 from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class StageRunner:
         credit: Credit,
     ) -> None:
         self.name = name
-        self.turns = Turns()
+        self.batch_lock = BatchLock()
         self.failure: Failure | None = None
         self._ctx = ctx
         self._outputs = outputs
@@ -108,13 +108,13 @@ class StageRunner:
         try:
             probe(f"batch.{self.name}.wait.before")  # 1
             planned, credited_ms = self._planned(batch), self.credit.waited_ms
-            with self.turns.batch(partial(self._admit, planned)) as waited_ms:
+            with self.batch_lock.batch(partial(self._admit, planned)) as waited_ms:
                 if self.only is not None and batch != self.only:
                     raise StageStopped(f"only batch {self.only} is run now")
                 self._run(frame, planned, waited_ms - (self.credit.waited_ms - credited_ms))
         except StageStopped:
             if self.only is None or batch > self.only:
-                self.turns.park()
+                self.batch_lock.park()
             raise
         except Exception as error:
             self.failure = Failure(batch, error)
@@ -220,10 +220,10 @@ class StageRunner:
         self._cuts[barrier.id] = batch
         reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
-            self.turns.hold(barrier.id)
+            self.batch_lock.hold(barrier.id)
             # Its abort may have come before there was anything to release.
             if barrier.id in self.barriers.aborted:
-                self.turns.release(barrier.id)
+                self.batch_lock.release(barrier.id)
         first = self._aligning_since.pop(barrier.id, began_ms)
         self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
         self._snapshots.submit(
@@ -255,7 +255,7 @@ class StageRunner:
         unaligned = any(b.mode is CheckpointMode.UNALIGNED for b in offered)
         if not offered or (self.reads_channels and not self._ctx.bounded and not unaligned):
             return
-        with self.turns.agent() as mine:
+        with self.batch_lock.agent() as mine:
             batch = self._last_batch_if_idle() if mine else None
             if batch is None:
                 return
@@ -275,7 +275,7 @@ class StageRunner:
 
     def _last_batch_if_idle(self) -> BatchId | None:
         # Once the query has stopped, what it has planned and not begun is the next run's.
-        return self.native.newest_committed() if self.turns.ended else self.native.idle_at()
+        return self.native.newest_committed() if self.batch_lock.ended else self.native.idle_at()
 
     @property
     def reads_channels(self) -> bool:
@@ -283,14 +283,14 @@ class StageRunner:
         return bool(self.start)
 
     def inputs_closed(self, batch: BatchId) -> bool:
-        """Say whether all channel inputs, ways back left out, had ended after a batch (P10)."""
+        """Say whether all channel inputs, feedback edges left out, had ended after a batch (P10)."""
         return batch != NO_BATCH and all(
             p.is_closed(self._ctx.run) for p in forward(self.native.positions(batch))
         )
 
     @property
     def heads_loop(self) -> bool:
-        """Whether the stage has a way back among its inputs."""
+        """Whether the stage has a feedback edge among its inputs."""
         return any(p.feedback for p in self.start)
 
     def consumed(self) -> tuple[Position, ...]:
@@ -327,8 +327,8 @@ class StageRunner:
         if completed and batch is not None:
             self.progress.completed(batch)
         if not completed:
-            self.turns.release(checkpoint)
-        self.turns.wake()
+            self.batch_lock.release(checkpoint)
+        self.batch_lock.wake()
 
     def succeed(self, before: Member) -> None:
         """Take over what the one that this replaces had in memory; called before the first batch.
@@ -337,13 +337,13 @@ class StageRunner:
         """
         self.progress.handed_over(before.progress.taken)
         self.barriers.aborted |= before.barriers.aborted
-        self.turns.succeed(before.turns)
+        self.batch_lock.succeed(before.batch_lock)
         if isinstance(before, StageRunner):
             self._cuts, self._aligning_since = dict(before._cuts), dict(before._aligning_since)
 
     def end(self) -> None:
         """Write end markers; the query has stopped."""
-        with self.turns.ending():
+        with self.batch_lock.ending():
             self._outputs.end()
 
 

@@ -1,4 +1,4 @@
-"""The lease of a run: a small file that says who runs a job and when it last breathed.
+"""The lease of a run: a small file that says who runs a job and when it was last renewed.
 
 A courtesy, not a lock: it refuses a second start by mistake. What keeps a replaced run from doing harm
 are the fences on every table.
@@ -81,13 +81,13 @@ def read_lease(root: Root) -> Lease | None:
 
 
 def renew(root: Root, lease: Lease, now: int, ended: bool = False) -> None:
-    """Breathe, unless a newer run has taken the lease."""
+    """Renew the lease, unless a newer run has taken it."""
     found = read_lease(root)
     if found is None or found.run <= lease.run:
         write_lease(root, replace(lease, beat_ms=now, ended=ended))
 
 
-class Breath:
+class Heartbeat:
     """Renews the lease during long work before the coordinator is there to do it."""
 
     def __init__(self, root: Root, control: Control) -> None:
@@ -95,7 +95,7 @@ class Breath:
         self._beat_ms = now_ms()
 
     def __call__(self, run: RunId) -> None:
-        """Breathe every few seconds.
+        """Renew the lease if the last time was a few seconds ago.
 
         Raises:
             Fenced: somebody has taken over.
@@ -108,17 +108,17 @@ class Breath:
 
 
 @contextmanager
-def breathing(root: Root, run: RunId) -> Iterator[None]:
+def holding_lease(root: Root, run: RunId) -> Iterator[None]:
     """Hold the lease while this is open: a thread renews it, until a newer run takes it."""
     lease, done = own_lease(run, now_ms()), threading.Event()
     renew(root, lease, now_ms())
 
-    def breathe() -> None:
+    def renew_often() -> None:
         while not done.wait(BEAT_EVERY_MS / 1000):
             with suppress(OSError):
                 renew(root, lease, now_ms())
 
-    thread = threading.Thread(target=breathe, name=f"spark-abs-lease-{run}", daemon=True)
+    thread = threading.Thread(target=renew_often, name=f"spark-abs-lease-{run}", daemon=True)
     thread.start()
     try:
         yield

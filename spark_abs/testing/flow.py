@@ -30,7 +30,7 @@ class Planning(Protocol):
 
 
 def consumed(storage: Storage, attempt: AttemptId, table: Table) -> Iterator[Version]:
-    """Iterate how far each input that reads a channel, but not as its way back, has durably read it."""
+    """Iterate how far each input that reads a channel, but not as its feedback edge, has durably read it."""
     return (position.version for _, position in _readers(storage, attempt, table))
 
 
@@ -84,7 +84,7 @@ def check_bound(
 
 
 def is_held_back(storage: Storage, paths: Paths, positions: Sequence[Position], parts: Parts) -> bool:
-    """Say whether a stage reads nothing but its way back, since that is full."""
+    """Say whether a stage reads nothing but its feedback edge, since that is full."""
     if not parts.capacity.bounded:
         return False
     for own in positions:

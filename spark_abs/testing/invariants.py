@@ -118,8 +118,8 @@ def require(wrong: Iterable[str], context: str = "") -> None:
 def consistent_cut(edges: Iterable[Edge]) -> Iterator[str]:
     """Invariant 1, by position: a consumer has read exactly what its producer had written at the cut.
 
-    Less, if the checkpoint is unaligned or the input a way back (P17): what lies between is in flight. More,
-    if the checkpoint is at least once.
+    Less, if the checkpoint is unaligned or the input a feedback edge (P17): what lies between is in flight.
+    More, if the checkpoint is at least once.
     Rows are compared with `same_rows`: what a stage's state and outputs hold at the checkpoint, against
     what the inputs make of it up to the recorded source offsets.
     """

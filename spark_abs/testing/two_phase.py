@@ -3,7 +3,7 @@
     def test_my_sink(tmp_path):
         two_phase.check(lambda: MySink(tmp_path), lambda: rows_in(tmp_path))
 
-Commits, recoveries and ways back are stopped at every line of the sink's module and at every return from it,
+Commits, recoveries and rollbacks are stopped at every line of the sink's module and at every return from it,
 once by an error and once by standing still while another run takes over. Then it is looked what is there.
 """
 
@@ -143,7 +143,7 @@ class _Check:
         self._each(self._stop_commit)
         self._each(self._freeze_commit)
         self._each(self._stop_recover)
-        self._ways_back()
+        self._rollbacks()
 
     # -- the parts
 
@@ -236,7 +236,7 @@ class _Check:
         self._require(self._recover(self._next()) == self._mark, "recover lost the mark")
         return steps.reached
 
-    def _ways_back(self) -> None:
+    def _rollbacks(self) -> None:
         """Undo at every step if the sink can; keep at every step."""
         for keep in (False, True):
             for step in count(0, self._every):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
+from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination
-from spark_abs.checkpointing.tidy import Tidy
 from spark_abs.errors import UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
@@ -26,10 +26,11 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
 from spark_abs.protocol.messages import StatusChanged
 from spark_abs.protocol.trigger import JobStatus
-from spark_abs.run.lifetime import begin, end, refuse_second
+from spark_abs.run.registration import begin, end, refuse_second
 from spark_abs.session import check_session
 from spark_abs.settings import JobSettings
-from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.state_storage import StateStorage
+from spark_abs.stages.batch_lock import StageStopped
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
@@ -38,7 +39,6 @@ from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Listener, Snapshotter, StageFacts
 from spark_abs.stages.stage import StageRunner
-from spark_abs.stages.turns import StageStopped
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -161,11 +161,11 @@ class _Host:
         self._ctx = begin(job, control, resolved, takeover=False, bounded=False)
         log.info("queries at %s: run %s begins", root.uri, self._ctx.run)
         self._checkpoints = Checkpoints.open(root, job.name)
-        kept = KeptState.open(root, job.name, self._ctx.run, self._checkpoints.load_all())
+        kept = StateStorage.open(root, job.name, self._ctx.run, self._checkpoints.load_all())
         self._facts: dict[StageId, StageFacts] = {}
         self._guests: dict[StageId, _Guest] = {}
         self._dormant = {part.stage: self._sleeper(part) for part in self._recorded()}
-        self._snapshots = Snapshotter(self._ctx, kept, self._facts, Tidy(self._ctx, {}, kept))
+        self._snapshots = Snapshotter(self._ctx, kept, self._facts, CheckpointCleaner(self._ctx, {}, kept))
         self._coordination = Coordination(
             self._ctx,
             self._dormant,
@@ -258,7 +258,7 @@ class _Host:
         outputs = Outputs(self._ctx, spec, (), {}, [sink], wrapped.tables)
         credit = Credit(self._ctx, (), Consumers(self._ctx, {}), Version(0), 0)
         runner = StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit)
-        runner.turns.await_stop = partial(sleep_until_stopped, self._spark)
+        runner.batch_lock.await_stop = partial(sleep_until_stopped, self._spark)
         return runner
 
     def _shapes(self) -> tuple[StageShape, ...]:
@@ -268,7 +268,7 @@ class _Host:
 
     def _wake(self, stage: StageId) -> None:
         if (guest := self._guests.get(stage)) is not None:
-            guest.runner.turns.wake()
+            guest.runner.batch_lock.wake()
 
     def _ask_to_stop(self) -> None:
         self._stop.set()
@@ -334,7 +334,7 @@ class _Host:
         failed = self._failure is not None
         self._coordination.put(StatusChanged(now_ms(), JobStatus.FAILED if failed else JobStatus.STOPPING))
         for guest in list(self._guests.values()):
-            guest.runner.turns.stop()
+            guest.runner.batch_lock.stop()
             query = active_query(self._spark, guest.query)
             if query is not None:
                 query.stop()

@@ -22,7 +22,7 @@ from spark_abs.restore.read import recorded_version
 from spark_abs.snapshots.materialise import materialise
 from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.history import History, HistoryEvent
-from spark_abs.store.salvage import survey
+from spark_abs.store.manifest_listing import list_manifests
 from tests.cli.conftest import Cli
 from tests.root_support import CHANNEL, SmallJob, offsets_of, probed
 
@@ -118,7 +118,7 @@ def test_the_replaced_run_can_commit_nothing_more(job: SmallJob) -> None:
     with pytest.raises(Fenced):
         job.kept.store(barrier.id, job.root.fs, job.root.path("native/1/a"), [captured(job)])
     assert job.rows() == [1]
-    assert [s.id for s in survey(job.root, "job").completed] == [1]
+    assert [s.id for s in list_manifests(job.root, "job").completed] == [1]
     assert [(a.id, a.reason) for a in job.state.aborted] == [(2, "run-ended")]
 
 
@@ -262,7 +262,7 @@ def test_damage_is_refused_and_fallback_takes_the_newest_intact(job: SmallJob) -
     assert [f.name for f in Path(job.root.path("checkpoints/_damaged")).iterdir()] == [manifest.name]
     job.start()
     assert job.checkpoint(4) == 4
-    assert [s.id for s in survey(job.root, "job").completed] == [1, 2, 4]
+    assert [s.id for s in list_manifests(job.root, "job").completed] == [1, 2, 4]
 
 
 def test_nothing_intact_is_said(job: SmallJob) -> None:
@@ -419,7 +419,7 @@ def test_every_byte_is_read_once_and_before_anything_is_changed(
 def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
     job: SmallJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_abs.restore import ahead as module
+    from spark_abs.restore import prestaged as module
 
     job.checkpoint(1)
     job.step(2)
@@ -428,7 +428,7 @@ def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
         materialise(*args, **kwargs)
         raise Killed
 
-    monkeypatch.setattr(module.Ahead, "discard", lambda _: None)
+    monkeypatch.setattr(module.Prestaged, "discard", lambda _: None)
     monkeypatch.setattr(module, "materialise", dies)
     with pytest.raises(Killed):
         restore(job.root.uri, 1)
@@ -498,7 +498,7 @@ def test_what_sweeping_moves_while_a_restore_copies_is_not_damage(
     job: SmallJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is alive goes on while it is about to be fenced."""
-    from spark_abs.restore import ahead as module
+    from spark_abs.restore import prestaged as module
 
     job.checkpoint(1)
     calls: list[int] = []

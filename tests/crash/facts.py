@@ -35,8 +35,8 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
-from spark_abs.snapshots.kept import active_packs
 from spark_abs.snapshots.packs import PackReader, resolve
+from spark_abs.snapshots.state_storage import active_packs
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root

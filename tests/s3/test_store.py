@@ -16,9 +16,9 @@ from spark_abs.channels.trim import trim
 from spark_abs.cli.main import main
 from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.model import ChannelId, CheckpointId, RunId, Version
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.materialise import empty, is_whole, materialise, put
 from spark_abs.snapshots.passing import clear_ahead
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
@@ -127,7 +127,7 @@ def test_where_no_job_is_it_says_so(root: Root) -> None:
 
 def test_state_is_packed_verified_and_brought_back(root: Root, tmp_path: Path) -> None:
     """In threads that share the packs they read; to the store, and to a disk beside it."""
-    kept = KeptState.open(root, "job", RunId(1))
+    kept = StateStorage.open(root, "job", RunId(1))
     data = {f"{number}.delta": os.urandom(100) for number in range(1, 30)}
     data |= {"metadata": b"{}", "1.snapshot": os.urandom(9 * 2**20)}
     stored = store(kept, CheckpointId(1), tmp_path / "native", **data).files

@@ -138,7 +138,7 @@ def test_credit_that_counts_entries_without_rows() -> None:
 
 
 def aligns(own: Position, stage: Any, *others: Any) -> gate.Decision:
-    """Take a way back for an input like others: wait until the barrier has come round."""
+    """Take a feedback edge for an input like others: wait until the barrier has come round."""
     decision = gate.decide(replace(own, feedback=False), plain(stage), *others)
     return replace(decision, position=replace(decision.position, feedback=own.feedback))
 

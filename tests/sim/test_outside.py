@@ -46,7 +46,7 @@ class Outside(RuleBasedStateMachine):
     """Parts of the protocol, to be left out by mutants."""
 
     next_epochs = staticmethod(outside.next_epochs)
-    way_back = staticmethod(outside.way_back)
+    mark_after_rollback = staticmethod(outside.mark_after_rollback)
     needed_from = staticmethod(outside.needed_from)
     undone_from = staticmethod(outside.undone_from)
     fences = True
@@ -142,7 +142,7 @@ class Outside(RuleBasedStateMachine):
         mark = self.sink.mark
         if mark is not None and self.undoes:
             line = self.line(mark.attempt, mark.version)
-            back = self.way_back(mark, line, self.path, self.kept)
+            back = self.mark_after_rollback(mark, line, self.path, self.kept)
             for until, _, rows in reversed(self.sink.history):
                 if until > back.version:
                     del self.sink.rows[len(self.sink.rows) - len(rows) :]
@@ -228,7 +228,7 @@ def _to_the_target(mark: Mark, _: object, path: Sequence[Branch], cuts: Iterable
 
 MUTANTS: dict[str, tuple[str, Callable[..., object] | bool]] = {
     "sends what an abandoned attempt completed": ("next_epochs", staticmethod(_all_cuts)),
-    "takes the target for the fork": ("way_back", staticmethod(_to_the_target)),
+    "takes the target for the fork": ("mark_after_rollback", staticmethod(_to_the_target)),
     "lets replaced runs commit": ("fences", False),
     "does not look at the mark": ("looks", False),
     "undoes nothing": ("undoes", False),

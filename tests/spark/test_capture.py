@@ -21,9 +21,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_abs.model import BatchId, CheckpointId, RunId
 from spark_abs.plan.jvm import local_disk_conf
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.layout import StateFile, StateFileKind, state_file
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import StageCopy, snapshot_stage
 from spark_abs.snapshots.verify import verify_native
 from spark_abs.stages.queries import session_conf
@@ -246,7 +246,7 @@ class Story:
         return copy, whole.after(cut), run.after(cut)
 
     def copy(self, cut: int) -> StageCopy:
-        kept = KeptState.open(self.root, "job", RunId(1))
+        kept = StateStorage.open(self.root, "job", RunId(1))
         return snapshot_stage(kept, CheckpointId(1), Place(str(self.native)), BatchId(cut))
 
 
@@ -330,7 +330,7 @@ def test_a_snapshot_that_is_kept_and_the_changes_after_it_bring_the_query_back(
     """Though Spark has made a newer one since: that is not in the restored directory, nor missed there."""
     conf(STORES["rocksdb"])
     story = Story(spark, tmp_path, window)
-    kept = KeptState.open(story.root, "job", RunId(1))
+    kept = StateStorage.open(story.root, "job", RunId(1))
 
     def copy() -> tuple[StageCopy, set[int]]:
         cut = BatchId(last_batch(story.native))

@@ -16,7 +16,7 @@ from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Vers
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.create import ensure_sink
 from spark_abs.sinks.delta import DeltaSink
-from spark_abs.sinks.plain import why_not_plain
+from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from tests.channel_support import JOB, NUMBERS
@@ -86,7 +86,7 @@ def version(table: DeltaSink, batch: int) -> int:
 def test_the_life_of_a_sink(spark: SparkSession, root: Root, uri: str, sink: Open, kind: str) -> None:
     """Batches, a repeat, a crash and new run, a fence, a restore that is repeated, and on from there."""
     create(spark, uri, kind)
-    assert (why_not_plain(DeltaTable(uri)) is None) == (kind == "plain")
+    assert (why_not_native(DeltaTable(uri)) is None) == (kind == "plain")
     first = sink()
     attached = version(first, 0)
     assert put(spark, first, 0, 1, 2) is True
@@ -285,7 +285,7 @@ def test_a_frame_that_does_not_fit_is_refused_by_column(spark: SparkSession, uri
 )
 def test_which_tables_are_plain(spark: SparkSession, uri: str, ddl: str, reason: str | None) -> None:
     spark.sql(f"create table delta.`{uri}` {ddl}")
-    found = why_not_plain(DeltaTable(uri))
+    found = why_not_native(DeltaTable(uri))
     assert found is None if reason is None else found is not None and reason in found
 
 

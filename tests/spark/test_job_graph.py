@@ -242,7 +242,7 @@ stage ticks
   native checkpoint {root}/native/1/ticks
 stage tries
   reads channel ticks.main
-  reads channel tries.main, the way back of a loop
+  reads channel tries.main, the feedback edge of a loop
   writes main (append), every 5 seconds
   native checkpoint {root}/native/1/tries
 stage counts

@@ -13,9 +13,9 @@ from spark_abs.manifest import StageSnapshot
 from spark_abs.model import CheckpointId, RunId, StageId
 from spark_abs.restore.hdfs_store import loaded
 from spark_abs.restore.rewrite import rewrite_stage
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import StageCopy
 from spark_abs.store.storage import Place
 from tests.spark.test_capture import (
@@ -80,7 +80,7 @@ def test_a_query_goes_on_with_its_state_in_another_provider(
     copy = story.copy(cut)
     expected = ran(shape, story.source, story.native, 3)
     story.native.rename(tmp_path / "lost")
-    kept = KeptState.open(story.root, "job", RunId(1))
+    kept = StateStorage.open(story.root, "job", RunId(1))
     snapshot = snapshot_of(copy)
     moved = rewrite_stage(spark, kept, CheckpointId(2), snapshot, Place(str(tmp_path / "on")), {}, provider)
     assert (moved.provider, moved.operators[0].partitions) == (provider, copy.operators[0].partitions)
@@ -96,7 +96,7 @@ def test_state_in_the_hdfs_backed_store_is_emptied_where_it_is_and_on_its_way_to
     story = Story(spark, tmp_path, deduplicate)
     ran(deduplicate, story.source, story.native, 2)
     snapshot = snapshot_of(story.copy(last_batch(story.native)))
-    kept = KeptState.open(story.root, "job", RunId(1))
+    kept = StateStorage.open(story.root, "job", RunId(1))
     for number, provider in enumerate((None, Provider.ROCKSDB), 2):
         scratch, native = Place(str(tmp_path / f"on{number}")), tmp_path / f"emptied{number}"
         changed = rewrite_stage(spark, kept, CheckpointId(number), snapshot, scratch, {0: None}, provider)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from spark_abs import session as session_module
 from spark_abs.errors import UsageError
-from spark_abs.session import HADOOP_AWS, check_session, configure, lend
+from spark_abs.session import HADOOP_AWS, apply_storage_conf, check_session, configure
 from spark_abs.store.storage import Storage
 
 
@@ -29,7 +29,7 @@ def test_the_s3_connector_has_the_version_of_the_hadoop_that_pyspark_brings() ->
 
 def test_a_session_that_is_told_of_a_store_tells_no_other(spark: SparkSession) -> None:
     own = spark.newSession()
-    lend(own, Storage("https://store.example", "r", "who", "secret"))
+    apply_storage_conf(own, Storage("https://store.example", "r", "who", "secret"))
     assert own.conf.get("fs.s3a.endpoint") == "https://store.example"
     assert spark.conf.get("fs.s3a.endpoint", None) is None
 

@@ -11,8 +11,8 @@ import pytest
 from spark_abs.errors import StageFailed, StateFunctionFailed, StoreFailed
 from spark_abs.model import AttemptId, BatchId, RunId, StageId
 from spark_abs.protocol import control as ledger
-from spark_abs.run.lifetime import end
 from spark_abs.run.recovery import StageEnd
+from spark_abs.run.registration import end
 from spark_abs.stages.causes import cause_of, deepest
 from spark_abs.store.control import Control
 from spark_abs.store.history import History

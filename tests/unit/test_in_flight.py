@@ -12,7 +12,7 @@ import pytest
 
 from spark_abs import restore
 from spark_abs.channels.in_flight import bytes_in_flight
-from spark_abs.checkpointing.journal import Journal
+from spark_abs.checkpointing.checkpoint_stats import CheckpointStats
 from spark_abs.codec import to_json
 from spark_abs.compatibility.inspection import require_ok
 from spark_abs.compatibility.recorded import Declared, Knowledge
@@ -116,7 +116,7 @@ def test_behind_the_end_of_an_input_nothing_is_in_flight(flown: Flown) -> None:
 def test_the_history_says_what_was_in_flight_to_which_stage(flown: Flown) -> None:
     job = flown.job
     ctx: Any = SimpleNamespace(root=job.root, attempt=job.attempt, run=job.run)
-    Journal(ctx, None).completed(flown.barrier, flown.manifest, job.state)
+    CheckpointStats(ctx, None).completed(flown.barrier, flown.manifest, job.state)
     rows = [row for row in History(job.root).read().to_pylist() if row["checkpoint"] == flown.barrier.id]
     found = {row["stage"]: (row["inflight_bytes"], row["mode"]) for row in rows}
     assert found == {

@@ -1,4 +1,4 @@
-"""Loops: which there are, what a way back means to gates and cuts, and when a loop has ended (P17)."""
+"""Loops: which there are, what a feedback edge means to gates and cuts, and when a loop has ended (P17)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONE = CheckpointId(1)
 
 
 class Head(Alignment):
-    """A stage that reads `x` and, as its way back, `back`."""
+    """A stage that reads `x` and, as its feedback edge, `back`."""
 
     def __init__(self, *others: str, mode: CheckpointMode = CheckpointMode.ALIGNED) -> None:
         super().__init__("x", "back", *others, mode=mode)
@@ -100,7 +100,7 @@ def test_a_cancel_marker_that_comes_round_means_nothing() -> None:
 
 
 def test_nobody_waits_for_a_way_back_and_a_head_whose_other_inputs_ended_is_free() -> None:
-    """It takes barriers like a source; the way back stays open until the loop ends."""
+    """It takes barriers like a source; the feedback edge stays open until the loop ends."""
     head = Head()
     head.write("x", end=True)
     assert head.batch() == Free()
@@ -202,14 +202,14 @@ def test_producers_come_first_and_the_way_back_is_left_out_of_that() -> None:
     ("stages", "why"),
     [
         ((stage("a"), stage("b", "a"), stage("c", "a", feedback="b")), "'c' gets 'b.main' as feedback, and"),
-        ((stage("a"), stage("b", "a", "c"), stage("c", "b")), r"form a cycle: .*; declare its way back with"),
+        ((stage("a"), stage("b", "a", "c"), stage("c", "b")), "form a cycle: .*; declare its feedback edge"),
         ((stage("a"), stage("b", feedback="b")), "'b' has nothing but feedback to read"),
         (
             (stage("a"), stage("b", "a", feedback="b", native=True)),
             "'b' is part of a loop and reads a native",
         ),
     ],
-    ids=["closes no loop", "no way back", "nothing else", "native stream"],
+    ids=["closes no loop", "no feedback edge", "nothing else", "native stream"],
 )
 def test_what_cannot_be_a_loop_is_refused(stages: tuple[StageDecl, ...], why: str) -> None:
     with pytest.raises(GraphError, match=why):

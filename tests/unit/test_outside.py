@@ -9,12 +9,12 @@ from spark_abs.protocol.outside import (
     Mark,
     is_on,
     line_to,
+    mark_after_rollback,
     meeting,
     needed_from,
     next_epochs,
     sent_behind,
     undone_from,
-    way_back,
 )
 
 
@@ -62,13 +62,13 @@ def test_two_checkpoints_with_one_cut_are_one_epoch() -> None:
 )
 def test_a_sink_goes_back_to_where_its_past_leaves_the_path(sent: Mark, back: Mark) -> None:
     line = line_to(FIRST if sent.attempt == 1 else BACK, sent)
-    assert way_back(sent, line, BACK, CUTS) == back
+    assert mark_after_rollback(sent, line, BACK, CUTS) == back
 
 
 def test_on_the_way_to_an_abandoned_branch_a_sink_goes_back_to_the_fork_and_not_to_the_target() -> None:
     """It has sent nothing of that branch: what lies between the fork and the target is sent from there."""
     sent, to = mark(2, 6, 50), path((1, 30), (3, None))
-    back = way_back(sent, line_to(BACK, sent), to, CUTS)
+    back = mark_after_rollback(sent, line_to(BACK, sent), to, CUTS)
     assert back == mark(1, 2, 20)
     assert [m.version for _, m in next_epochs(back, CUTS, to)] == [30]
 
@@ -76,7 +76,7 @@ def test_on_the_way_to_an_abandoned_branch_a_sink_goes_back_to_the_fork_and_not_
 def test_a_sink_that_is_younger_than_the_checkpoint_begins_with_the_new_attempt() -> None:
     """The channel was not there at the cut: nothing before the new attempt counts in it."""
     sent, to = mark(1, 3, 30), path((1, -1), (2, None))
-    assert way_back(sent, line_to(FIRST, sent), to, CUTS) == mark(2, 0, 0)
+    assert mark_after_rollback(sent, line_to(FIRST, sent), to, CUTS) == mark(2, 0, 0)
     assert is_on(to, mark(2, 0, 0))
 
 

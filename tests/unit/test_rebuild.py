@@ -13,8 +13,8 @@ from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.attempts import begin_attempt
 from spark_abs.protocol.control import ControlState, begin_job, begin_run, rebuild
 from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
+from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.stages.native import clear_leftovers, plan_batch
-from spark_abs.stages.turns import Turns
 from spark_abs.store.storage import Place
 
 PLANS = {BatchId(n): f"plan {n}" for n in range(10)}
@@ -120,7 +120,7 @@ def test_what_a_killed_or_frozen_driver_has_left_is_gone_before_a_query_starts(t
 
 
 def test_a_stopped_stage_has_no_agent_and_its_successor_stands_where_it_stood() -> None:
-    before, after = Turns(), Turns()
+    before, after = BatchLock(), BatchLock()
     before.hold(CheckpointId(4))
     before.stop()
     with before.agent() as mine:
@@ -134,6 +134,6 @@ def test_a_stopped_stage_has_no_agent_and_its_successor_stands_where_it_stood() 
         assert batch.result(30)
 
 
-def _enter(turns: Turns) -> bool:
+def _enter(turns: BatchLock) -> bool:
     with turns.batch(lambda: True):
         return True

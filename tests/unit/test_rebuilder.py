@@ -23,7 +23,7 @@ from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, end_run
 from spark_abs.run.rebuild import Rebuilder
-from spark_abs.sinks.note import PlannedBatch
+from spark_abs.sinks.commit_metadata import PlannedBatch
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import newest_output

@@ -88,7 +88,7 @@ def test_a_batch_that_was_planned_and_refused_at_the_end_does_not_keep_the_last_
     source = IdleSource(Root(str(tmp_path)))
     source.offer(1)
     assert source.look(1) == []
-    source.runner.turns.stop()
+    source.runner.batch_lock.stop()
     assert source.look(1) == []
     source.runner.end()
     assert (source.look(1), source.batches) == ([1], [0])

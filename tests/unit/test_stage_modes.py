@@ -128,7 +128,7 @@ def test_an_idle_stage_leaves_an_aligned_barrier_to_its_inputs(both: Both) -> No
 def test_a_head_whose_other_inputs_have_ended_takes_no_barrier_that_its_way_back_is_beyond(
     both: Both, there: bool, cuts: list[tuple[int, int]]
 ) -> None:
-    """It takes barriers like a source; but a way back may have brought this one before it heard of it."""
+    """It takes barriers like a source; but a feedback edge may have brought it before it heard of it."""
     back = replace(position("b.main", 3, 1, there), feedback=True)
     both.batch(0, position("a.main", 1, closed=1), back)
     offered(both)

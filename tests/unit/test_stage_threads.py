@@ -111,7 +111,7 @@ def test_without_turns_both_are_in_the_writer_at_once(both: Both, monkeypatch: p
         yield True
 
     watch = OneAtATime(both, monkeypatch)
-    monkeypatch.setattr(both.runner.turns, "agent", anybody)
+    monkeypatch.setattr(both.runner.batch_lock, "agent", anybody)
     both.runner.offer(UNALIGNED)
     watch.stops = "commit_barrier"
     agent = in_thread("coordinator", both.runner.offer_idle)

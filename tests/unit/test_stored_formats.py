@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_abs.channels.entries import EntryNote, encode_note
+from spark_abs.channels.entries import EntryMetadata, encode_note
 from spark_abs.codec import from_json, to_plain
 from spark_abs.errors import AbortReason, DamageError
 from spark_abs.manifest import (
@@ -54,7 +54,7 @@ from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
 from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, OutsideSink, Run
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
-from spark_abs.sinks.note import PlannedBatch, SinkNote
+from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata
 from spark_abs.sinks.postgres import Postgres
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
@@ -117,7 +117,7 @@ def test_the_position_that_spark_stores() -> None:
 
 def test_the_metadata_of_a_channel_commit() -> None:
     barrier = Barrier(CheckpointId(7), CheckpointKind.CHECKPOINT, 1767225600000)
-    note = EntryNote(AttemptId(2), RunId(3), BatchId(12), barrier, watermark=0, offsets="v1\n{}")
+    note = EntryMetadata(AttemptId(2), RunId(3), BatchId(12), barrier, watermark=0, offsets="v1\n{}")
     assert json.loads(encode_note(note)) == {
         "attempt": 2,
         "run": 3,
@@ -144,7 +144,7 @@ def test_the_metadata_of_a_channel_commit() -> None:
             "size": 1234,
         }
     ]
-    end = EntryNote(AttemptId(2), RunId(3), end=True)
+    end = EntryMetadata(AttemptId(2), RunId(3), end=True)
     assert json.loads(encode_note(end)) == {"attempt": 2, "run": 3, "batch": -1, "end": True, "v": 1}
 
 
@@ -175,7 +175,7 @@ def test_an_attempt_that_does_not_say_where_its_native_checkpoints_are_has_them_
 
 def test_a_sink_commit_from_before_it_told_what_batches_read() -> None:
     old = '{"sink":"j/s/o","attempt":1,"run":1,"batch":3,"barrier":null,"cancel":null,"restored":null,"v":1}'
-    assert from_json(SinkNote, old) == SinkNote("j/s/o", AttemptId(1), RunId(1), BatchId(3))
+    assert from_json(SinkMetadata, old) == SinkMetadata("j/s/o", AttemptId(1), RunId(1), BatchId(3))
 
 
 def words_of_the_record() -> set[str]:
@@ -187,8 +187,8 @@ def words_of_the_record() -> set[str]:
     [
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
         *(StateFunction, Head, SegmentNote, Record, Origin),
-        *(Position, Barrier, EntryNote, Attempt, Run, Claim, Aborted, Command, Lease),
-        *(SinkNote, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres),
+        *(Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
+        *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres),
     ],
 )
 def test_every_stored_field_is_in_the_record_of_formats(stored: type) -> None:

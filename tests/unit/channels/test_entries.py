@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_abs.channels.entries import EntryNote, encode_note, entry_of, note_of
+from spark_abs.channels.entries import EntryMetadata, encode_note, entry_of, note_of
 from spark_abs.errors import DamageError
 from spark_abs.model import (
     AttemptId,
@@ -30,7 +30,7 @@ barriers = st.builds(
     st.none() | st.text(),
 )
 notes = st.builds(
-    EntryNote,
+    EntryMetadata,
     st.integers(1, 9).map(AttemptId),
     st.integers(1, 9).map(RunId),
     st.integers(-1, 2**40).map(BatchId),
@@ -47,12 +47,12 @@ def commit(metadata: str | None, token: str | None = "t", *files: DataFile) -> L
 
 
 @given(notes)
-def test_a_note_comes_back_as_it_was_written(note: EntryNote) -> None:
+def test_a_note_comes_back_as_it_was_written(note: EntryMetadata) -> None:
     assert note_of(commit(encode_note(note))) == note
 
 
 def test_what_is_not_said_is_not_stored() -> None:
-    stored = json.loads(encode_note(EntryNote(AttemptId(1), RunId(2), BatchId(0))))
+    stored = json.loads(encode_note(EntryMetadata(AttemptId(1), RunId(2), BatchId(0))))
     assert stored == {"attempt": 1, "run": 2, "batch": 0, "v": 1}
 
 
@@ -87,6 +87,6 @@ def test_a_note_of_ours_that_cannot_be_read_is_damage(metadata: str, says: str) 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x.parquet", "data/../../x", ""])
 def test_a_path_that_leaves_the_channel_is_damage(path: str) -> None:
-    note = encode_note(EntryNote(AttemptId(1), RunId(1), BatchId(0)))
+    note = encode_note(EntryMetadata(AttemptId(1), RunId(1), BatchId(0)))
     with pytest.raises(DamageError, match="leaves its root"):
         entry_of(commit(note, "t", DataFile(path, 1, 1)))

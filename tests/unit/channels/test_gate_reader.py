@@ -184,8 +184,8 @@ def test_an_input_waits_while_the_way_back_of_its_stage_is_full(root: Root) -> N
     second = rounds.batch(2)
     rounds.batch()
     assert reader.latestOffset(start, ALL) is start
-    way_back = stage.reader("b.main", start=there)
-    assert after(way_back, way_back.initialOffset()) == (second, 0, False)
+    feedback_edge = stage.reader("b.main", start=there)
+    assert after(feedback_edge, feedback_edge.initialOffset()) == (second, 0, False)
     stage.planned(position("a.main", 0), replace(there, version=Version(second)))
     assert after(reader, start) == (first, 0, False)
 

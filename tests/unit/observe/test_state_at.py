@@ -24,8 +24,8 @@ from spark_abs.manifest import (
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, RunId, StageId
 from spark_abs.observe.state_at import StateAt, find_state, same_at
 from spark_abs.protocol import control as ledger
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.operators import Operator
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -61,7 +61,7 @@ class Jobs:
         self.root, self.path = Root(str(path / "root")), path
         control = Control.create(self.root, "job", 0)
         control.update(lambda s: ledger.begin_run(s, "host", 1, 0))
-        self.kept = KeptState.open(self.root, "job", RunId(1))
+        self.kept = StateStorage.open(self.root, "job", RunId(1))
         self.checkpoints = Checkpoints.open(self.root, "job")
         self.stored = 0
 

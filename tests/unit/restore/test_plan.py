@@ -25,7 +25,7 @@ from spark_abs.model import (
     Version,
     counts,
 )
-from spark_abs.observe.alive import LiveRun
+from spark_abs.observe.live_run import LiveRun
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
 from spark_abs.protocol.control import (
     ControlState,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_abs.model import RunId
-from spark_abs.snapshots.kept import KeptState
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.root import Root
 
 
@@ -17,5 +17,5 @@ def root(tmp_path: Path) -> Root:
 
 
 @pytest.fixture
-def kept(root: Root) -> KeptState:
-    return KeptState.open(root, "job", RunId(1))
+def kept(root: Root) -> StateStorage:
+    return StateStorage.open(root, "job", RunId(1))

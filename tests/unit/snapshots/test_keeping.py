@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from spark_abs.manifest import Manifest, StoredFile
 from spark_abs.model import CheckpointId, RunId
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.packs import PackReader, resolve
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.root import Root
@@ -31,7 +31,7 @@ class Keeping(RuleBasedStateMachine):
         self.manifests: dict[int, Manifest] = {}
         self.open: dict[int, tuple[str, tuple[StoredFile, ...]]] = {}
         self.left: dict[str, dict[str, StoredFile]] = {}
-        self.kept = KeptState.open(self.root, "job", RunId(1))
+        self.kept = StateStorage.open(self.root, "job", RunId(1))
 
     def teardown(self) -> None:
         shutil.rmtree(self.directory)
@@ -94,7 +94,7 @@ class Keeping(RuleBasedStateMachine):
         self.run += 1
         self.open.clear()
         self.left.clear()
-        self.kept = KeptState.open(self.root, "job", RunId(self.run), list(self.manifests.values()))
+        self.kept = StateStorage.open(self.root, "job", RunId(self.run), list(self.manifests.values()))
 
     @invariant()
     def everything_named_is_readable(self) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from spark_abs.errors import DamageError, Refused
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId
-from spark_abs.snapshots import kept as kept_module
 from spark_abs.snapshots import materialise as module
+from spark_abs.snapshots import state_storage as kept_module
 from spark_abs.snapshots.capture import CapturedFile, CaptureIncomplete
-from spark_abs.snapshots.kept import KeptState, StaleCapture, Stored
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
+from spark_abs.snapshots.state_storage import StaleCapture, StateStorage, Stored
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.take import StageCopy, snapshot_stage
 from spark_abs.store.root import Root
@@ -41,7 +41,7 @@ def native(tmp_path: Path) -> Native:
     return made
 
 
-def taken(kept: KeptState, native: Native, batch: int = 1) -> StageCopy:
+def taken(kept: StateStorage, native: Native, batch: int = 1) -> StageCopy:
     return snapshot_stage(kept, ONE, Place(str(native.directory)), BatchId(batch))
 
 
@@ -49,7 +49,7 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-def test_what_a_stage_acknowledges(kept: KeptState, native: Native) -> None:
+def test_what_a_stage_acknowledges(kept: StateStorage, native: Native) -> None:
     copy = taken(kept, native)
     assert (copy.cut_batch, copy.watermark_ms, copy.shuffle_partitions) == (1, 1000, 1)
     assert [p.channel for p in copy.positions] == ["a.main"]
@@ -60,7 +60,7 @@ def test_what_a_stage_acknowledges(kept: KeptState, native: Native) -> None:
     assert taken(kept, native).size_new == 0
 
 
-def test_a_snapshot_that_spark_has_made_anew_is_not_copied_anew(kept: KeptState, native: Native) -> None:
+def test_a_snapshot_that_spark_has_made_anew_is_not_copied_anew(kept: StateStorage, native: Native) -> None:
     """As long as the copy of the one before it is there: sweeping may have taken it."""
     taken(kept, native, 1)
     native.snapshot(3, ["b.sst"])
@@ -73,13 +73,13 @@ def test_a_snapshot_that_spark_has_made_anew_is_not_copied_anew(kept: KeptState,
     assert "3.zip" in {f.path.rpartition("/")[2] for f in taken(kept, native, 2).files}
 
 
-def test_a_stage_without_a_batch_acknowledges_nothing(kept: KeptState, tmp_path: Path) -> None:
+def test_a_stage_without_a_batch_acknowledges_nothing(kept: StateStorage, tmp_path: Path) -> None:
     copy = snapshot_stage(kept, ONE, Place(str(tmp_path / "none")), NO_BATCH)
     assert (copy.files, copy.offsets, copy.watermark_ms, copy.size_new) == ((), "", None, 0)
 
 
 def test_the_directory_is_the_cut_under_another_id(
-    root: Root, kept: KeptState, native: Native, tmp_path: Path
+    root: Root, kept: StateStorage, native: Native, tmp_path: Path
 ) -> None:
     """Byte for byte but for the query's id and the places of schema files."""
     copy, query = taken(kept, native), fresh_query_id()
@@ -96,7 +96,7 @@ def test_the_directory_is_the_cut_under_another_id(
 
 
 def test_it_is_repeatable_and_never_takes_a_directory_of_another_query(
-    root: Root, kept: KeptState, native: Native, tmp_path: Path
+    root: Root, kept: StateStorage, native: Native, tmp_path: Path
 ) -> None:
     copy, target = taken(kept, native), tmp_path / "new"
     materialise(root, copy.files, Place(str(target)), "query")
@@ -112,7 +112,7 @@ class Killed(Exception):
 
 
 def test_killed_after_any_file_it_begins_again(
-    root: Root, kept: KeptState, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Root, kept: StateStorage, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory without the id is not a checkpoint: it is emptied and written once more."""
     copy, put = taken(kept, native), module.put
@@ -144,7 +144,7 @@ def test_a_stage_that_had_run_no_batch_starts_afresh(root: Root, tmp_path: Path)
 
 @pytest.mark.parametrize("spoil", ["pack", "table"])
 def test_damage_leaves_nothing_that_looks_whole(
-    root: Root, kept: KeptState, native: Native, tmp_path: Path, spoil: str
+    root: Root, kept: StateStorage, native: Native, tmp_path: Path, spoil: str
 ) -> None:
     copy = taken(kept, native)
     state = Path(root.uri, "state")
@@ -158,7 +158,7 @@ def test_damage_leaves_nothing_that_looks_whole(
 
 
 def test_stored_paths_may_not_leave_the_directory(
-    root: Root, kept: KeptState, native: Native, tmp_path: Path
+    root: Root, kept: StateStorage, native: Native, tmp_path: Path
 ) -> None:
     file = taken(kept, native).files[0]
     for path in ("../outside", "/etc/outside", "a/../../outside"):
@@ -168,7 +168,7 @@ def test_stored_paths_may_not_leave_the_directory(
 
 
 def test_a_purge_during_the_copy_captures_again(
-    kept: KeptState, native: Native, monkeypatch: pytest.MonkeyPatch
+    kept: StateStorage, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newer snapshot replaces changes that Spark purges: the second capture finds it."""
     chunks, purged = kept_module._chunks, False
@@ -188,7 +188,7 @@ def test_a_purge_during_the_copy_captures_again(
 
 
 def test_a_copy_that_never_succeeds_is_declined(
-    kept: KeptState, native: Native, monkeypatch: pytest.MonkeyPatch
+    kept: StateStorage, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stale(*_: object) -> Stored:
         raise StaleCapture("offsets/1 changed while it was copied")

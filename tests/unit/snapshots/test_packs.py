@@ -15,10 +15,10 @@ import pytest
 from spark_abs.errors import DamageError, Fenced
 from spark_abs.manifest import StoredFile
 from spark_abs.model import CheckpointId, RunId
-from spark_abs.snapshots import kept as module
+from spark_abs.snapshots import state_storage as module
 from spark_abs.snapshots.capture import CapturedFile
-from spark_abs.snapshots.kept import KeptState, StaleCapture
 from spark_abs.snapshots.packs import PackReader, pack_name
+from spark_abs.snapshots.state_storage import StaleCapture, StateStorage
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.root import Root
@@ -33,7 +33,7 @@ def contents_of(root: Root, files: Sequence[StoredFile]) -> dict[str, bytes]:
 
 
 def test_bytes_come_back_in_chunks(
-    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Root, kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of no chunk's length, of one, of several; one row group per row."""
     monkeypatch.setattr(module, "CHUNK", 10)
@@ -50,7 +50,7 @@ def test_bytes_come_back_in_chunks(
     assert {sha: packed.at for sha, packed in index.items()} == {f.sha256: f.at for f in stored.files}
 
 
-def test_a_hash_that_is_there_is_not_written_again(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_a_hash_that_is_there_is_not_written_again(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """Neither within a capture, nor of another stage, nor after a restart that knows the manifests."""
     first = store(kept, ONE, tmp_path / "a", x=b"same", y=b"same", z=b"other")
     assert first.size_new == 9
@@ -58,12 +58,12 @@ def test_a_hash_that_is_there_is_not_written_again(root: Root, kept: KeptState, 
     second = store(kept, TWO, tmp_path / "b", q=b"same")
     assert (second.size_new, second.files[0].at) == (0, first.files[0].at)
     assert len(packs_in(root)) == 1
-    later = KeptState.open(root, "job", RunId(2), [manifest_of(1, first.files)])
+    later = StateStorage.open(root, "job", RunId(2), [manifest_of(1, first.files)])
     assert store(later, TWO, tmp_path / "c", q=b"other", r=b"fresh").size_new == 5
 
 
 def test_a_file_that_was_copied_is_not_read_again(
-    kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Path, size and time of change stand for its bytes, in one process."""
     first = store(kept, ONE, tmp_path / "a", x=b"same")
@@ -76,7 +76,7 @@ def test_a_file_that_was_copied_is_not_read_again(
 
 
 def test_a_file_that_changes_while_it_is_written_spoils_the_pack(
-    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Root, kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is committed; it is a leftover that is recognised."""
     monkeypatch.setattr(module, "CHUNK", 10)
@@ -90,7 +90,7 @@ def test_a_file_that_changes_while_it_is_written_spoils_the_pack(
 
 
 def test_a_file_that_changes_or_goes_makes_the_capture_stale(
-    root: Root, kept: KeptState, tmp_path: Path
+    root: Root, kept: StateStorage, tmp_path: Path
 ) -> None:
     """And leaves no commit."""
     native = tmp_path / "native"
@@ -106,7 +106,7 @@ def test_a_file_that_changes_or_goes_makes_the_capture_stale(
 
 
 def test_what_was_copied_before_a_file_was_purged_is_not_copied_again(
-    root: Root, kept: KeptState, tmp_path: Path
+    root: Root, kept: StateStorage, tmp_path: Path
 ) -> None:
     """The checkpoint is declined; the next capture of the stage copies only what is new to it."""
     native = tmp_path / "native"
@@ -122,7 +122,7 @@ def test_what_was_copied_before_a_file_was_purged_is_not_copied_again(
 
 
 def test_what_an_aborted_checkpoint_has_packed_waits_for_the_next_capture_of_its_stage(
-    root: Root, kept: KeptState, tmp_path: Path
+    root: Root, kept: StateStorage, tmp_path: Path
 ) -> None:
     """Sweeping spares it until then, and takes what the next capture did not use (P3)."""
     native, other = tmp_path / "native", tmp_path / "other"
@@ -140,23 +140,23 @@ def test_what_an_aborted_checkpoint_has_packed_waits_for_the_next_capture_of_its
 
 
 def test_what_was_left_for_a_capture_that_never_came_is_swept_after_a_restart(
-    root: Root, kept: KeptState, tmp_path: Path
+    root: Root, kept: StateStorage, tmp_path: Path
 ) -> None:
     store(kept, ONE, tmp_path / "native", x=b"x")
     kept.release(ONE, completed=False)
     sweep(kept, list)
     assert len(packs_in(root)) == 1
-    sweep(KeptState.open(root, "job", RunId(2)), list)
+    sweep(StateStorage.open(root, "job", RunId(2)), list)
     assert packs_in(root) == []
 
 
-def test_an_older_run_writes_nothing_more(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_an_older_run_writes_nothing_more(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """Its pack stays without a commit; the newer run takes it for a leftover, never the other way round."""
-    newer = KeptState.open(root, "job", RunId(2))
+    newer = StateStorage.open(root, "job", RunId(2))
     with pytest.raises(Fenced, match="replaced by run 2"):
         store(kept, ONE, tmp_path / "a", x=b"late")
     with pytest.raises(Fenced):
-        KeptState.open(root, "job", RunId(1))
+        StateStorage.open(root, "job", RunId(1))
     assert newer.active() == {}
     assert list(newer.leftovers()) == packs_in(root) != []
     left = newer.leftovers()[0]
@@ -164,7 +164,7 @@ def test_an_older_run_writes_nothing_more(root: Root, kept: KeptState, tmp_path:
     assert newer.leftovers() == ()
 
 
-def test_missing_names_what_went(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_missing_names_what_went(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """Asked before a manifest is committed."""
     a = store(kept, ONE, tmp_path / "a", x=b"one").files
     b = store(kept, ONE, tmp_path / "b", y=b"two", z=b"three").files
@@ -175,7 +175,7 @@ def test_missing_names_what_went(root: Root, kept: KeptState, tmp_path: Path) ->
     assert kept.missing([*a, *b]) == (*a, *b)
 
 
-def test_stages_copy_at_the_same_time(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_stages_copy_at_the_same_time(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """Each gets its own commit; nobody loses bytes to another."""
     found: dict[str, module.Stored] = {}
 
@@ -194,7 +194,7 @@ def test_stages_copy_at_the_same_time(root: Root, kept: KeptState, tmp_path: Pat
 
 
 @pytest.mark.parametrize("spoil", ["flip", "truncate", "remove"])
-def test_damaged_bytes_are_not_given_out(root: Root, kept: KeptState, tmp_path: Path, spoil: str) -> None:
+def test_damaged_bytes_are_not_given_out(root: Root, kept: StateStorage, tmp_path: Path, spoil: str) -> None:
     data = os.urandom(5000)
     stored = store(kept, ONE, tmp_path / "a", x=data)
     pack = Path(root.uri, "state", stored.files[0].at.pack)
@@ -211,7 +211,7 @@ def test_damaged_bytes_are_not_given_out(root: Root, kept: KeptState, tmp_path: 
         contents_of(root, stored.files)
 
 
-def test_names_from_storage_are_checked(root: Root, kept: KeptState) -> None:
+def test_names_from_storage_are_checked(root: Root, kept: StateStorage) -> None:
     with PackReader(root) as reader, pytest.raises(DamageError, match="is not the name of a pack"):
         reader.index("../../etc/passwd")
     assert pack_name("part-00000.parquet") is None
@@ -221,13 +221,13 @@ def test_names_from_storage_are_checked(root: Root, kept: KeptState) -> None:
     assert kept.run == 1
 
 
-def test_a_stored_hash_is_that_of_the_bytes(kept: KeptState, tmp_path: Path) -> None:
+def test_a_stored_hash_is_that_of_the_bytes(kept: StateStorage, tmp_path: Path) -> None:
     stored = store(kept, ONE, tmp_path / "a", x=b"abc")
     assert stored.files[0].sha256 == hashlib.sha256(b"abc").hexdigest()
 
 
 def test_a_file_is_read_once_while_it_is_copied(
-    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Root, kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless it is more than can be held: then what the second look finds must be what the first one did."""
     monkeypatch.setattr(module, "CHUNK", 10)
@@ -259,7 +259,7 @@ def test_a_file_is_read_once_while_it_is_copied(
     "options", [{"data_page_version": "2.0"}, {"compression": "snappy"}, {"use_dictionary": True}]
 )
 def test_a_pack_of_another_layout_is_read_all_the_same(
-    root: Root, kept: KeptState, tmp_path: Path, options: dict[str, object]
+    root: Root, kept: StateStorage, tmp_path: Path, options: dict[str, object]
 ) -> None:
     """Packs are Parquet files, whoever has written them."""
     data = {"empty": b"", "small": b"abc", "large": b"ab" * 70_000}
@@ -274,7 +274,9 @@ def test_a_pack_of_another_layout_is_read_all_the_same(
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 255, 256, 65_536, 131_064, 131_072, 2**21])
-def test_a_value_is_found_whatever_its_length(root: Root, kept: KeptState, tmp_path: Path, size: int) -> None:
+def test_a_value_is_found_whatever_its_length(
+    root: Root, kept: StateStorage, tmp_path: Path, size: int
+) -> None:
     """The length stands before the value, behind bytes that look like lengths themselves."""
     data = {"zeros": bytes(size), "levels": b"\x02\0\0\0\x02\x01" * (size // 6 + 1)}
     assert contents_of(root, store(kept, ONE, tmp_path / "a", **data).files) == data

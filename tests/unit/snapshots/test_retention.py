@@ -11,9 +11,9 @@ from spark_abs.errors import DamageError, Fenced
 from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import ChannelId, CheckpointId, CheckpointKind, RunId, Version
 from spark_abs.snapshots import sweep as module
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.packs import Packed, PackReader, resolve
 from spark_abs.snapshots.retention import channel_floors, plan_sweep, retired
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import Swept, sweep
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.root import Root
@@ -93,13 +93,13 @@ def test_the_sweep_plan() -> None:
     assert (plan.dead, plan.rewrite, plan.moved) == (("dead",), ("less",), {"d": packs["less"]["d"]})
 
 
-def taken(kept: KeptState, tmp_path: Path, checkpoint: int, **contents: bytes) -> tuple[StoredFile, ...]:
+def taken(kept: StateStorage, tmp_path: Path, checkpoint: int, **contents: bytes) -> tuple[StoredFile, ...]:
     files = store(kept, CheckpointId(checkpoint), tmp_path / f"native{checkpoint}", **contents).files
     kept.release(CheckpointId(checkpoint), completed=True)
     return files
 
 
-def test_dead_packs_go_and_thin_ones_are_rewritten(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_dead_packs_go_and_thin_ones_are_rewritten(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """The manifests are not touched: what they name is found where it moved to, now and after more moves."""
     one = taken(kept, tmp_path, 1, big=b"x" * 900, keep=b"y" * 90)
     two = taken(kept, tmp_path, 2, keep2=b"y" * 90, gone=b"z" * 50)
@@ -116,14 +116,14 @@ def test_dead_packs_go_and_thin_ones_are_rewritten(root: Root, kept: KeptState, 
     assert four[0].at.pack.startswith("merged-")
     assert sweep(kept, lambda: [*retained, manifest_of(4, four)]) == Swept()
     # The same after a restart that has but the manifests.
-    later = KeptState.open(root, "job", RunId(2), retained)
+    later = StateStorage.open(root, "job", RunId(2), retained)
     assert store(later, CheckpointId(5), tmp_path / "native5", keep5=b"y" * 90).size_new == 0
     later.release(CheckpointId(5), completed=True)
     assert sweep(later, list).packs == 2
     assert packs_in(root) == []
 
 
-def test_an_open_capture_is_never_swept(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_an_open_capture_is_never_swept(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """Between its copy and its manifest nothing names it but its pin: also what it only reused."""
     one = taken(kept, tmp_path, 1, x=b"x" * 100, y=b"y" * 500)
     two = store(kept, CheckpointId(2), tmp_path / "native2", x=b"x" * 100, new=b"n").files
@@ -144,7 +144,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("point", ["merged", "committed", "deleted"])
 def test_a_sweep_may_die_anywhere(
-    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    root: Root, kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Every retained byte stays readable, and the next run's sweep ends with as much as a whole one."""
     one = taken(kept, tmp_path, 1, big=b"x" * 900, keep=b"y" * 90)
@@ -170,16 +170,16 @@ def test_a_sweep_may_die_anywhere(
         sweep(kept, lambda: retained)
     monkeypatch.undo()
     assert verify_state(root, retained) == ()
-    later = KeptState.open(root, "job", RunId(2), retained)
+    later = StateStorage.open(root, "job", RunId(2), retained)
     sweep(later, lambda: retained)
     assert verify_state(root, retained) == ()
     assert len(packs_in(root)) == 1
 
 
-def test_a_replaced_run_sweeps_nothing(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_a_replaced_run_sweeps_nothing(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """It may read old manifests: the commit that comes first is refused, and no file is touched."""
     taken(kept, tmp_path, 1, x=b"x")
-    newer = KeptState.open(root, "job", RunId(2))
+    newer = StateStorage.open(root, "job", RunId(2))
     files = taken(newer, tmp_path, 2, y=b"y")
     with pytest.raises(Fenced):
         sweep(kept, list)
@@ -187,7 +187,7 @@ def test_a_replaced_run_sweeps_nothing(root: Root, kept: KeptState, tmp_path: Pa
     assert len(packs_in(root)) == 2
 
 
-def test_nothing_is_removed_on_a_guess(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_nothing_is_removed_on_a_guess(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """A manifest that cannot be read might name anything."""
     taken(kept, tmp_path, 1, x=b"x")
 
@@ -199,11 +199,11 @@ def test_nothing_is_removed_on_a_guess(root: Root, kept: KeptState, tmp_path: Pa
     assert len(packs_in(root)) == 1
 
 
-def test_bytes_moved_for_one_manifest_stay_for_it(root: Root, kept: KeptState, tmp_path: Path) -> None:
+def test_bytes_moved_for_one_manifest_stay_for_it(root: Root, kept: StateStorage, tmp_path: Path) -> None:
     """The same bytes in a pack that another manifest names do not stand in for those that moved."""
     one = taken(kept, tmp_path, 1, big=b"x" * 900, keep=b"y" * 90)
     sweep(kept, lambda: [manifest_of(1, one[1:])])
-    forgetful = KeptState.open(root, "job", RunId(2))
+    forgetful = StateStorage.open(root, "job", RunId(2))
     two = taken(forgetful, tmp_path, 2, keep=b"y" * 90)
     both = [manifest_of(1, one[1:]), manifest_of(2, two)]
     assert sweep(forgetful, lambda: both) == Swept()

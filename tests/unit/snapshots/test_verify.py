@@ -16,12 +16,12 @@ import pytest
 
 from spark_abs.errors import DamageError
 from spark_abs.model import BatchId, ChannelId, CheckpointId, Version
-from spark_abs.snapshots import kept as kept_module
+from spark_abs.snapshots import state_storage as kept_module
 from spark_abs.snapshots import verify as module
 from spark_abs.snapshots.capture import capture
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.materialise import materialise
 from spark_abs.snapshots.packs import PackReader
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.take import snapshot_stage
 from spark_abs.snapshots.verify import (
@@ -48,7 +48,7 @@ def altered(path: Path, at: int = -1) -> None:
 
 
 def test_every_checkpoint_that_needs_altered_bytes_is_named(
-    root: Root, kept: KeptState, tmp_path: Path
+    root: Root, kept: StateStorage, tmp_path: Path
 ) -> None:
     """With the pack, the file and the stage; the bytes are read once."""
     shared = os.urandom(300)
@@ -73,7 +73,7 @@ def test_every_checkpoint_that_needs_altered_bytes_is_named(
 
 
 def test_every_byte_that_is_named_is_read(
-    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Root, kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte is altered in turn; what no manifest names is not read."""
     monkeypatch.setattr(kept_module, "CHUNK", 8)
@@ -92,7 +92,7 @@ def test_every_byte_that_is_named_is_read(
 
 
 def test_a_pack_whose_footer_forgets_what_is_needed_is_said_and_not_swept(
-    root: Root, kept: KeptState, tmp_path: Path
+    root: Root, kept: StateStorage, tmp_path: Path
 ) -> None:
     """The bytes can still be read: a restore works, and sweeping must not take them for dead."""
     files = store(kept, ONE, tmp_path / "a", x=b"x" * 10, y=b"y" * 100).files
@@ -113,7 +113,7 @@ def test_a_pack_whose_footer_forgets_what_is_needed_is_said_and_not_swept(
 
 
 def test_bytes_that_sweeping_moves_meanwhile_are_not_damage(
-    root: Root, kept: KeptState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Root, kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = store(kept, ONE, tmp_path / "a", x=b"x" * 10, y=b"y" * 100).files
     retained = [manifest_of(1, files[:1])]
@@ -199,7 +199,7 @@ def test_a_native_directory_that_cannot_start_is_said(native: Native) -> None:
 
 
 def test_what_a_restore_wrote_is_held_against_the_manifest(
-    root: Root, kept: KeptState, native: Native, tmp_path: Path
+    root: Root, kept: StateStorage, native: Native, tmp_path: Path
 ) -> None:
     """It has no checksum files until Spark writes its own."""
     files = snapshot_stage(kept, ONE, Place(str(native.directory)), BatchId(1)).files
@@ -211,7 +211,7 @@ def test_what_a_restore_wrote_is_held_against_the_manifest(
 
 
 def test_what_was_captured_is_held_against_the_manifest_where_spark_writes_it_once(
-    kept: KeptState, native: Native
+    kept: StateStorage, native: Native
 ) -> None:
     """Without checksum files: altered bytes, a batch that had ended and has not, a torn snapshot."""
     for path in native.directory.rglob(".*.crc"):

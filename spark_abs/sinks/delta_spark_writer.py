@@ -35,10 +35,10 @@ def restore(session: SparkSession, place: Place, version: int, note: str) -> Non
     """Bring a table back to a version with Delta's RESTORE, or to no rows: `NO_TABLE`."""
     from delta.tables import DeltaTable
 
-    from spark_abs.session import lend
+    from spark_abs.session import apply_storage_conf
 
     own = session.newSession()
-    lend(own, place.storage)
+    apply_storage_conf(own, place.storage)
     own.conf.set(_USER_METADATA, note)
     table = DeltaTable.forPath(own, place.uri)
     if version == NO_TABLE:

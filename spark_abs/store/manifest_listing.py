@@ -28,7 +28,7 @@ class DamagedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ManifestListing:
     """The completed checkpoints of a root, by id, and what is left of those that are damaged."""
 
     completed: tuple[Summary, ...] = ()
@@ -47,7 +47,7 @@ def open_existing(root: Root, job: str) -> Checkpoints | None:
         return None
 
 
-def survey(root: Root, job: str) -> Survey:
+def list_manifests(root: Root, job: str) -> ManifestListing:
     """List what `checkpoints/` holds.
 
     All files are read at once; only if that fails are they read one by one.
@@ -57,14 +57,14 @@ def survey(root: Root, job: str) -> Survey:
     """
     checkpoints = open_existing(root, job)
     if checkpoints is None:
-        return Survey()
+        return ManifestListing()
     try:
-        return Survey(checkpoints.summaries())
+        return ManifestListing(checkpoints.summaries())
     except DamageError:
         return _one_by_one(root)
 
 
-def _one_by_one(root: Root) -> Survey:
+def _one_by_one(root: Root) -> ManifestListing:
     actions = pa.table(Table.open(root.place(PATH)).delta.get_add_actions(flatten=True)).to_pylist()
     completed: list[Summary] = []
     damaged: list[DamagedRow] = []
@@ -78,7 +78,7 @@ def _one_by_one(root: Root) -> Survey:
             damaged.append(DamagedRow(None if known is None else CheckpointId(known), path, str(error)))
         else:
             completed += [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
-    return Survey(
+    return ManifestListing(
         tuple(sorted(completed, key=lambda s: s.id)),
         tuple(sorted(damaged, key=lambda d: (d.id or 0, d.path))),
     )

@@ -1,4 +1,4 @@
-"""Tidying up behind a completed checkpoint: retire manifests, sweep `state/`, trim channels."""
+"""Cleaning up behind a completed checkpoint: retire manifests, sweep `state/`, trim channels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from spark_abs.channels.trim import trim
 from spark_abs.checkpointing.sending import Senders
 from spark_abs.model import ChannelId, StageId
 from spark_abs.snapshots import packs
-from spark_abs.snapshots.kept import KeptState
 from spark_abs.snapshots.retention import channel_floors, retired
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.context import RunContext
@@ -29,7 +29,7 @@ TRIM_EVERY, KEPT_COMMITS = 50, 200
 """How many checkpoints go by between two looks at the logs, and how far behind a reader of one may be."""
 
 
-class Tidy:
+class CheckpointCleaner:
     """Called in a background thread, once at a time; opens its own handles.
 
     The order matters: a manifest goes first, then what only it named. Killed anywhere, the next call goes
@@ -41,7 +41,7 @@ class Tidy:
         self,
         ctx: RunContext,
         inputs: Mapping[StageId, Sequence[ChannelId]],
-        kept: KeptState,
+        kept: StateStorage,
         senders: Senders | None = None,
     ) -> None:
         """Take the run, the channels that each stage reads, the handle on `state/`, and the sinks outside."""

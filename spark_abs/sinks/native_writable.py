@@ -10,7 +10,7 @@ _INERT = frozenset(("appendOnly", "invariants", "timestampNtz"))
 """Features that ask nothing of an append, once no column has an invariant."""
 
 
-def why_not_plain(table: DeltaTable) -> str | None:
+def why_not_native(table: DeltaTable) -> str | None:
     """Return what keeps a table from being plain, None if it is.
 
     A plain table takes Parquet files as Spark writes them: no feature rewrites, checks or numbers the

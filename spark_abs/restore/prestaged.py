@@ -21,7 +21,7 @@ from spark_abs.store.storage import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Prestaged:
     """The native directories of one planned restore that were written ahead."""
 
     place: Place
@@ -46,9 +46,9 @@ class Ahead:
             self.place.fs.delete_dir(self.place.path)
 
 
-def write_ahead(
+def prestage(
     root: Root, manifest: Manifest, plan: RestorePlan, progress: Callable[[int], None]
-) -> Ahead | None:
+) -> Prestaged | None:
     """Write the native directories that a plan asks for and that are not whole yet; remove them on an error.
 
     Returns:
@@ -61,7 +61,7 @@ def write_ahead(
     natives = root.anywhere(plan.natives)
     if not natives.local:
         return None
-    ahead = Ahead(passing_place(natives, plan.replaces))
+    ahead = Prestaged(passing_place(natives, plan.replaces))
     try:
         steps = {step.stage: step for step in plan.steps if isinstance(step, Materialise)}
         for snapshot in manifest.stages:

@@ -45,7 +45,7 @@ class EndOfInput:
                 if not (self._drained(runner, queries) if runner.reads_channels else self._rests(runner)):
                     continue
                 halt(self._ctx, runner, query)
-            if runner.failure is None and (query.exception() is None or runner.turns.refused):
+            if runner.failure is None and (query.exception() is None or runner.batch_lock.refused):
                 self._ctx.probe(f"end.{name}.before")
                 runner.end()
                 self._ctx.probe(f"end.{name}.after")
@@ -73,11 +73,11 @@ class EndOfInput:
         """Look once more while no stage of a loop begins a batch; if it has ended, its head stays held."""
         around = self._loops.around(head)
         for runner in around:
-            runner.turns.hold(_ENDING)
+            runner.batch_lock.hold(_ENDING)
         ended = self._has_ended(head)
         for runner in around:
             if runner is not head or not ended:
-                runner.turns.release(_ENDING)
+                runner.batch_lock.release(_ENDING)
         return ended
 
     def _has_ended(self, runner: StageRunner) -> bool:
@@ -112,9 +112,9 @@ class EndOfInput:
 
 def halt(ctx: RunContext, runner: StageRunner, query: StreamingQuery) -> None:
     """Stop a query in order: its batch ends, one that was planned meanwhile is left to the next run."""
-    runner.turns.stop()
+    runner.batch_lock.stop()
     ctx.probe(f"end.{runner.name}.halt")
-    while query.isActive and runner.native.idle_at() is None and not runner.turns.parked:
+    while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
         _quiet.wait(_LOOK_S)
     query.stop()
 

@@ -1,4 +1,4 @@
-"""The journal: what cannot be found out about a stage is said, and nothing fails because of it."""
+"""Checkpoint statistics: what cannot be found out about a stage is said, and nothing fails because of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_abs.checkpointing.journal import Journal
+from spark_abs.checkpointing.checkpoint_stats import CheckpointStats
 from spark_abs.errors import AbortReason, DamageError
 from spark_abs.model import AttemptId, Barrier, CheckpointId, CheckpointKind, RunId
 from spark_abs.store.history import History, HistoryEvent
@@ -34,7 +34,7 @@ def test_a_stage_that_cannot_be_looked_at_is_in_the_history_all_the_same(
     ctx: Any = SimpleNamespace(root=Root(str(tmp_path)), attempt=AttemptId(1), run=RunId(2))
     stage: Any = LostStage(error)
     barrier = Barrier(CheckpointId(5), CheckpointKind.CHECKPOINT, 1_000)
-    Journal(ctx, None).aborted(barrier, AbortReason.EXPIRED, "after 5 ms", {}, [stage])
+    CheckpointStats(ctx, None).aborted(barrier, AbortReason.EXPIRED, "after 5 ms", {}, [stage])
     rows = {row["event"]: row for row in History(ctx.root).read().to_pylist()}
     assert rows[HistoryEvent.STAGE_WAITING]["stage"] == "match"
     assert rows[HistoryEvent.STAGE_WAITING]["detail"] == "how far it is cannot be read: offsets/7 is missing"

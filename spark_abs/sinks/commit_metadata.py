@@ -22,7 +22,7 @@ class PlannedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkNote:
+class SinkMetadata:
     """The user metadata of our commits to a sink, by which they are told from everybody else's."""
 
     sink: str
@@ -62,7 +62,7 @@ class SinkNote:
         return self.attached or self.restored is not None
 
 
-def note_of(commit: LogCommit, table: str) -> SinkNote | None:
+def note_of(commit: LogCommit, table: str) -> SinkMetadata | None:
     """Return what spark_abs has written into a commit of the table of a sink, None for any other commit.
 
     Raises:
@@ -74,7 +74,7 @@ def note_of(commit: LogCommit, table: str) -> SinkNote | None:
         return None
     if not isinstance(plain, dict) or not {"sink", "attempt", "run"} <= plain.keys():
         return None
-    note = from_plain(SinkNote, plain)
+    note = from_plain(SinkMetadata, plain)
     if note.v > FORMAT:
         raise DamageError(
             f"version {commit.version} of {table} has format {note.v}, newest known is {FORMAT}: "

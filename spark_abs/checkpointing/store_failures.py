@@ -1,4 +1,4 @@
-"""What a run could not do when its store fails."""
+"""Errors of a store that name what the run could not do."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_abs.model import BatchId, StageId
-from spark_abs.run.ending import EndOfInput
+from spark_abs.run.end_of_input import EndOfInput
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.storage import Place
 

@@ -1,4 +1,4 @@
-"""Whose turn it is in a stage: a batch, the agent of an idle stage, or nobody while the stage is held."""
+"""The lock of a stage: a batch takes it, or the agent of an idle stage; nobody while the stage is held."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StageStopped(AbsError):
     """Raised at the entry of a batch that must not begin: the stage is being stopped in order."""
 
 
-class Turns:
+class BatchLock:
     """Lets one of batch and agent work at a time, and stops or holds batches at their entry.
 
     A batch that was planned and did not begin is repeated by the next run: nothing of it was done.
@@ -105,7 +105,7 @@ class Turns:
                 self._held = None
             self._change.notify_all()
 
-    def succeed(self, before: Turns) -> None:
+    def succeed(self, before: BatchLock) -> None:
         """Stand where a stage stood that this one replaces: it may be held."""
         with before._change:
             held = before._held

@@ -23,7 +23,7 @@ ENTRIES_COUNTED = 256
 """How many entries of an input are opened at most to say what was in flight."""
 
 
-class Journal:
+class CheckpointStats:
     """Writes the events of one run. Used from the coordinator's thread.
 
     Nothing fails because an event, or how far a stage is, could not be found out or written: that is said and

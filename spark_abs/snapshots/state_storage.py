@@ -49,7 +49,7 @@ class Stored:
     size_new: int
 
 
-class KeptState:
+class StateStorage:
     """`state/` as one run writes it. Thread-safe; one per process and root.
 
     Every byte that a capture names or reuses is pinned under the checkpoint's id until `release`, so that
@@ -80,7 +80,7 @@ class KeptState:
         run: RunId,
         manifests: Sequence[Manifest] = (),
         probe: Probe = no_probe,
-    ) -> KeptState:
+    ) -> StateStorage:
         """Open `state/` for a run, creating it if there is none, and refuse older runs from now on.
 
         Args:

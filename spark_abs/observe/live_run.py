@@ -1,4 +1,4 @@
-"""Whether somebody is at work on a root."""
+"""The run that is alive at a root, by its lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LiveRun:
     host: str
     pid: int
     heard_ms: int
-    """Since it last breathed."""
+    """Since it last renewed its lease."""
 
 
 def lease_timeout_ms() -> int:

@@ -8,7 +8,7 @@ from spark_abs.config import Settings
 from spark_abs.protocol.trigger import TriggerSettings
 
 
-class LiveSettings:
+class DynamicSettings:
     """The settings as they are now. Changed from the coordinator's thread, read from any.
 
     Nothing of it outlives the run: the next start reads the job's own configuration.

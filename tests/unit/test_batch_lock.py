@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spark_abs.model import CheckpointId
-from spark_abs.stages.turns import StageStopped, Turns
+from spark_abs.stages.batch_lock import BatchLock, StageStopped
 
 
-def begin(turns: Turns, permitted: threading.Event, asked: threading.Event) -> str:
+def begin(turns: BatchLock, permitted: threading.Event, asked: threading.Event) -> str:
     def may_begin() -> bool:
         asked.set()
         return permitted.is_set()
@@ -24,7 +24,7 @@ def begin(turns: Turns, permitted: threading.Event, asked: threading.Event) -> s
 
 
 def test_a_batch_that_waits_is_asked_for_again_and_again() -> None:
-    turns, permitted, asked = Turns(), threading.Event(), threading.Event()
+    turns, permitted, asked = BatchLock(), threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(begin, turns, permitted, asked)
         assert asked.wait(10)
@@ -35,7 +35,7 @@ def test_a_batch_that_waits_is_asked_for_again_and_again() -> None:
 @pytest.mark.parametrize("held", [False, True])
 def test_a_stop_ends_the_waiting(held: bool) -> None:
     """For credit, captures, or while the stage is held: the batch does not begin any more."""
-    turns, permitted, asked = Turns(), threading.Event(), threading.Event()
+    turns, permitted, asked = BatchLock(), threading.Event(), threading.Event()
     if held:
         turns.hold(CheckpointId(1))
         permitted.set()
@@ -48,7 +48,7 @@ def test_a_stop_ends_the_waiting(held: bool) -> None:
 
 def test_nobody_waits_for_a_look_at_the_store() -> None:
     """While the question whether a batch may begin is being answered, the agent has its turn."""
-    turns, answer, asked = Turns(), threading.Event(), threading.Event()
+    turns, answer, asked = BatchLock(), threading.Event(), threading.Event()
 
     def may_begin() -> bool:
         asked.set()
