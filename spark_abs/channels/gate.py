@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from spark_abs.channels.follow import Clock, LogTail, Newest, follow
 from spark_abs.channels.offsets import StageOffsets
-from spark_abs.channels.schema import arrow_schema
+from spark_abs.channels.schema import arrow_schema, conformed
 from spark_abs.codec import from_json, from_plain
 from spark_abs.errors import DamageError
 from spark_abs.model import (
@@ -295,24 +295,6 @@ def read_file(filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> Iterat
                 yield conformed(batch, schema)
     except (OSError, pa.ArrowException) as error:
         raise DamageError(f"{path} of a channel cannot be read: {error}; run `spark-abs verify`") from error
-
-
-def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Bring a record batch into exactly `schema`: columns by name, missing nullable ones as nulls.
-
-    Raises:
-        pyarrow.ArrowException: a column cannot be cast, or one that may not be null is missing.
-    """
-    columns = []
-    for field in schema:
-        at = batch.schema.get_field_index(field.name)
-        if at >= 0:
-            columns.append(batch.column(at).cast(field.type))
-        elif field.nullable:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-        else:
-            raise pa.ArrowInvalid(f"column {field.name} is missing and may not be null")
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,3 +106,21 @@ def check_schema(what: str, stored: str, schema: t.StructType, may_lack: bool = 
 
 def _parsed(stored: str) -> t.StructType:
     return t.StructType.fromJson(json.loads(stored))
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Bring a record batch into exactly `schema`: columns by name, missing nullable ones as nulls.
+
+    Raises:
+        pyarrow.ArrowException: a column cannot be cast, or one that may not be null is missing.
+    """
+    columns = []
+    for field in schema:
+        at = batch.schema.get_field_index(field.name)
+        if at >= 0:
+            columns.append(batch.column(at).cast(field.type))
+        elif field.nullable:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        else:
+            raise pa.ArrowInvalid(f"column {field.name} is missing and may not be null")
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

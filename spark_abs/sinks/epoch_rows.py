@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_abs.channels.follow import follow
+from spark_abs.channels.schema import conformed
 from spark_abs.errors import DamageError
 from spark_abs.model import Branch, ChannelId, DataFile, Version, checked_relative
 from spark_abs.sinks.two_phase import Rows
@@ -64,16 +65,5 @@ class EpochRows(Rows):
                 there = set(parquet.schema_arrow.names)
                 columns = [name for name in self.schema.names if name in there]
                 for batch in parquet.iter_batches(BATCH_ROWS, columns=columns):
-                    yield _conformed(batch, self.schema)
+                    yield conformed(batch, self.schema)
         self._read()
-
-
-def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    there = set(batch.schema.names)
-    columns = [
-        batch.column(field.name).cast(field.type)
-        if field.name in there
-        else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -33,8 +33,7 @@ def test_killed_anywhere_in_a_send_every_row_is_outside_once(
 ) -> None:
     jobs = {name: Small(tmp_path / name) for name in KILLED_AT}
     with PostgresServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
+        server.export(monkeypatch)
         for name in jobs:
             server.run(TABLES.format(name))
 

@@ -18,7 +18,6 @@ def started() -> Iterator[PostgresServer]:
 @pytest.fixture
 def server(started: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
     """The server, with libpq's environment set and nothing in its schema."""
-    for name, value in started.environment.items():
-        monkeypatch.setenv(name, value)
+    started.export(monkeypatch)
     started.run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     return started

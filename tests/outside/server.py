@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import psycopg
+import pytest
 
 PATIENCE_S = 60
 USER, PASSWORD = "writer", "tr0ub4dor&3-never-written"
@@ -68,6 +69,11 @@ class PostgresServer:
             "PGDATABASE": "postgres",
             "PGPASSWORD": PASSWORD,
         }
+
+    def export(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let clients of this process find the server."""
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
 
     def start(self) -> None:
         settings = {

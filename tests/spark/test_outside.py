@@ -38,8 +38,7 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(autouse=True)
 def environment(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+    server.export(monkeypatch)
     monkeypatch.setenv("SUMS_PASSWORD", os.environ.pop("PGPASSWORD"))
     server.run(TABLES)
 

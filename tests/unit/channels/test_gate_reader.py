@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
-from spark_abs.channels.gate import BackEdge, FilePartition, GateReader, GateSpec, conformed, grouped
+from spark_abs.channels.gate import BackEdge, FilePartition, GateReader, GateSpec, grouped
 from spark_abs.channels.offsets import offset_lines
-from spark_abs.channels.schema import arrow_schema
+from spark_abs.channels.schema import arrow_schema, conformed
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import AbortReason, DamageError
 from spark_abs.model import (
