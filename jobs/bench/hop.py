@@ -17,6 +17,7 @@ from rich.console import Console
 
 import spark_abs
 from bench.figures import Figure, figure, ratios
+from bench.processes import cpu_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,20 +96,27 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
     """Send small files one by one, each when the one before has come out; medians of each run."""
     ways = {"channel": _through_channel, "native": _through_delta}
     found: dict[str, list[float]] = {name: [] for name in ways}
+    used: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(-1, runs):  # the first turn is not counted
         for name, way in ways.items():
             place, arrivals, samples = base / "hop", Arrivals(), []
             with way(spark, place, arrivals):
                 for number in range(_WARM_UP + _SAMPLES):
+                    if number == _WARM_UP:
+                        before = cpu_seconds()
                     began = time.monotonic()
                     _send(place / "input", number)
                     arrivals.wait_for(number)
                     samples.append(time.monotonic() - began)
+                cpu = (cpu_seconds() - before) / _SAMPLES
             shutil.rmtree(place)
             median = statistics.median(samples[_WARM_UP:])
-            console.print(f"hop through {name}: {median * 1000:.0f} ms")
+            console.print(f"hop through {name}: {median * 1000:.0f} ms, {cpu * 1000:.0f} ms of CPU")
             if turn >= 0:
                 found[name].append(median)
+                used[name].append(cpu)
     yield figure("hop_ms", [s * 1000 for s in found["channel"]], "ms")
     yield figure("hop_native_ms", [s * 1000 for s in found["native"]], "ms")
     yield figure("hop_vs_native", ratios(found["channel"], found["native"]))
+    yield figure("cpu_per_small_batch_ms", [s * 500 for s in used["channel"]], "ms")  # a hop is two batches
+    yield figure("cpu_per_small_batch_vs_native_delta", ratios(used["channel"], used["native"]))

@@ -44,3 +44,11 @@ def test_traffic_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
     assert one.equals(two)
     assert one.num_rows == 20
     assert len(set(one.column("order_id").to_pylist())) == 20
+
+
+def test_five_runs_have_an_interval_and_the_median_is_in_it() -> None:
+    found = figure("one", [1.0, 1.1, 1.2, 1.3, 9.0])
+    assert found.low is not None
+    assert found.high is not None
+    assert found.min <= found.low <= found.value <= found.high <= found.max
+    assert figure("one", [1.0] * 5).high == 1.0
