@@ -79,8 +79,8 @@ def _groups(
 def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, results: Path) -> None:
     """Measure GROUPS, all of them if none is named.
 
-    They are: commits, deciding, reading, disk, hop, start, wide, overhead, slow, overtaking, functions, state,
-    job.
+    They are: commits, deciding, reading, disk, hop, start, wide, overhead, slow, overtaking, functions,
+    state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

@@ -18,6 +18,9 @@ _FINAL: tuple[type[Exception], ...] = (Fenced, DamageError, UsageError, Refused)
 """What is not other the next time: taken over, bytes gone, a wrong call, forbidden by the root."""
 _NAMED = re.compile(r"\bspark_abs\.errors\.([A-Za-z]+)")
 
+SLOW_STARTS = 3
+"""Failures of a run that are waited out whatever the strategy says, if a process had come up too slowly."""
+
 _USES = {
     RestartStrategy.NONE: frozenset[str](),
     RestartStrategy.FIXED_DELAY: frozenset(("restartDelay", "restartAttempts")),
@@ -65,6 +68,8 @@ class Failed:
     cause: str
     final: bool = False
     """Whether it would fail again, see `is_final`."""
+    slow_start: bool = False
+    """Whether all that went wrong is that a Python process came up too slowly for Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class Failures:
     """The last delay, without jitter."""
     until_ms: int = 0
     """When the last restart was due."""
+    slow_starts: int = 0
+    """Those that were waited out whatever the strategy says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,9 @@ def decide(
     """
     if failed.final:
         return past, GiveUp("it would fail again")
+    if failed.slow_start and past.slow_starts < SLOW_STARTS:
+        now = replace(past, total=past.total + 1, slow_starts=past.slow_starts + 1)
+        return now, RestartAt(failed.at_ms, now.total)
     match policy.strategy:
         case RestartStrategy.NONE:
             return past, GiveUp("restarts are off")

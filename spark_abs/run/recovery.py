@@ -13,7 +13,7 @@ from spark_abs.errors import AbsError, Fenced, StageFailed
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol.control import require_current
 from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
-from spark_abs.stages.causes import cause_of, one_line
+from spark_abs.stages.causes import cause_of, is_slow_start, one_line
 from spark_abs.stages.context import RunContext
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -81,7 +81,8 @@ class Recovery:
             raise end.error
         self._require_current()
         now = now_ms()
-        failed = Failed(now, end.stage, end.batch, end.cause, is_final(end.error))
+        slow = is_slow_start(end.error)
+        failed = Failed(now, end.stage, end.batch, end.cause, is_final(end.error), slow)
         luck = random.random()  # noqa: S311 - spreads restarts, no secret
         self._past, decision = decide(self._policy, self._past, failed, luck)
         match decision:

@@ -20,6 +20,7 @@ _UNKNOWN = "UnknownException: "
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
 _CAUSED = re.compile(r"\s*Caused by: (.+)")
+_TOO_SLOW = ("Python worker to connect back", "Python worker failed to connect back")
 _CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+([A-Z][\w$]*)")
 
 
@@ -45,6 +46,15 @@ def text_of(error: BaseException) -> str:
     if isinstance(cause, BaseException):
         whole += f"\nCaused by: {text_of(cause)}"
     return whole[:LONGEST_TEXT]
+
+
+def is_slow_start(error: BaseException) -> bool:
+    """Say whether a Python process had not come up in the ten seconds that Spark gives it.
+
+    Nothing is wrong with the query: the machine was busy. Spark has no setting for the time.
+    """
+    text = text_of(error)
+    return any(said in text for said in _TOO_SLOW)
 
 
 def chain_of(error: BaseException) -> str:

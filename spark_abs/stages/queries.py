@@ -18,7 +18,7 @@ from spark_abs.model import BatchId
 from spark_abs.plan.jvm import local_disk_conf, task_slots
 from spark_abs.plan.specs import PROVIDERS, StageSpec, query_name
 from spark_abs.snapshots.layout import PARTITIONS_KEY
-from spark_abs.stages.causes import cause_of
+from spark_abs.stages.causes import cause_of, is_slow_start
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.driver_jvm import make_pool
 from spark_abs.stages.native import clear_leftovers, clear_unplanned, forget_plans
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _SOURCES_POLL_S = 0.02
 _BATCH_POLL_S = 0.02
 _MORE_STARTS = 3
-_TOO_SLOW = ("Python worker to connect back", "Python worker failed to connect back")
 _starting = threading.Lock()
 """Queries that start change settings of a session that other jobs may start queries on."""
 _copying = threading.Lock()
@@ -140,7 +139,8 @@ def _was_too_slow(query: StreamingQuery) -> bool:
         return False
     with suppress(StreamingQueryException):
         query.awaitTermination()
-    return any(said in str(query.exception()) for said in _TOO_SLOW)
+    error = query.exception()
+    return error is not None and is_slow_start(error)
 
 
 @contextmanager

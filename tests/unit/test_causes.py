@@ -13,7 +13,7 @@ from spark_abs.model import AttemptId, BatchId, RunId, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.run.recovery import StageEnd
 from spark_abs.run.registration import end
-from spark_abs.stages.causes import cause_of, deepest
+from spark_abs.stages.causes import cause_of, deepest, is_slow_start
 from spark_abs.store.control import Control
 from spark_abs.store.history import History
 from spark_abs.store.root import Root
@@ -111,3 +111,13 @@ def test_an_end_is_one_row_of_history_with_all_that_was_said(tmp_path: Path) -> 
     assert first == "failed: stage 'a' failed in batch 3: KeyError: 'k'"
     assert sum("PythonWorkerFactory.create" in line for line in rest) == 20
     assert sum("in see" in line for line in rest) == 1
+
+
+def test_a_process_that_came_up_too_slowly_is_known_by_what_lies_deepest() -> None:
+    error = StageFailed("batch 0 failed")
+    assert not is_slow_start(error)
+    timed_out = (
+        "java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back"
+    )
+    error._stackTrace = f"org.apache.spark.SparkException: no worker\n{STACK}Caused by: {timed_out}"  # type: ignore[attr-defined]
+    assert is_slow_start(error)

@@ -74,6 +74,16 @@ def test_a_failed_stage_waits_for_its_time_and_is_told_of_in_history(watched: Wa
     assert (row["restarts"], row["duration_ms"], row["detail"]) == (1, 100, "OSError: no route")
 
 
+def test_a_process_that_came_up_too_slowly_is_no_failure_that_a_strategy_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path, RestartPolicy(), monkeypatch)
+    watched.fail(OSError("Timed out while waiting for the Python worker to connect back"))
+    assert watched.after(0) == [PAIR]
+    with pytest.raises(StageFailed, match="no route"):
+        watched.fail(OSError("no route"))
+
+
 def test_a_restart_that_does_not_succeed_is_a_failure_like_others(watched: Watched) -> None:
     watched.fail(OSError("no route"))
     watched.errors = [OSError("still none")]

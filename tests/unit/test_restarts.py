@@ -9,6 +9,7 @@ import pytest
 from spark_abs.config import Settings
 from spark_abs.errors import CommitStateUnknown, ConfigError, DamageError, Fenced, GraphError, Refused
 from spark_abs.protocol.restarts import (
+    SLOW_STARTS,
     Failed,
     Failures,
     GiveUp,
@@ -37,6 +38,16 @@ def delays(policy: RestartPolicy, at_ms: Sequence[int], luck: float = 0.5) -> li
 
 def test_without_a_strategy_a_failure_ends_the_job() -> None:
     assert delays(RestartPolicy(), [5]) == ["restarts are off"]
+
+
+def test_a_process_that_came_up_too_slowly_is_started_again_three_times_without_a_strategy() -> None:
+    past = Failures()
+    for number in range(SLOW_STARTS):
+        slow = Failed(number, "pair", 0, "Timed out", slow_start=True)
+        past, decision = decide(RestartPolicy(), past, slow, 0.5)
+        assert decision == RestartAt(number, number + 1)
+    assert past.counted == ()
+    assert decide(RestartPolicy(), past, slow, 0.5)[1] == GiveUp("restarts are off")
 
 
 def test_a_fixed_delay_is_waited_so_many_times() -> None:
