@@ -1,4 +1,4 @@
-"""Input files that were read since a checkpoint and are not there any more.
+"""Input files that were read since a checkpoint: a restore reads them again.
 
 Spark lists a directory anew behind the positions that it goes back to: a file that was deleted since would
 be passed over in silence. What was read is in the file source's own log, below the native checkpoint.
@@ -7,14 +7,16 @@ be passed over in silence. What was read is in the file source's own log, below 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from pyarrow import fs
 
 from spark_abs.errors import UsageError
-from spark_abs.manifest import Manifest
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.model import StageId
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
@@ -22,8 +24,18 @@ from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 
 
-def lost_inputs(root: Root, manifest: Manifest, state: ControlState) -> tuple[str, ...]:
-    """Return the files that a restore to `manifest` would have to read again and cannot, each once.
+@dataclass(frozen=True, slots=True)
+class InputsSince:
+    """The files that were read since a checkpoint."""
+
+    files: Mapping[StageId, int] = field(default_factory=dict)
+    """How many files each stage reads again."""
+    lost: tuple[str, ...] = ()
+    """Those that are not there any more, each once."""
+
+
+def inputs_since(root: Root, manifest: Manifest, state: ControlState) -> InputsSince:
+    """Return what a restore to `manifest` has to read again.
 
     Known are those that the checkpoint's own attempt has read, and if it lies on the current path, the
     current attempt. Native checkpoints that are gone say nothing, nor do files on a store that cannot be
@@ -33,17 +45,20 @@ def lost_inputs(root: Root, manifest: Manifest, state: ControlState) -> tuple[st
     if state.on_path(manifest.cut.attempt, manifest.cut.checkpoint):
         wanted.add(state.attempt.id)
     attempts = [attempt for attempt in state.attempts if attempt.id in wanted]
-    read = {path for attempt in attempts for path in _read_since(root, manifest, attempt)}
-    return tuple(sorted(path for path in read if _is_gone(root, path)))
+    read = {
+        stage.stage: {path for attempt in attempts for path in _read_since(root, stage, attempt)}
+        for stage in manifest.stages
+    }
+    lost = sorted(path for path in set().union(*read.values()) if _is_gone(root, path))
+    return InputsSince({stage: len(paths) for stage, paths in read.items() if paths}, tuple(lost))
 
 
-def _read_since(root: Root, manifest: Manifest, attempt: Attempt) -> Iterator[str]:
-    for stage in manifest.stages:
-        native = root.native(attempt.natives, attempt.id, attempt.directory(stage.stage))
-        for source, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
-            until = file_source_offset(offset)
-            if until is not None and source.isdigit():
-                yield from _logged_after(native.below(f"sources/{source}"), until)
+def _read_since(root: Root, stage: StageSnapshot, attempt: Attempt) -> Iterator[str]:
+    native = root.native(attempt.natives, attempt.id, attempt.directory(stage.stage))
+    for source, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
+        until = file_source_offset(offset)
+        if until is not None and source.isdigit():
+            yield from _logged_after(native.below(f"sources/{source}"), until)
 
 
 def _logged_after(log: Place, until: int) -> Iterator[str]:

@@ -30,6 +30,7 @@ from spark_abs.observe.live_run import LiveRun
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, replaced_by
 from spark_abs.protocol.control import ControlState
+from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.outside import OutsideFacts, outside_steps
 from spark_abs.restore.refusals import Force, alive, forced_by, lost_inputs
 from spark_abs.restore.steps import (
@@ -97,8 +98,8 @@ class Facts:
     """Every table that a known manifest names as a sink, once."""
     damaged_rows: tuple[str, ...] = ()
     """Files of `checkpoints/` that are damaged."""
-    lost_inputs: tuple[str, ...] = ()
-    """Input files that were read since the checkpoint and are not there any more."""
+    inputs: InputsSince = field(default_factory=InputsSince)
+    """Input files that were read since the checkpoint."""
     alive: LiveRun | None = None
     outside: tuple[OutsideFacts, ...] = ()
     """Every sink outside that the job has come to."""
@@ -186,7 +187,7 @@ def plan_restore(
         Refused: a sink was replaced, others have changed its rows, or input files are gone.
     """
     living = alive(state, facts.alive, forced=Force.RUN in force, dry_run=dry_run)
-    lost = lost_inputs(manifest.id, facts.lost_inputs, forced=Force.INPUTS in force)
+    lost = lost_inputs(manifest.id, facts.inputs.lost, forced=Force.INPUTS in force)
     # Every attempt before the one that last ran was burnt when that one was restored.
     parent = manifest.cut.attempt
     begins = begin_attempt(state, parent, manifest.id, "", "", 0, 0, natives, partitions).attempt
@@ -204,6 +205,7 @@ def plan_restore(
         f"channel {f.channel}"
         for f in manifest.in_flight()
     ]
+    said += [f"stage {stage!r} reads again {_files(count)}" for stage, count in facts.inputs.files.items()]
     if partitions:
         said.append("state is spread over another number of partitions: a Spark session is needed")
     replaces = state.run.id if state.run else None
@@ -253,6 +255,14 @@ def plan_restore(
         natives=begins.natives,
         partitions=dict(partitions),
         base=manifest.edited.checkpoint if manifest.edited is not None else None,
+    )
+
+
+def _files(count: int) -> str:
+    return (
+        "one input file that it has read since"
+        if count == 1
+        else f"{count} input files that it has read since"
     )
 
 

@@ -17,7 +17,7 @@ from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import attempt_for
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.facts import gather
-from spark_abs.restore.inputs import lost_inputs
+from spark_abs.restore.inputs import inputs_since
 from spark_abs.restore.outside import NO_SINKS, Own, outside_facts
 from spark_abs.restore.plan import RestorePlan, plan_restore
 from spark_abs.restore.prestaged import Prestaged, prestage
@@ -154,7 +154,7 @@ class _Planner:
         facts = replace(
             gather(root, manifest, self.known, self.found.completed, attempt, state),
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
-            lost_inputs=lost_inputs(root, manifest, state),
+            inputs=inputs_since(root, manifest, state),
             alive=live_run(root, now_ms(), lease_timeout_ms()),
             outside=outside_facts(state, manifest, self.known, Branch(attempt, None), self.sinks),
         )

@@ -9,7 +9,7 @@ from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, begin_job
-from spark_abs.restore.inputs import lost_inputs
+from spark_abs.restore.inputs import InputsSince, inputs_since
 from spark_abs.store.root import Root
 
 
@@ -49,8 +49,9 @@ def test_only_what_was_read_since_the_checkpoint_and_is_gone_is_named(tmp_path: 
         input_file(tmp_path, number).unlink()
     root, state = Root(str(tmp_path / "root")), begin_job("job", 0)
     lost = [input_file(tmp_path, n).as_uri() for n in (4, 6)]
-    assert lost_inputs(root, checkpoint(2), state) == tuple(lost)
-    assert lost_inputs(root, checkpoint(6), state) == ()
+    assert inputs_since(root, checkpoint(2), state) == InputsSince({StageId("events"): 5}, tuple(lost))
+    assert inputs_since(root, checkpoint(6), state) == InputsSince({StageId("events"): 1})
+    assert inputs_since(root, checkpoint(7), state) == InputsSince()
 
 
 def test_the_current_attempt_is_asked_if_the_checkpoint_is_on_its_path(tmp_path: Path) -> None:
@@ -58,5 +59,5 @@ def test_the_current_attempt_is_asked_if_the_checkpoint_is_on_its_path(tmp_path:
     write_log(tmp_path, 2, first=0, until=5, compact=-1)
     input_file(tmp_path, 5).unlink()
     root = Root(str(tmp_path / "root"))
-    assert lost_inputs(root, checkpoint(2), restored(to=3)) == (input_file(tmp_path, 5).as_uri(),)
-    assert lost_inputs(root, checkpoint(2), restored(to=1)) == ()
+    assert inputs_since(root, checkpoint(2), restored(to=3)).lost == (input_file(tmp_path, 5).as_uri(),)
+    assert inputs_since(root, checkpoint(2), restored(to=1)).lost == ()

@@ -35,6 +35,7 @@ from spark_abs.protocol.control import (
     place_natives,
 )
 from spark_abs.protocol.path import channel_path
+from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.plan import Facts, RestorePlan, SinkFacts, plan_json, plan_restore
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.steps import (
@@ -283,7 +284,7 @@ def test_targets() -> None:
 
 def test_input_that_would_be_read_again_and_is_gone_is_named_and_only_force_does_without_it() -> None:
     lost = tuple(f"file:///in/{n}.json" for n in range(5))
-    found = replace(facts(), lost_inputs=lost)
+    found = replace(facts(), inputs=InputsSince(lost=lost))
     with pytest.raises(
         Refused, match=r"since checkpoint 5 .*/in/0\.json.* and 2 more.*put the files back"
     ) as no:
@@ -292,3 +293,10 @@ def test_input_that_would_be_read_again_and_is_gone_is_named_and_only_force_does
     plan = planned(started(), manifest(5), found, Force.INPUTS)
     assert plan.notes[-1].endswith("their rows will be missing")
     assert plan.steps == planned(started(), manifest(5), facts(), Force.INPUTS).steps
+
+
+def test_a_plan_says_how_many_input_files_are_read_again() -> None:
+    since = InputsSince({StageId("a"): 1, StageId("b"): 3})
+    said = planned(started(), manifest(5), replace(facts(), inputs=since)).notes
+    assert "stage 'a' reads again one input file that it has read since" in said
+    assert "stage 'b' reads again 3 input files that it has read since" in said
