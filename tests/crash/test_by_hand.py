@@ -171,9 +171,9 @@ def test_a_restore_that_would_read_deleted_input_again_is_refused(job: Small, fi
     with pytest.raises(Refused, match=f"input files read since checkpoint {target.id} .*{gone.name}"):
         restore(job.root.uri, target.id)
     # What was read before a checkpoint is not needed again.
-    assert not restore(job.root.uri, newest.id, dry_run=True).plan.notes
+    assert gone.name not in str(restore(job.root.uri, newest.id, dry_run=True).plan.notes)
     planned = restore(job.root.uri, target.id, dry_run=True, force=True).plan
-    assert gone.name in planned.notes[-1]
+    assert any(gone.name in note for note in planned.notes)
 
     kept.rename(gone)
     restore(job.root.uri, target.id)
