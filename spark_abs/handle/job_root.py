@@ -19,6 +19,7 @@ from spark_abs.observe.listing import checkpoint_table
 from spark_abs.observe.live_run import lease_timeout_ms
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.status import JobStatus, job_status
+from spark_abs.observe.tables import active_session, create_views, read_sink, tables_at
 from spark_abs.observe.verification import finding_table, verify_one, verify_root
 from spark_abs.protocol.control import CommandKind
 from spark_abs.restore.forget import forget_query
@@ -134,9 +135,39 @@ class JobRoot:
             CheckpointNotFound: there is no such checkpoint.
             Refused: the table was replaced since.
         """
-        from spark_abs.restore.read import read_sink
-
         return read_sink(self._session(), self.root, name, checkpoint)
+
+    def tables(self, checkpoint: str | int = "latest") -> pa.Table:
+        """Return which versions of the job's Delta tables belong to a checkpoint, for any reader of Delta.
+
+        Columns: `sink`, `stage`, `table` (its URI), `version`, `checkpoint` (its id). No row that a reader
+        finds in these versions has seen more input than any other.
+
+        Args:
+            checkpoint: an id, the name of a savepoint, or `latest`.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint.
+            Refused: a table was replaced since, or is gone.
+        """
+        return tables_at(self.root, checkpoint)
+
+    def views(self, checkpoint: str | int = "latest", prefix: str = "") -> pa.Table:
+        """Make a temporary view of each Delta table as it was at a checkpoint, in the session of this handle.
+
+        Returns `tables(checkpoint)` with the name of each view in a column `view`: the prefix and the sink,
+        `_` in place of `-`.
+
+        Args:
+            checkpoint: an id, the name of a savepoint, or `latest`.
+            prefix: what the names begin with.
+
+        Raises:
+            UsageError: a view would have no name, two would have the same, or there is no session.
+            CheckpointNotFound: there is no such checkpoint.
+            Refused: a table was replaced since, or is gone.
+        """
+        return create_views(self._session(), self.root, checkpoint, prefix)
 
     def state(
         self,
@@ -325,8 +356,6 @@ class JobRoot:
         forget_query(self.root, stage, self.clock_ms, self.pause)
 
     def _session(self) -> SparkSession:
-        from spark_abs.restore.read import active_session
-
         return self.spark if self.spark is not None else active_session()
 
 

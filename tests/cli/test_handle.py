@@ -14,8 +14,9 @@ import pytest
 import spark_abs
 from spark_abs import CheckpointPending, ConfigError, Refused, RootNotFound, UsageError
 from spark_abs.model import CheckpointId
-from spark_abs.observe import listing, verification
+from spark_abs.observe import listing, tables, verification
 from spark_abs.observe.listing import CheckpointRow
+from spark_abs.observe.tables import TableAt
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import CommandKind, ControlState
 from spark_abs.snapshots.verify import Finding
@@ -53,12 +54,15 @@ shop = spark_abs.open({job.root.uri!r})
 assert shop.checkpoints().column("name").to_pylist() == [None, "two"]
 assert shop.history(1).column("event").to_pylist() == ["completed"]
 assert (shop.verify().num_rows, shop.verify("two").num_rows) == (0, 0)
+(at,) = shop.tables("two").to_pylist()
+assert (at["sink"], at["stage"], at["checkpoint"]) == ("totals", "b", 2)
 assert (shop.status().job, shop.status().last.name) == ("job", "two")
 sys.exit("pyspark" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert listing.SCHEMA.names == [f.name for f in fields(CheckpointRow)]
+    assert tables.SCHEMA.names == [f.name for f in fields(TableAt)]
     assert verification.SCHEMA.names == [f.name for f in fields(Finding)]
     assert spark_abs.open(job.root.uri).history().schema == HISTORY
 

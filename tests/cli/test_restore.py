@@ -15,10 +15,10 @@ from spark_abs import restore
 from spark_abs.cli import restore as verb
 from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
 from spark_abs.model import AttemptId, Branch, CheckpointId, Version, counts
+from spark_abs.observe.tables import table_at
 from spark_abs.protocol.path import channel_path
 from spark_abs.restore.apply import apply
 from spark_abs.restore.prepare import prepare
-from spark_abs.restore.read import recorded_version
 from spark_abs.snapshots.materialise import materialise
 from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.history import History, HistoryEvent
@@ -292,16 +292,16 @@ def test_unknown_targets(job: SmallJob) -> None:
 def test_the_recorded_version_of_a_sink_is_what_it_held(job: SmallJob) -> None:
     job.checkpoint(1, name="one")
     job.checkpoint(2)
-    uri, version = recorded_version(job.root, "totals", "one")
-    assert DeltaTable(uri, version=version).to_pyarrow_table()["n"].to_pylist() == [1]
+    at = table_at(job.root, "totals", "one")
+    assert DeltaTable(at.table, version=at.version).to_pyarrow_table()["n"].to_pylist() == [1]
     restore(job.root.uri, "one")
     job.start()
     job.checkpoint(3)
-    uri, version = recorded_version(job.root, "totals")
-    assert sorted(DeltaTable(uri, version=version).to_pyarrow_table()["n"].to_pylist()) == [1, 3]
+    at = table_at(job.root, "totals")
+    assert sorted(DeltaTable(at.table, version=at.version).to_pyarrow_table()["n"].to_pylist()) == [1, 3]
     for name in ("mail", "nothing"):
         with pytest.raises(spark_abs.AbsError, match=name):
-            recorded_version(job.root, name)
+            table_at(job.root, name)
 
 
 def test_the_plan_is_shown_and_nothing_changed_without_a_yes(job: SmallJob, cli: Cli) -> None:

@@ -1,0 +1,128 @@
+"""The tables of a job at one consistent cut: which version of each is part of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from spark_abs.errors import Refused, UsageError
+from spark_abs.lookup.find import lookup
+from spark_abs.manifest import CHANNEL, Manifest, OutputVersion
+from spark_abs.model import CheckpointId, StageId, Version, checked_name
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class TableAt:
+    """A Delta table of a job at a checkpoint."""
+
+    sink: str
+    stage: StageId
+    table: str
+    """Its URI."""
+    version: Version
+    """What is part of the checkpoint: later versions are not."""
+    checkpoint: CheckpointId
+
+
+SCHEMA = pa.schema(
+    [
+        ("sink", pa.string()),
+        ("stage", pa.string()),
+        ("table", pa.string()),
+        ("version", pa.int64()),
+        ("checkpoint", pa.int64()),
+    ]
+)
+"""A `TableAt` as columns."""
+
+
+def tables_at(root: Root, checkpoint: str | int) -> pa.Table:
+    """Return the tables of a checkpoint, see `JobRoot.tables`."""
+    manifest = lookup(root, checkpoint).manifest
+    return pa.Table.from_pylist([asdict(at) for at in _tables(root, manifest)], schema=SCHEMA)
+
+
+def table_at(root: Root, name: str, checkpoint: str | int = "latest") -> TableAt:
+    """Return the table of a sink at a checkpoint. No JVM; errors as `JobRoot.read`."""
+    manifest = lookup(root, checkpoint).manifest
+    sinks = {o.output: (s.stage, o) for s in manifest.stages for o in s.outputs if o.kind != CHANNEL}
+    if name not in sinks:
+        known = ", ".join(sorted(sinks)) or "none"
+        raise UsageError(f"checkpoint {manifest.id} has no sink {name!r}: it has {known}")
+    stage, output = sinks[name]
+    if output.version is None:
+        raise UsageError(f"sink {name!r} is a function: it has no versions to read")
+    return _checked(root, manifest, stage, output, output.version)
+
+
+def read_sink(session: SparkSession, root: Root, name: str, checkpoint: str | int) -> DataFrame:
+    """Read a Delta sink as it was at a checkpoint; see `JobRoot.read`."""
+    return _frame(session, root, table_at(root, name, checkpoint))
+
+
+def create_views(session: SparkSession, root: Root, checkpoint: str | int, prefix: str) -> pa.Table:
+    """Make a temporary view of each table of a checkpoint; see `JobRoot.views`."""
+    manifest = lookup(root, checkpoint).manifest
+    found = _tables(root, manifest)
+    views = {checked_name(prefix + at.sink, "view").replace("-", "_"): at for at in found}
+    if len(views) < len(found):
+        raise UsageError(f"sinks {', '.join(at.sink for at in found)} differ only in '-' and '_'")
+    for view, at in views.items():
+        _frame(session, root, at).createOrReplaceTempView(view)
+    return pa.Table.from_pylist([asdict(at) for at in found], schema=SCHEMA).add_column(
+        0, "view", [list(views)]
+    )
+
+
+def active_session() -> SparkSession:
+    """Return the session of this thread.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise UsageError("no Spark session is active: pass spark=spark_abs.spark_session(...)")
+    return session
+
+
+def _tables(root: Root, manifest: Manifest) -> tuple[TableAt, ...]:
+    found = [
+        _checked(root, manifest, stage.stage, output, output.version)
+        for stage in manifest.stages
+        for output in stage.outputs
+        if output.kind != CHANNEL and output.version is not None
+    ]
+    return tuple(sorted(found, key=lambda at: at.sink))
+
+
+def _checked(
+    root: Root, manifest: Manifest, stage: StageId, output: OutputVersion, version: Version
+) -> TableAt:
+    place = root.storage.place(output.table)
+    try:
+        table = Table.open(place)
+    except FileNotFoundError:
+        raise Refused(f"sink {output.output!r} has no table at {place} any more") from None
+    if table.id != output.table_id:
+        raise Refused(
+            f"{place} is not the table of checkpoint {manifest.id} (its id is {table.id}, recorded was "
+            f"{output.table_id}): versions of one mean nothing in the other"
+        )
+    return TableAt(output.output, stage, place.uri, version, manifest.id)
+
+
+def _frame(session: SparkSession, root: Root, at: TableAt) -> DataFrame:
+    from spark_abs.session import apply_storage_conf
+
+    apply_storage_conf(session, root.storage)
+    return session.read.format("delta").option("versionAsOf", int(at.version)).load(at.table)
