@@ -26,11 +26,17 @@ test: check $(VENV)/.classes
 	@echo "pytest, a part" && $(PYTEST) $(PART)
 
 # Cheap checks first; the last line is pytest's own.
-test-all: venv $(VENV)/.classes
+test-all: venv $(VENV)/.classes $(VENV)/.broker
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
 	@echo "vulture" && $(BIN)/vulture --config conf/vulture.toml
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
 	@echo "pytest" && $(PYTEST)
+
+# A Kafka broker and Spark's connector, fetched once, not in two tests at a time.
+$(VENV)/.broker: $(VENV)/.jars
+	@echo "fetching a Kafka broker"
+	@$(BIN)/python -m tests.outside.kafka_server >$@.log 2>&1 || { cat $@.log; exit 1; }
+	@touch $@
 
 # Every kind of change between two starts, from a plain stop, after a kill, and from a savepoint.
 changes: venv

@@ -59,6 +59,9 @@ if TYPE_CHECKING:
         configure,
         spark_session,
     )
+    from spark_abs.sinks.kafka import (
+        Kafka,
+    )
     from spark_abs.sinks.postgres import (
         Postgres,
     )
@@ -107,6 +110,7 @@ _HOMES = {
     "GroupState": "spark_abs.state.per_key",
     "Job": "spark_abs.job",
     "JobRoot": "spark_abs.handle.job_root",
+    "Kafka": "spark_abs.sinks.kafka",
     "Output": "spark_abs.plan.specs",
     "Postgres": "spark_abs.sinks.postgres",
     "Refused": "spark_abs.errors",
@@ -156,6 +160,7 @@ __all__ = [
     "GroupState",
     "Job",
     "JobRoot",
+    "Kafka",
     "Output",
     "Postgres",
     "Refused",

@@ -33,6 +33,7 @@ from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.run.run import Run
 from spark_abs.run.start import start_job
 from spark_abs.settings import JobSettings
+from spark_abs.sinks.kinds import KAFKA, OWN, POSTGRES, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from spark_abs.sinks.kafka import Kafka
     from spark_abs.sinks.postgres import Postgres
 
 
@@ -219,6 +221,7 @@ class Job:
         table: str | None = None,
         foreach_batch: BatchFunction | None = None,
         postgres: Postgres | str | None = None,
+        kafka: Kafka | str | None = None,
         two_phase: TwoPhaseSink | None = None,
         existing: Existing = "append",
     ) -> None:
@@ -232,26 +235,36 @@ class Job:
                 channels of its stage, and again, as in Spark, for a batch that is repeated.
             postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows behind
                 each checkpoint, exactly once.
+            kafka: a topic of Kafka, or `spark_abs.Kafka` to say more of it: gets a record for each row behind
+                each checkpoint, exactly once for readers of what is committed.
             two_phase: a sink of your own that commits rows and mark at once, see `TwoPhaseSink`.
             existing: what becomes of other roots that have written to the table: `append` writes beside
                 them, each keeps its rows; `take_over` fences them there for good, as when the root of this
                 job was lost and a new one takes its place.
         """
-        if sum(one is not None for one in (table, foreach_batch, postgres, two_phase)) != 1:
-            raise UsageError(f"sink {name!r} needs one of table=, foreach_batch=, postgres= and two_phase=")
+        if sum(one is not None for one in (table, foreach_batch, postgres, kafka, two_phase)) != 1:
+            raise UsageError(
+                f"sink {name!r} needs one of table=, foreach_batch=, postgres=, kafka= and two_phase="
+            )
         if not isinstance(source, Output) or source.job is not self:
             raise GraphError(f"sink {name!r} takes an output of a stage of this job")
         if existing not in get_args(Existing):
             raise UsageError(f"sink {name!r}: existing={existing!r} is not one of {get_args(Existing)}")
         location = None if table is None else location_of(table)
-        settings = ""
+        kind, settings = OWN, ""
         if postgres is not None:
-            from spark_abs.sinks.postgres import Postgres, PostgresSink
+            from spark_abs.sinks.postgres import Postgres
 
-            config = Postgres(postgres) if isinstance(postgres, str) else postgres
-            two_phase, settings = PostgresSink(config), to_json(config)
+            kind, settings = POSTGRES, to_json(Postgres(postgres) if isinstance(postgres, str) else postgres)
+        if kafka is not None:
+            from spark_abs.sinks.kafka import Kafka
+
+            kind, settings = KAFKA, to_json(Kafka(kafka) if isinstance(kafka, str) else kafka)
+        outside = two_phase or made_again(kind, settings)
         checked = checked_name(name, "sink")
-        self.sinks.append(SinkSpec(checked, source, location, foreach_batch, existing, two_phase, settings))
+        self.sinks.append(
+            SinkSpec(checked, source, location, foreach_batch, existing, outside, kind, settings)
+        )
 
     def graph(self) -> JobGraph:
         """Return the graph, checked.

@@ -29,7 +29,7 @@ from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.control import ControlState, OutsideSink, attach_outside
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.outside import POSTGRES, away, cuts_of, missed_by, standing_of
+from spark_abs.restore.outside import away, cuts_of, missed_by, standing_of
 from spark_abs.sinks.epoch_rows import EpochRows
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.stages.context import RunContext
@@ -53,6 +53,7 @@ class Sending:
     output: str
     schema: pa.Schema
     sink: TwoPhaseSink
+    kind: str
     settings: str
     """What makes it again, as JSON; empty for one of the user's own."""
 
@@ -63,8 +64,7 @@ class Sending:
 
     def record(self, first: Mark, begun: bool) -> OutsideSink:
         """Return what `control/` keeps of it."""
-        kind = POSTGRES if self.settings else "own"
-        return OutsideSink(self.name, self.stage, self.output, kind, self.settings, first, begun)
+        return OutsideSink(self.name, self.stage, self.output, self.kind, self.settings, first, begun)
 
 
 class Sender:
@@ -142,9 +142,10 @@ class Sender:
                 f"sink {name!r} was away from the job at checkpoint {missed[0]}: what its output had then "
                 "was not kept for it. Give it another name, to begin at the newest checkpoint"
             )
-        if found is not None and not outside.is_on(self._path, found):
+        newest = self._sending.sink.mark(self._owner)
+        if newest is not None and not outside.is_on(self._path, newest):
             raise Refused(
-                f"sink {name!r} has committed up to checkpoint {found.checkpoint}, and the job was restored "
+                f"sink {name!r} has committed up to checkpoint {newest.checkpoint}, and the job was restored "
                 "to one before that: restore it again, which says what becomes of these rows"
             )
         self._committed, self._known = found, True
@@ -300,6 +301,7 @@ def sendings(sinks: Sequence[SinkSpec], schemas: Mapping[ChannelId, StructType])
             spec.source.name,
             delta_schema(schemas[spec.source.channel]),
             spec.outside,
+            spec.kind,
             spec.settings,
         )
         for spec in sinks

@@ -13,6 +13,7 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, St
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.changes import Begin
 from spark_abs.settings import JobSettings
+from spark_abs.sinks.kinds import OWN
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.probe import Probe
 from spark_abs.store.root import Root
@@ -154,6 +155,8 @@ class SinkSpec:
     function: BatchFunction | None
     existing: Existing = "append"
     outside: TwoPhaseSink | None = None
+    kind: str = OWN
+    """Of a sink outside."""
     settings: str = ""
     """Of a sink outside, as JSON, what makes it again; empty for one of the user's own."""
 

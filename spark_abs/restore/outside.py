@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from spark_abs.codec import from_json
 from spark_abs.errors import Refused, SinkFailed, SinkUnreachable, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, RunId, Version, channel_id
@@ -16,10 +15,9 @@ from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.protocol.path import NOTHING, channel_path
 from spark_abs.restore.refusals import Force, forced_by
 from spark_abs.restore.steps import FenceOutside, KeepSink, ReturnOutside, Step
+from spark_abs.sinks.kinds import NAMES, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.wording import way
-
-POSTGRES = "postgres"
 
 Own = Mapping[str, TwoPhaseSink]
 """Sinks of the user's own, by name: nothing that is stored can make them again."""
@@ -59,12 +57,7 @@ class Standing:
 
 def sink_of(record: OutsideSink, own: Own) -> TwoPhaseSink | None:
     """Return a sink that is recorded, None for an own one that is not given."""
-    given = own.get(record.sink)
-    if given is not None or record.kind != POSTGRES:
-        return given
-    from spark_abs.sinks.postgres import Postgres, PostgresSink
-
-    return PostgresSink(from_json(Postgres, record.settings))
+    return own.get(record.sink) or made_again(record.kind, record.settings)
 
 
 def cuts_of(manifests: Iterable[Manifest], channel: ChannelId) -> Iterator[Mark]:
@@ -120,7 +113,7 @@ def _facts(
     own: Own,
 ) -> OutsideFacts:
     sink = sink_of(record, own)
-    where = "" if record.kind != POSTGRES else " (PostgreSQL)"
+    where = f" ({NAMES[record.kind]})" if record.kind in NAMES else ""
     owner = Owner(state.root, state.job, record.sink, RunId(0))
     if sink is None:
         gone = (
@@ -231,7 +224,8 @@ def carry_out_outside(step: FenceOutside | ReturnOutside, state: ControlState, r
         raise Refused(f"sink {step.sink!r} was given when the restore was planned, and is not any more")
     owner = Owner(state.root, state.job, step.sink, run)
     try:
-        found = sink.recover(owner)
+        sink.recover(owner)
+        found = sink.mark(owner)
         if isinstance(step, ReturnOutside):
             if found is not None and found != step.back:
                 sink.abort(owner, step.back, keep=step.keep)

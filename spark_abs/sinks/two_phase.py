@@ -53,11 +53,16 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def mark(self, owner: Owner) -> Mark | None:
-        """Return what was committed last, None if nothing was; changes nothing, refuses nobody."""
+        """Return what was committed last, None if nothing was; changes nothing, refuses nobody.
+
+        Of an epoch that goes in several parts that is the mark of the epoch, from its first part on.
+        """
 
     @abstractmethod
     def recover(self, owner: Owner) -> Mark | None:
         """Refuse older runs of the owner's sink from now on, and return the mark; None if there is none.
+
+        Of an epoch that goes in several parts that is the mark before it, until its last part is committed.
 
         Called before anything is sent, and after every failure. When it has returned, no commit of an older
         run takes place any more, also none that is under way, and the mark is what stays.

@@ -306,6 +306,8 @@ class _Check:
             expected = None if epoch.first else epoch.after
             self._require(mark == expected, f"behind {behind} the mark is {mark}")
             self._look(behind)
+            sink = self._make()  # looking has closed the other one
+            sink.recover(owner)
             sink.commit(Epoch(owner, epoch.after, epoch.mark, first=epoch.first), rows)
         self._mark, self._epoch = epoch.mark, self._epoch + 1
         self._there += rows.rows

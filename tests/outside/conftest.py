@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.outside.kafka_server import KafkaServer
 from tests.outside.server import PostgresServer
 
 
@@ -21,3 +22,9 @@ def server(started: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Postgres
     started.export(monkeypatch)
     started.run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     return started
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[KafkaServer]:
+    with KafkaServer() as server:
+        yield server

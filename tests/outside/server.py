@@ -36,7 +36,7 @@ class PostgresServer:
                 copied = self._directory / "install"  # where that user sees it
                 shutil.copytree(self._binaries.parent, copied)
                 self._binaries = copied / "bin"
-        self.port = _free_port()
+        self.port = free_port()
         password = self._directory / "password"
         password.write_text(PASSWORD)
         password.chmod(0o644)
@@ -157,7 +157,8 @@ def _binaries() -> Path:
     return Path(there).resolve().parent
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Find a port that nobody has now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]

@@ -87,6 +87,7 @@ PUBLIC = {
     "GroupState",
     "Job",
     "JobRoot",
+    "Kafka",
     "Output",
     "Postgres",
     "Refused",

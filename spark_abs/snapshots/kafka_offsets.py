@@ -1,0 +1,55 @@
+"""Offsets of Kafka sources: where a stage goes on, and whether the brokers still have the records there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+Partition = tuple[str, int]
+"""A topic, and the number of one of its partitions."""
+KAFKA = "kafka"
+"""The name of Spark's source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """The records that a partition has now."""
+
+    earliest: int
+    """The offset of the first one."""
+    end: int
+    """The offset that the next one will have."""
+
+
+def kafka_offsets(offset: str | None) -> Mapping[Partition, int]:
+    """Read a source's line of an offset file: the next offset of each partition; empty if it is no such."""
+    try:
+        plain = json.loads(offset or "")
+    except ValueError:
+        return {}
+    if not isinstance(plain, dict) or not all(isinstance(parts, dict) for parts in plain.values()):
+        return {}
+    return {
+        (topic, int(number)): at
+        for topic, parts in plain.items()
+        for number, at in parts.items()
+        if number.isdecimal() and type(at) is int
+    }
+
+
+def missing(wanted: Mapping[Partition, int], available: Mapping[Partition, Available]) -> Iterator[str]:
+    """Iterate the partitions from which a stage cannot go on, each with what it wants and what there is."""
+    for (topic, number), at in sorted(wanted.items()):
+        found = available.get((topic, number))
+        if found is None:
+            yield f"{topic}[{number}] from {at}, and there is no such partition"
+        elif at < found.earliest:
+            yield f"{topic}[{number}] from {at}, and its records begin at {found.earliest}"
+        elif at > found.end:
+            yield f"{topic}[{number}] from {at}, and it ends at {found.end}: the topic was made anew"
+
+
+def topics_of(wanted: Collection[Partition]) -> list[str]:
+    """Return the topics that partitions are of."""
+    return sorted({topic for topic, _ in wanted})
