@@ -156,6 +156,8 @@ class SourceShape:
     """The channel; of a native source what it reads, as far as its options say it."""
     feedback: bool = False
     """Whether the channel closes a loop."""
+    at: str = field(default="", compare=False)
+    """Of a Kafka source, its brokers: they may change, it stays the same source."""
 
     def __str__(self) -> str:
         """Return it as messages name it."""

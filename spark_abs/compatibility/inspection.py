@@ -10,6 +10,7 @@ from functools import partial
 
 from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.writer import check_channel
+from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
 from spark_abs.errors import AbsError, GraphError, Refused
@@ -187,6 +188,9 @@ def _checks(
         for output in graph.consumed(stage.name):
             channel = channel_id(stage.name, output)
             yield partial(check_channel, root, channel, drafts.schemas[channel])
+    for stage in graph.stages:
+        if kafka := drafted.plans[stage.name].kafka:
+            yield partial(require_records, job.spark, stage.name, kafka, past, at_checkpoint)
     yield from _tables(job, drafted, root)
 
 

@@ -9,6 +9,8 @@ from spark_abs.errors import UsageError
 from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape
 from spark_abs.plan.columns import without_marks
 from spark_abs.plan.jvm import channel_of, nodes
+from spark_abs.plan.kafka import BROKERS, KafkaSource
+from spark_abs.snapshots.kafka_offsets import KAFKA
 from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def _is_source(node: Any) -> bool:
 
 
 def _source(node: Any) -> SourceShape:
+    at = ""
     if node.getClass().getSimpleName() == "StreamingRelation":
         source = node.dataSource()
         options = source.options()
@@ -62,7 +65,20 @@ def _source(node: Any) -> SourceShape:
         options = node.extraOptions()
         given = {name: str(options.get(name)) for name in _NAMING if options.containsKey(name)}
         kind = str(node.sourceName())
-    return SourceShape(kind, " ".join(_named(name, value) for name, value in given.items()))
+        if kind == KAFKA:
+            at = str(options.get(BROKERS)) if options.containsKey(BROKERS) else ""
+    return SourceShape(kind, " ".join(_named(name, value) for name, value in given.items()), at=at)
+
+
+def kafka_sources(frame: DataFrame) -> tuple[KafkaSource, ...]:
+    """Return the Kafka sources of a plan, in the order of `source_shapes`."""
+    plan = frame._jdf.queryExecution().analyzed()
+    found = (n for n in nodes(plan) if n.getClass().getSimpleName() == "StreamingRelationV2")
+    return tuple(
+        KafkaSource({str(e.getKey()).lower(): str(e.getValue()) for e in n.extraOptions().entrySet()})
+        for n in found
+        if str(n.sourceName()) == KAFKA
+    )
 
 
 def _named(option: str, value: str) -> str:

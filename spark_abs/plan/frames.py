@@ -12,7 +12,7 @@ from spark_abs.channels.schema import plain_schema
 from spark_abs.errors import AbsError, GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.plan.columns import unread_columns, used_columns
-from spark_abs.plan.fingerprint import operator_shapes, source_shapes
+from spark_abs.plan.fingerprint import kafka_sources, operator_shapes, source_shapes
 from spark_abs.plan.graph import JobGraph, PlanFacts, check_plans, watermark_findings
 from spark_abs.plan.jvm import DRAFT, as_active, plan_facts
 from spark_abs.plan.specs import PROVIDERS, Feedback, JobSpec, Output, StageSpec
@@ -133,6 +133,7 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
             plan_facts(frame),
             streams=source_shapes(frame),
             operators=operator_shapes(frame),
+            kafka=kafka_sources(frame),
             columns=used_columns(frame) if graph.stage(name).inputs else {},
         )
         for name, frame in frames.stages.items()

@@ -10,6 +10,7 @@ from typing import get_args
 from spark_abs.errors import GraphError
 from spark_abs.manifest import OperatorShape, SourceShape
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, StageId, channel_id, checked_name, producer
+from spark_abs.plan.kafka import KafkaSource
 from spark_abs.protocol.loops import Loop, find_loops
 
 OUTPUT_MODES: tuple[OutputMode, ...] = get_args(OutputMode)
@@ -88,6 +89,8 @@ class PlanFacts:
     """Its stateful operators, from the root of the plan down."""
     columns: Mapping[ChannelId, frozenset[int]] | None = None
     """The places of the columns that it uses of each channel; None if it reads whole rows."""
+    kafka: tuple[KafkaSource, ...] = ()
+    """Its Kafka sources."""
     repeatable: bool = True
     """Whether the same input gives the same rows: nothing in it is random, or reads what moves on."""
 

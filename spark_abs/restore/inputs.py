@@ -19,6 +19,7 @@ from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import StageId
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
+from spark_abs.restore.kafka_inputs import KafkaInputs, kafka_inputs
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -32,6 +33,8 @@ class InputsSince:
     """How many files each stage reads again."""
     lost: tuple[str, ...] = ()
     """Those that are not there any more, each once."""
+    kafka: KafkaInputs = field(default_factory=KafkaInputs)
+    """What is read again from Kafka."""
 
 
 def inputs_since(root: Root, manifest: Manifest, state: ControlState) -> InputsSince:
@@ -50,7 +53,8 @@ def inputs_since(root: Root, manifest: Manifest, state: ControlState) -> InputsS
         for stage in manifest.stages
     }
     lost = sorted(path for path in set().union(*read.values()) if _is_gone(root, path))
-    return InputsSince({stage: len(paths) for stage, paths in read.items() if paths}, tuple(lost))
+    files = {stage: len(paths) for stage, paths in read.items() if paths}
+    return InputsSince(files, tuple(lost), kafka_inputs(manifest))
 
 
 def _read_since(root: Root, stage: StageSnapshot, attempt: Attempt) -> Iterator[str]:

@@ -32,7 +32,7 @@ from spark_abs.protocol.attempts import begin_attempt, replaced_by
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.outside import OutsideFacts, outside_steps
-from spark_abs.restore.refusals import Force, alive, forced_by, lost_inputs
+from spark_abs.restore.refusals import Force, alive, forced_by, lost_inputs, lost_records
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -188,6 +188,7 @@ def plan_restore(
     """
     living = alive(state, facts.alive, forced=Force.RUN in force, dry_run=dry_run)
     lost = lost_inputs(manifest.id, facts.inputs.lost, forced=Force.INPUTS in force)
+    lost += lost_records(manifest.id, facts.inputs.kafka.lost, forced=Force.INPUTS in force)
     # Every attempt before the one that last ran was burnt when that one was restored.
     parent = manifest.cut.attempt
     begins = begin_attempt(state, parent, manifest.id, "", "", 0, 0, natives, partitions).attempt
@@ -206,6 +207,7 @@ def plan_restore(
         for f in manifest.in_flight()
     ]
     said += [f"stage {stage!r} reads again {_files(count)}" for stage, count in facts.inputs.files.items()]
+    said += facts.inputs.kafka.unknown
     if partitions:
         said.append("state is spread over another number of partitions: a Spark session is needed")
     replaces = state.run.id if state.run else None

@@ -1,4 +1,4 @@
-"""What a restore refuses unless it is forced: a run that is alive, input files that are gone."""
+"""What a restore refuses unless it is forced: a run that is alive, input that is gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Force(StrEnum):
     ROWS = "rows"
     """Rows of sinks that others have changed since: their changes are undone, too."""
     INPUTS = "inputs"
-    """Input files that are gone: their rows are lost."""
+    """Input files or records that are gone: their rows are lost."""
     OUTSIDE = "outside"
     """Rows that a sink outside has committed and cannot take back: they stay, and are sent again."""
 
@@ -88,5 +88,23 @@ def lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool
             f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
             f"checkpoint, or say {forced_by(Force.INPUTS)} if they may be missing. To be rid of wrong input "
             "files, put them back, restore, take them away, then start: so only they are missing"
+        )
+    return (f"{what}; their rows will be missing",)
+
+
+def lost_records(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool) -> tuple[str, ...]:
+    """Refuse to lose records that Kafka has dropped; returns what a plan says if it is forced to.
+
+    Raises:
+        Refused: names partitions, the offsets that are wanted and those that there are.
+    """
+    if not lost:
+        return ()
+    what = f"checkpoint {checkpoint} goes on with records that Kafka does not have: {'; '.join(lost)}"
+    if not forced:
+        raise Refused(
+            f"{what}; their rows would be missing after the restore: go back to a later checkpoint, or say "
+            f"{forced_by(Force.INPUTS)} if they may be missing; the job then needs "
+            '.option("failOnDataLoss", "false")'
         )
     return (f"{what}; their rows will be missing",)

@@ -190,7 +190,7 @@ class Driver:
         os.killpg(0, signal.SIGKILL)
 
 
-def quick_session(scratch: str, master: str, options: str = "") -> SparkSession:
+def quick_session(scratch: str, master: str, options: str = "", packages: Sequence[str] = ()) -> SparkSession:
     """Build a session for a process that lives for seconds, all its files below `scratch`.
 
     `options` are for the JVM, in place of those of all tests.
@@ -198,6 +198,7 @@ def quick_session(scratch: str, master: str, options: str = "") -> SparkSession:
     spark = spark_session(
         "crash",
         master,
+        packages=packages,
         **{
             "spark.driver.memory": "2g",
             "spark.executor.memory": "768m",

@@ -1,0 +1,84 @@
+"""Whether Kafka still has the records with which the stages of a job go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+from spark_abs.compatibility.restored import Past
+from spark_abs.errors import Refused
+from spark_abs.model import NO_BATCH, StageId
+from spark_abs.plan.kafka import KafkaSource, available
+from spark_abs.snapshots.kafka_offsets import Partition, kafka_offsets, missing
+from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.stages.native import NativeLog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def require_records(
+    spark: SparkSession, stage: StageId, sources: Sequence[KafkaSource], past: Past, at_checkpoint: bool
+) -> None:
+    """Refuse to go on behind a gap; brokers that cannot be asked now are asked by Spark's source later.
+
+    Args:
+        spark: the job's session.
+        stage: the stage.
+        sources: its Kafka sources.
+        past: where it stands.
+        at_checkpoint: whether it is to go on from the checkpoint, and not from where it stands.
+
+    Raises:
+        Refused: names partitions, the offsets that are wanted and those that there are.
+    """
+    standing = _standing(stage, past, at_checkpoint)
+    for source in sources:
+        wanted = {p: at for p, at in standing.items() if source.reads(p[0])}
+        if not wanted:
+            continue
+        try:
+            gone = tuple(missing(wanted, available(spark, source, wanted)))
+        except Py4JError as error:  # its text may hold settings
+            log.warning(
+                "stage %s: whether Kafka still has what it goes on with is not known yet: %s",
+                stage,
+                _cause(error),
+            )
+            continue
+        if gone and source.goes_on_without:
+            log.warning("stage %s goes on without records that are gone: %s", stage, "; ".join(gone))
+        elif gone:
+            raise Refused(
+                f"stage {stage!r} goes on with records that Kafka does not have: {'; '.join(gone)}. Restore "
+                'a later checkpoint; or read with .option("failOnDataLoss", "false") if they may be missing'
+            )
+
+
+def _standing(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[Partition, int]:
+    if at_checkpoint:
+        snapshot = past.manifest.stage(stage) if past.manifest is not None else None
+        text = snapshot.offsets if snapshot is not None else None
+    else:
+        attempt = past.control.attempt
+        native = NativeLog(past.root.native(attempt.natives, attempt.id, attempt.directory(stage)))
+        newest = native.newest_committed()
+        text = native.find_offsets(newest) if newest != NO_BATCH else None
+    offsets = parse_offsets(text).offsets.values() if text else ()
+    return {p: at for offset in offsets for p, at in kafka_offsets(offset).items()}
+
+
+def _cause(error: Py4JError) -> str:
+    """Return the class of what went wrong in the JVM, without its text."""
+    raised = getattr(error, "java_exception", None)
+    if raised is None:
+        return type(error).__name__
+    cause = raised.getCause()
+    return str((raised if cause is None else cause).getClass().getName())
