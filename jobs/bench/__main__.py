@@ -19,6 +19,7 @@ from bench import (
     hop,
     hot_key,
     local_disk,
+    outside,
     overhead,
     slow_consumer,
     starting,
@@ -46,7 +47,7 @@ console = Console(highlight=False)
 
 
 def _session() -> SparkSession:
-    return spark_abs.spark_session("bench", "local[2]", **CONF)
+    return spark_abs.spark_session("bench", "local[2]", packages=outside.PACKAGES, **CONF)
 
 
 def _groups(
@@ -61,6 +62,7 @@ def _groups(
         "start": lambda: starting.figures(_session(), base, runs, console),
         "wide": lambda: wide.figures(_session(), base, runs, console),
         "overhead": lambda: overhead.figures(_session(), base / "overhead", runs, console),
+        "outside": lambda: outside.figures(_session, base, runs, console),
         "slow": lambda: slow_consumer.figures(_session(), base, runs, console),
         "overtaking": lambda: hot_key.figures(_session(), base, runs, console),
         "functions": lambda: state_functions.figures(_session(), base, runs, divide, console),
@@ -79,8 +81,8 @@ def _groups(
 def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, results: Path) -> None:
     """Measure GROUPS, all of them if none is named.
 
-    They are: commits, deciding, reading, disk, hop, start, wide, overhead, slow, overtaking, functions,
-    state, job.
+    They are: commits, deciding, reading, disk, hop, start, wide, overhead, outside, slow, overtaking,
+    functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

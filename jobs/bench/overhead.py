@@ -119,7 +119,7 @@ def sustained(spark: SparkSession, base: Path) -> float:
     _declare(spark, base, VARIANTS["none"], 4).start(available_now=True).await_termination()
     at = [committed for committed, _ in _commits(base)]
     warm = len(at) // 4
-    shutil.rmtree(base, ignore_errors=True)
+    shutil.rmtree(base)
     return (len(at) - 1 - warm) * 4 * _FULL_SPEED_ROWS / (at[-1] - at[warm])
 
 
@@ -146,7 +146,7 @@ def run(spark: SparkSession, base: Path, variant: str, rows: int) -> Measured:
         for committed, created in _commits(base)
     ]
     p50, p99 = np.percentile(np.concatenate(late), [50, 99])
-    shutil.rmtree(base, ignore_errors=True)  # RocksDB's maintenance may still write a snapshot
+    shutil.rmtree(base)
     return Measured(used, float(p50), float(p99))
 
 
