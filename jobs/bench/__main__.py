@@ -6,12 +6,10 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
-import spark_abs
 from bench import (
     big_state,
     commits,
@@ -21,6 +19,7 @@ from bench import (
     local_disk,
     outside,
     overhead,
+    recovery,
     slow_consumer,
     starting,
     state_functions,
@@ -28,26 +27,10 @@ from bench import (
     wide,
 )
 from bench.figures import Figure, save
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from bench.session import session
 
 RESULTS = Path(__file__).with_name("results.jsonl")
-CONF = {
-    "spark.driver.memory": "4g",
-    "spark.log.level": "ERROR",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    # Snapshots of state are written soon after they are due, not up to a minute later.
-    "spark.sql.streaming.stateStore.maintenanceInterval": "5s",
-}
 console = Console(highlight=False)
-
-
-def _session() -> SparkSession:
-    return spark_abs.spark_session("bench", "local[2]", packages=outside.PACKAGES, **CONF)
 
 
 def _groups(
@@ -56,18 +39,19 @@ def _groups(
     return {
         "commits": lambda: commits.figures(base, console),
         "deciding": lambda: gate.deciding(base, runs, console),
-        "reading": lambda: gate.reading(_session(), base, runs, console),
-        "disk": lambda: local_disk.figures(_session(), base, runs, console),
-        "hop": lambda: hop.figures(_session(), base, runs, console),
-        "start": lambda: starting.figures(_session(), base, runs, console),
-        "wide": lambda: wide.figures(_session(), base, runs, console),
-        "overhead": lambda: overhead.figures(_session(), base / "overhead", runs, console),
-        "outside": lambda: outside.figures(_session, base, runs, console),
-        "slow": lambda: slow_consumer.figures(_session(), base, runs, console),
-        "overtaking": lambda: hot_key.figures(_session(), base, runs, console),
-        "functions": lambda: state_functions.figures(_session(), base, runs, divide, console),
-        "state": lambda: big_state.figures(_session(), base, runs, megabytes, console),
-        "job": lambda: whole_job.figures(_session(), base, runs, files, console),
+        "reading": lambda: gate.reading(session(), base, runs, console),
+        "disk": lambda: local_disk.figures(session(), base, runs, console),
+        "hop": lambda: hop.figures(session(), base, runs, console),
+        "start": lambda: starting.figures(session(), base, runs, console),
+        "wide": lambda: wide.figures(session(), base, runs, console),
+        "overhead": lambda: overhead.figures(session(), base / "overhead", runs, console),
+        "recovery": lambda: recovery.figures(base / "recovery", runs, console),
+        "outside": lambda: outside.figures(session, base, runs, console),
+        "slow": lambda: slow_consumer.figures(session(), base, runs, console),
+        "overtaking": lambda: hot_key.figures(session(), base, runs, console),
+        "functions": lambda: state_functions.figures(session(), base, runs, divide, console),
+        "state": lambda: big_state.figures(session(), base, runs, megabytes, console),
+        "job": lambda: whole_job.figures(session(), base, runs, files, console),
     }
 
 
@@ -81,8 +65,8 @@ def _groups(
 def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, results: Path) -> None:
     """Measure GROUPS, all of them if none is named.
 
-    They are: commits, deciding, reading, disk, hop, start, wide, overhead, outside, slow, overtaking,
-    functions, state, job.
+    They are: commits, deciding, reading, disk, hop, start, wide, overhead, recovery, outside, slow,
+    overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

@@ -19,15 +19,12 @@ from rich.console import Console
 
 import spark_abs
 from bench.figures import Figure, figure, ratios
-from spark_abs.session import KAFKA
 from tests.outside.kafka_server import PATIENCE_S, KafkaServer, Reader
 from tests.outside.server import PASSWORD, USER, PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PACKAGES = (KAFKA, "org.postgresql:postgresql:42.7.8")
-"""What the session needs: Spark's connector, and the JDBC driver."""
 _FILES, _ROWS = 10, 200_000
 _TOPIC, _TABLE = "bench", "bench"
 _CREATE = "DROP TABLE IF EXISTS bench; CREATE TABLE bench (id bigint, amount bigint, digest text)"

@@ -38,9 +38,9 @@ VARIANTS: Mapping[str, Mapping[str, object]] = {
     "at_least_once_3s": {"interval": "3s", "mode": "at_least_once"},
     "synchronous_3s": {"interval": "3s", "synchronous": True},
 }
-_KEYS = 10_000
-_EVERY_S = 0.25
+EVERY_S = 0.25
 """Between two files."""
+_KEYS = 10_000
 _WARM_UP_S, _MEASURED_S = 10.0, 30.0
 _FULL_SPEED_FILES, _FULL_SPEED_ROWS = 40, 250_000
 
@@ -70,7 +70,7 @@ class Feed:
         while not self._over.wait(max(0.0, due - time.monotonic())):
             write_rows(self.directory, number, self.rows)
             self.cpu_s = time.thread_time()
-            number, due = number + 1, due + _EVERY_S
+            number, due = number + 1, due + EVERY_S
 
     def stop(self) -> None:
         """Write no more."""
@@ -86,23 +86,30 @@ def write_rows(directory: Path, number: int, rows: int) -> None:
     hidden.rename(directory / f"{number:06d}.parquet")
 
 
-def _counts(frame: DataFrame) -> DataFrame:
+def counts(frame: DataFrame) -> DataFrame:
+    """Count by key, and keep when the newest row was created."""
     return frame.groupBy("key").agg(F.count("*").alias("n"), F.max("created").alias("created"))
 
 
-def _declare(spark: SparkSession, base: Path, settings: Mapping[str, object], files: int) -> spark_abs.Job:
+def declare(spark: SparkSession, base: Path, settings: Mapping[str, object], files: int) -> spark_abs.Job:
+    """Declare the job, with settings of its checkpoints, and so many files a batch."""
     stream = spark.readStream.schema("key long, created long").option("maxFilesPerTrigger", files)
     config = {"checkpoint": dict(settings)}
     job = spark_abs.Job("overhead", root=str(base / "root"), spark=spark, config=config)
     rows = job.source("rows", stream.parquet(str(base / "input")))
-    job.sink("out", job.stage("counts", [rows], _counts, output_mode="update"), table=str(base / "out"))
+    job.sink("out", job.stage("counts", [rows], counts, output_mode="update"), table=str(base / "out"))
     return job
 
 
-def _commits(base: Path) -> list[tuple[float, npt.NDArray[np.int64]]]:
-    """Return when each batch was committed to the last table, in s, and when its rows were created, in µs."""
+def commits(base: Path, after: float = 0.0) -> list[tuple[float, npt.NDArray[np.int64]]]:
+    """Return when each batch was committed to the last table, in s, and when its rows were created, in µs.
+
+    Only of those after a moment; the others' files are not read.
+    """
     found = []
     for log in sorted((base / "out" / "_delta_log").glob("*.json")):
+        if log.stat().st_mtime <= after:
+            continue
         actions = [json.loads(line) for line in log.read_text().splitlines()]
         files = [base / "out" / action["add"]["path"] for action in actions if "add" in action]
         if files:
@@ -116,8 +123,8 @@ def sustained(spark: SparkSession, base: Path) -> float:
     (base / "input").mkdir(parents=True)
     for number in range(_FULL_SPEED_FILES):
         write_rows(base / "input", number, _FULL_SPEED_ROWS)
-    _declare(spark, base, VARIANTS["none"], 4).start(available_now=True).await_termination()
-    at = [committed for committed, _ in _commits(base)]
+    declare(spark, base, VARIANTS["none"], 4).start(available_now=True).await_termination()
+    at = [committed for committed, _ in commits(base)]
     warm = len(at) // 4
     shutil.rmtree(base)
     return (len(at) - 1 - warm) * 4 * _FULL_SPEED_ROWS / (at[-1] - at[warm])
@@ -127,7 +134,7 @@ def run(spark: SparkSession, base: Path, variant: str, rows: int) -> Measured:
     """Run a variant for a while, and measure when it has warmed up."""
     (base / "input").mkdir(parents=True)
     write_rows(base / "input", 999_999, rows)  # a stream needs something to begin with
-    running = _declare(spark, base, VARIANTS[variant], 1000).start()
+    running = declare(spark, base, VARIANTS[variant], 1000).start()
     feed = Feed(base / "input", rows)
     thread = threading.Thread(target=feed.run)
     thread.start()
@@ -143,7 +150,7 @@ def run(spark: SparkSession, base: Path, variant: str, rows: int) -> Measured:
         running.stop()
     late = [
         committed - created[(created >= began * 1e6) & (created < ended * 1e6)] / 1e6
-        for committed, created in _commits(base)
+        for committed, created in commits(base)
     ]
     p50, p99 = np.percentile(np.concatenate(late), [50, 99])
     shutil.rmtree(base)
@@ -152,8 +159,8 @@ def run(spark: SparkSession, base: Path, variant: str, rows: int) -> Measured:
 
 def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Iterator[Figure]:
     """Run all variants in turns that go forwards and backwards, after two turns that are not counted."""
-    rows = int(max(sustained(spark, base / f"full-{n}") for n in range(2)) / 2 * _EVERY_S)
-    console.print(f"{rows / _EVERY_S:.0f} rows a second")
+    rows = int(max(sustained(spark, base / f"full-{n}") for n in range(2)) / 2 * EVERY_S)
+    console.print(f"{rows / EVERY_S:.0f} rows a second")
     measured: dict[str, list[Measured]] = {name: [] for name in VARIANTS}
     for name in ("none", "1s"):
         run(spark, base / "warm", name, rows)
@@ -164,7 +171,7 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
             console.print(f"{name}: {found.cpu_s:.1f} s of CPU, {found.p50_s:.2f} s, {found.p99_s:.2f} s")
     cpu = {name: [m.cpu_s for m in found] for name, found in measured.items()}
     p99 = {name: [m.p99_s for m in found] for name, found in measured.items()}
-    yield figure("overhead_rows", [rows / _EVERY_S], "rows/s")
+    yield figure("overhead_rows", [rows / EVERY_S], "rows/s")
     yield figure("latency_p50_none", [m.p50_s for m in measured["none"]], "s")
     yield figure("latency_p99_none", p99["none"], "s")
     for name in list(VARIANTS)[1:]:

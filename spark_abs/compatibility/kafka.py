@@ -46,7 +46,7 @@ def require_records(
             continue
         try:
             gone = tuple(missing(wanted, available(spark, source, wanted)))
-        except Py4JError as error:  # its text may hold settings
+        except (Py4JError, TypeError) as error:  # TypeError: a JVM that has Kafka's client under another name
             log.warning(
                 "stage %s: whether Kafka still has what it goes on with is not known yet: %s",
                 stage,
@@ -75,8 +75,8 @@ def _standing(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[Partit
     return {p: at for offset in offsets for p, at in kafka_offsets(offset).items()}
 
 
-def _cause(error: Py4JError) -> str:
-    """Return the class of what went wrong in the JVM, without its text."""
+def _cause(error: Exception) -> str:
+    """Return the class of what went wrong in the JVM, without its text, which may hold settings."""
     raised = getattr(error, "java_exception", None)
     if raised is None:
         return type(error).__name__
