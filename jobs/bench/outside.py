@@ -109,6 +109,7 @@ def _empty(broker: KafkaServer, server: PostgresServer) -> None:
     server.run(_CREATE)
     if _TOPIC not in broker.topics():
         broker.make(_TOPIC)
+        return
     ends = [TopicPartition(_TOPIC, number, -1) for number in range(2)]  # -1: all that is there
     admin = broker.admin()
     for done in admin.delete_records(ends).values():
