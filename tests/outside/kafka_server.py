@@ -158,6 +158,7 @@ class Reader:
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed" if committed else "read_uncommitted",
                 "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",  # records before it may be deleted
                 "fetch.wait.max.ms": 10,
                 "log_level": 0,
             }
