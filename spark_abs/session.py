@@ -32,6 +32,9 @@ SESSION_CONF: Mapping[str, str] = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Delta splits the state of a table's log into 50 tasks otherwise, of any table, however small.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # A query without input asks its source a hundred times a second otherwise: a file source lists its
+    # directory each time.
+    "spark.sql.streaming.pollingDelay": "50ms",
     # A bar that is drawn over the lines of the log: pyspark has it by default.
     "spark.ui.showConsoleProgress": "false",
 }

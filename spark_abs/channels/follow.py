@@ -11,7 +11,7 @@ from pyarrow import fs
 from spark_abs.channels.entries import entry_of
 from spark_abs.errors import DamageError
 from spark_abs.model import Branch, ChannelId, Entry, Position, Version, counts
-from spark_abs.store.log import LogCommit, log_file, read_commit
+from spark_abs.store.log import LogCommit, log_file, read_commit, versions_in
 from spark_abs.store.root import Root
 
 Clock = Callable[[], float]
@@ -56,7 +56,7 @@ class LogTail:
         if commit is None and now >= self._next_check:
             self._next_check = now + GAP_CHECK_S
             # The file may have come between the look and the listing: look again before crying damage.
-            if any(v > wanted for v in self._listed()):
+            if any(v > wanted for v in versions_in(self._fs, self._path)):
                 commit = self.require()
         if commit is None:
             self._next_poll = now + self._poll_s
@@ -79,22 +79,23 @@ class LogTail:
         self.version = Version(wanted)
         return commit
 
-    def _listed(self) -> Iterator[int]:
-        selector = fs.FileSelector(f"{self._path}/_delta_log", allow_not_found=True)
-        for info in self._fs.get_file_info(selector):
-            stem, _, extension = info.base_name.partition(".")
-            if extension == "json" and stem.isdigit():
-                yield int(stem)
-
 
 class Newest:
     """The newest commit of a table, by the presence of its file alone. Not thread-safe."""
 
-    def __init__(self, filesystem: fs.FileSystem, table_path: str, after: Version) -> None:
-        self._fs, self._path, self._version = filesystem, table_path, int(after)
+    def __init__(self, filesystem: fs.FileSystem, table_path: str) -> None:
+        self._fs, self._path = filesystem, table_path
+        self._version: int | None = None
 
     def moved(self) -> bool:
-        """Say whether there is a newer commit than the last time."""
+        """Say whether there may be a newer commit than the last time; the first time there may.
+
+        The first call lists the log, whose older commits may have been cleaned up; a later one asks for the
+        next file.
+        """
+        if self._version is None:
+            self._version = max(versions_in(self._fs, self._path), default=-1)
+            return True
         before = self._version
         while self._is_there(self._version + 1):
             self._version += 1

@@ -33,6 +33,7 @@ from spark_abs.model import (
     FORMAT,
     AttemptId,
     Branch,
+    ChannelId,
     CheckpointId,
     CheckpointMode,
     DataFile,
@@ -52,7 +53,7 @@ SPEC = "spec"
 """The one option of the source."""
 _ABORTS_POLL_MS = 100
 _UNLIMITED = 2**62
-_REST_S, _LONGEST_REST_S = 0.01, 0.2
+_REST_S, _LONGEST_REST_S = 0.02, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class GateSpec:
     """The stage's feedback edges, unless this input is one: while one is full, this input is not read."""
     capacity: Capacity = ANY
     """When a feedback edge is full."""
-    others: tuple[Position, ...] | None = None
-    """Where the stage's other inputs begin; None if one of them is not a channel, and cannot be watched."""
+    others: tuple[ChannelId, ...] | None = None
+    """The stage's other inputs; None if one of them is not a channel, and cannot be watched."""
 
 
 class Gate(DataSource):
@@ -153,8 +154,9 @@ class GateReader(DataSourceStreamReader):
         self._back = [(edge.start, follow_one(edge.start.channel, edge.path)) for edge in spec.back]
         self._aborts = Aborts(self._root, spec.control_version, max(spec.poll_ms, _ABORTS_POLL_MS), clock)
         self._clock, self._pause = clock, pause
-        tables = ((self._root.path(self._root.channel(p.channel)), p.version) for p in spec.others or ())
-        self._others = [Newest(self._root.fs, table, version) for table, version in tables]
+        self._own = Newest(self._root.fs, self._table)
+        others = (self._root.path(self._root.channel(channel)) for channel in spec.others or ())
+        self._others = [Newest(self._root.fs, table) for table in others]
         self._planned: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -185,12 +187,9 @@ class GateReader(DataSourceStreamReader):
             )
         everything = isinstance(limit, ReadAllAvailable)
         limits = Limits(_UNLIMITED, _UNLIMITED) if everything else Limits(spec.max_entries, spec.max_bytes)
-        until = self._clock() + _LONGEST_REST_S
         position = self._next(own, limits)
-        if not everything and self._rests():
-            while position == own and not self._others_have_news() and self._clock() < until:
-                self._pause(max(_REST_S, spec.poll_ms / 1000))
-                position = self._next(own, limits)
+        if self._rests() and position == own and not everything:
+            position = self._rest(own, limits)
         return start if position == own else dumps_position(position)
 
     def _next(self, own: Position, limits: Limits) -> Position:
@@ -216,8 +215,22 @@ class GateReader(DataSourceStreamReader):
         before, self._planned = self._planned, self._stage.batch
         return self._spec.others is not None and before == self._planned
 
-    def _others_have_news(self) -> bool:
-        return any(other.moved() for other in self._others)
+    def _rest(self, own: Position, limits: Limits) -> Position:
+        """Wait for news of an input, or a moment; return where this one goes on to, `own` to stay.
+
+        A look costs one question to the store for each input. What does not come through an input, the
+        abort of a checkpoint, say, is asked for ten times a second.
+        """
+        began = asked = self._clock()
+        while self._clock() - began < _LONGEST_REST_S:
+            self._pause(max(_REST_S, self._spec.poll_ms / 1000))
+            if any(other.moved() for other in self._others):
+                break
+            if self._own.moved() or self._clock() - asked >= _ABORTS_POLL_MS / 1000:
+                asked, position = self._clock(), self._next(own, limits)
+                if position != own:
+                    return position
+        return own
 
     def _held_back(self) -> bool:
         """Say whether a feedback edge holds so much that this input has to wait for it."""

@@ -346,7 +346,6 @@ def _dropped_late(
 def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType) -> DataFrame:
     ctx, native, decl = given.ctx, given.ctx.native(stage), given.graph.stage(stage)
     feedback, columns = decl.feedback, given.plans[stage].columns
-    others = (ctx.start(stage, other, other in feedback) for other in decl.inputs if other != channel)
     read = schema if columns is None else narrowed(schema, columns.get(channel, frozenset()))
     frame = open_gate(
         given.job.spark,
@@ -364,7 +363,7 @@ def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType)
                 BackEdge(ctx.start(stage, back, True), channel_path(given.control.state, back))
                 for back in (feedback if channel not in feedback else ())
             ),
-            others=None if decl.has_native else tuple(others),
+            others=None if decl.has_native else tuple(other for other in decl.inputs if other != channel),
             capacity=Capacity(ctx.settings.capacity_entries, ctx.settings.capacity_bytes),
             max_entries=ctx.settings.max_entries_per_batch,
             max_bytes=ctx.settings.max_bytes_per_batch,

@@ -40,6 +40,13 @@ def log_file(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
+def versions_in(filesystem: fs.FileSystem, table_path: str) -> list[Version]:
+    """List the versions whose commit files are there, in no order; none if there is no log."""
+    selector = fs.FileSelector(f"{table_path}/_delta_log", allow_not_found=True)
+    names = (info.base_name.partition(".") for info in filesystem.get_file_info(selector))
+    return [Version(int(stem)) for stem, _, extension in names if extension == "json" and stem.isdigit()]
+
+
 def log_files_before(filesystem: fs.FileSystem, table_path: str, version: int) -> list[tuple[Version, str]]:
     """List commits, checkpoints and checksums of versions before `version` with their paths, oldest first."""
     found = []
