@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 import spark_abs
 from bench.figures import Figure, figure, ratios, wait
+from bench.overhead import Feed
 from bench.processes import cpu_seconds, gate_megabytes
+from spark_abs.store.history import History, HistoryEvent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _STAGES = 9
 _IDLE_S = 60.0
+_LOAD_ROWS = 10_000
+"""In each of the four files that come in a second."""
 
 
 def _input(spark: SparkSession, base: Path) -> DataFrame:
@@ -33,14 +37,18 @@ def _same(frame: DataFrame) -> DataFrame:
     return frame
 
 
-@contextmanager
-def _job(spark: SparkSession, base: Path, started: Callable[[], None]) -> Iterator[None]:
-    job = spark_abs.Job("nine", root=str(base / "root"), spark=spark, interval="10s")
-    last: spark_abs.Output = job.source("n0", _input(spark, base))
+def _declare(spark: SparkSession, base: Path, rows: DataFrame, interval: str) -> spark_abs.Job:
+    job = spark_abs.Job("nine", root=str(base / "root"), spark=spark, interval=interval)
+    last: spark_abs.Output = job.source("n0", rows)
     for number in range(1, _STAGES):
         last = job.stage(f"n{number}", [last], _same)
     job.sink("out", last, table=str(base / "out"))
-    run = job.start()
+    return job
+
+
+@contextmanager
+def _job(spark: SparkSession, base: Path, started: Callable[[], None]) -> Iterator[None]:
+    run = _declare(spark, base, _input(spark, base), "10s").start()
     started()
     queries = [run.query(f"n{number}") for number in range(_STAGES)]
     wait(lambda: all(_has_run(query) for query in queries))
@@ -68,6 +76,32 @@ def _plain(spark: SparkSession, base: Path, started: Callable[[], None]) -> Iter
             query.stop()
 
 
+def _first_checkpoint(spark: SparkSession, base: Path) -> float:
+    """Return the seconds from `start()` to the first checkpoint that is complete, while rows come in."""
+    (base / "input").mkdir(parents=True)
+    feed = Feed(base / "input", _LOAD_ROWS)
+    thread = Thread(target=feed.run)
+    thread.start()
+    try:
+        rows = spark.readStream.schema("key long, created long").parquet(str(base / "input"))
+        job = _declare(spark, base, rows, "1s")
+        began = time.time()
+        run = job.start()
+        completed = list[float]()
+
+        def is_complete() -> bool:
+            events = History(job.root).read().to_pylist()
+            completed.extend(e["at_ms"] / 1000 for e in events if e["event"] == HistoryEvent.COMPLETED.value)
+            return bool(completed)
+
+        wait(is_complete)
+        run.stop()
+        return completed[0] - began
+    finally:
+        feed.stop()
+        thread.join()
+
+
 def _has_run(query: StreamingQuery) -> bool:
     return any(progress["numInputRows"] for progress in query.recentProgress)
 
@@ -79,6 +113,7 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
     ran: dict[str, list[float]] = {name: [] for name in ways}
     idle: dict[str, list[float]] = {name: [] for name in ways}
     memory: list[float] = []
+    first: list[float] = []
     for turn in range(-1, runs):  # the first turn is not counted
         for name, way in ways.items():
             place, began, marks = base / "nine", time.monotonic(), list[float]()
@@ -95,7 +130,13 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
                         memory += gate_megabytes()
                     console.print(f"nine stages, {name}: {took:.1f} s, idle at {idle[name][-1]:.2f} cores")
             shutil.rmtree(place)
+        took = _first_checkpoint(spark, base / "nine")
+        shutil.rmtree(base / "nine")
+        console.print(f"nine stages under load: the first checkpoint after {took:.1f} s")
+        if turn >= 0:
+            first.append(took)
     yield figure("start_seconds_9_stages", until_started, "s")
     yield figure("start_vs_plain", ratios(ran["job"], ran["plain"]))
     yield figure("idle_cpu_vs_plain", ratios(idle["job"], idle["plain"]))
     yield figure("gate_memory_mb", memory, "MB")
+    yield figure("first_checkpoint_seconds", first, "s")
