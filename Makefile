@@ -1,4 +1,4 @@
-# What a person types: make demo, check, test, test-all, test-s3, soak, changes, bench. The rest is their set-up.
+# What a person types: make demo, check, test, test-all, test-s3, soak, changes, bench, bench-flink. The rest is their set-up.
 PYTHON := python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # Tests mostly wait: two processes share them also on two cores.
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: bench changes check demo soak test test-all test-s3 venv
+.PHONY: bench bench-flink changes check demo soak test test-all test-s3 venv
 
 demo: venv
 	@$(BIN)/python jobs/demo.py
@@ -45,6 +45,21 @@ changes: venv
 # Needs a machine that does nothing else; about an hour and a half on two cores; BENCH="hop state" for some.
 bench: venv
 	@PYTHONPATH=jobs $(BIN)/python -m bench $(BENCH)
+
+# The same work in Flink SQL beside ours; fetches Flink, 330 MB, the first time.
+bench-flink: venv $(VENV)/.flink
+	@PYTHONPATH=jobs FLINK_JARS=$(abspath $(VENV)/.flink) $(BIN)/python -m bench flink
+
+FLINK := 2.3.0
+$(VENV)/.flink: $(VENV)/.installed
+	@echo "fetching Flink $(FLINK)"
+	@rm -rf $@.part && mkdir -p $@.part
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $@.part apache-flink-libraries==$(FLINK)
+	@cd $@.part && $(abspath $(BIN)/python) -m zipfile -e *.whl . && mv pyflink/lib/*.jar pyflink/opt/*.jar . && rm -rf *.whl pyflink
+	@cd $@.part && for jar in flink-sql-gateway flink-sql-gateway-api flink-sql-parquet; do \
+	  curl -sfO https://repo1.maven.org/maven2/org/apache/flink/$$jar/$(FLINK)/$$jar-$(FLINK).jar || \
+	  { echo "Maven Central must be reachable once: $$jar $(FLINK) did not come"; exit 1; }; done
+	@mv $@.part $@
 
 # Against an S3-compatible server on this machine; fetches Hadoop's S3A connector, 640 MB, the first time.
 test-s3: venv $(VENV)/.installed-s3

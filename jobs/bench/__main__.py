@@ -13,6 +13,8 @@ from rich.console import Console
 from bench import (
     big_state,
     commits,
+    epochs,
+    flink,
     gate,
     hop,
     hot_key,
@@ -34,7 +36,7 @@ console = Console(highlight=False)
 
 
 def _groups(
-    base: Path, runs: int, files: int, megabytes: int, divide: int
+    base: Path, runs: int, files: int, megabytes: int, divide: int, many: int
 ) -> Mapping[str, Callable[[], Iterator[Figure]]]:
     return {
         "commits": lambda: commits.figures(base, console),
@@ -47,6 +49,8 @@ def _groups(
         "overhead": lambda: overhead.figures(session(), base / "overhead", runs, console),
         "recovery": lambda: recovery.figures(base / "recovery", runs, console),
         "outside": lambda: outside.figures(session, base, runs, console),
+        "epochs": lambda: epochs.figures(session(), base / "epochs", many, console),
+        "flink": lambda: flink.figures(session(), base / "flink", runs, console),
         "slow": lambda: slow_consumer.figures(session(), base, runs, console),
         "overtaking": lambda: hot_key.figures(session(), base, runs, console),
         "functions": lambda: state_functions.figures(session(), base, runs, divide, console),
@@ -61,19 +65,22 @@ def _groups(
 @click.option("--files", default=whole_job.FILES, show_default=True, help="Input files of the whole job.")
 @click.option("--megabytes", default=1024, show_default=True, help="The large state.")
 @click.option("--divide", default=1, show_default=True, help="Makes the group functions smaller, to try it.")
+@click.option("--epochs", "many", default=epochs.EPOCHS, show_default=True, help="Checkpoints of one job.")
 @click.option("--results", default=RESULTS, type=click.Path(path_type=Path), help="Where figures go.")
-def main(groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, results: Path) -> None:
-    """Measure GROUPS, all of them if none is named.
+def main(
+    groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, many: int, results: Path
+) -> None:
+    """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
-    They are: commits, deciding, reading, disk, hop, start, wide, overhead, recovery, outside, slow,
-    overtaking, functions, state, job.
+    They are: commits, deciding, reading, disk, hop, start, wide, overhead, recovery, outside, epochs, flink,
+    slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:
-        known = _groups(Path(base), runs, files, megabytes, divide)
+        known = _groups(Path(base), runs, files, megabytes, divide, many)
         if unknown := sorted(set(groups) - known.keys()):
             raise click.UsageError(f"no group {unknown[0]!r}: there are {', '.join(known)}")
-        for name in groups or known:
+        for name in groups or [name for name in known if name != "flink" or flink.JARS in os.environ]:
             for found in known[name]():
                 console.print(f"{found.bench}: {found.value} {found.unit} ({found.min} to {found.max})")
                 save(results, [found])

@@ -109,13 +109,14 @@ def _look(job: Job, seconds: float) -> tuple[list[float], list[int]]:
     memory, backlog = [], []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        memory.append(_memory(job.spark))
+        memory.append(driver_memory(job.spark))
         backlog.append(unread(job, "numbers.main", "behind"))
         time.sleep(_LOOK_S)
     return memory, backlog
 
 
-def _memory(spark: SparkSession) -> float:
+def driver_memory(spark: SparkSession) -> float:
+    """Return the bytes that the driver holds after a collection: the JVM's heap, and its Python's memory."""
     gc.collect()
     jvm: Any = spark._jvm
     runtime = jvm.java.lang.Runtime.getRuntime()

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FILES, _ROWS, _KEYS = 10, 2_000_000, 100_000
+ROWS = _FILES * _ROWS
+"""Rows of the whole input."""
 
 
-def _write(spark: SparkSession, directory: Path) -> None:
-    numbers = spark.range(0, _FILES * _ROWS, 1, _FILES)
+def write(spark: SparkSession, directory: Path) -> None:
+    """Write the input."""
+    numbers = spark.range(0, ROWS, 1, _FILES)
     numbers.select(
         (F.col("id") * 7919 % _KEYS).alias("key"),
         (F.col("id") % 1000).alias("amount"),
@@ -45,12 +48,17 @@ def _sink(frame: DataFrame, _: int) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _job(spark: SparkSession, base: Path, rows: Path) -> None:
+def declare(spark: SparkSession, base: Path, rows: Path) -> spark_abs.Job:
+    """Declare the job that counts the input below `rows`."""
     job = spark_abs.Job("wide", root=str(base / "root"), spark=spark, interval="3s")
     source = job.source("rows", _source(spark, rows))
     totals = job.stage("totals", [source], _totals, output_mode="update")
     job.sink("out", totals, foreach_batch=_sink)
-    job.start(available_now=True).await_termination()
+    return job
+
+
+def _job(spark: SparkSession, base: Path, rows: Path) -> None:
+    declare(spark, base, rows).start(available_now=True).await_termination()
 
 
 def _single(spark: SparkSession, base: Path, rows: Path) -> None:
@@ -76,7 +84,7 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
     """Count and sum 20 million rows of six columns by 100,000 keys, in turns; the first is not counted."""
     ways = {"job": _job, "single": _single, "delta": _delta}
     rows, took = base / "rows", {name: list[float]() for name in ways}
-    _write(spark, rows)
+    write(spark, rows)
     for turn in range(-1, runs):
         for name, way in ways.items():
             place, began = base / "wide", time.monotonic()
@@ -84,9 +92,9 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
             way(spark, place, rows)
             seconds = time.monotonic() - began
             shutil.rmtree(place)
-            console.print(f"wide, {name}: {_FILES * _ROWS / seconds / 1e6:.2f} million rows a second")
+            console.print(f"wide, {name}: {ROWS / seconds / 1e6:.2f} million rows a second")
             if turn >= 0:
                 took[name].append(seconds)
-    yield figure("wide_rows", [_FILES * _ROWS / s for s in took["job"]], "rows/s")
+    yield figure("wide_rows", [ROWS / s for s in took["job"]], "rows/s")
     yield figure("wide_vs_single", ratios(took["single"], took["job"]))
     yield figure("wide_vs_native_delta", ratios(took["delta"], took["job"]))
