@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from spark_abs.compatibility.restored import Past
 from spark_abs.errors import Refused
+from spark_abs.manifest import SourceShape
 from spark_abs.model import NO_BATCH, StageId
 from spark_abs.plan.kafka import KafkaSource, available
 from spark_abs.snapshots.kafka_offsets import Partition, kafka_offsets, missing
@@ -39,11 +40,9 @@ def require_records(
     Raises:
         Refused: names partitions, the offsets that are wanted and those that there are.
     """
+    shape = past.shape(stage)
     standing = _standing(stage, past, at_checkpoint)
-    for source in sources:
-        wanted = {p: at for p, at in standing.items() if source.reads(p[0])}
-        if not wanted:
-            continue
+    for source, wanted in by_source(sources, shape.sources if shape is not None else (), standing):
         try:
             gone = tuple(missing(wanted, available(spark, source, wanted)))
         except (Py4JError, TypeError) as error:  # TypeError: a JVM that has Kafka's client under another name
@@ -62,7 +61,40 @@ def require_records(
             )
 
 
-def _standing(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[Partition, int]:
+def by_source(
+    sources: Sequence[KafkaSource], recorded: Sequence[SourceShape], standing: Mapping[str, str]
+) -> Iterator[tuple[KafkaSource, Mapping[Partition, int]]]:
+    """Iterate the Kafka sources of a stage that go on, each with the next offset of each partition.
+
+    Equal sources are told apart by their brokers, and then by their order. Without a record, as before the
+    first checkpoint, they are taken in order, if there are as many.
+
+    Args:
+        sources: as they are declared, in the order of the plan.
+        recorded: all sources of the stage, as the newest checkpoint has them.
+        standing: the line of each place in an offset file.
+    """
+    free = {place: found for place, offset in standing.items() if (found := kafka_offsets(offset))}
+    named = dict(zip(map(str, range(len(recorded))), recorded, strict=True))
+    if not recorded and len(free) == len(sources):
+        yield from zip(sources, free.values(), strict=True)
+        return
+    for same_brokers in (True, False):
+        left = []
+        for source in sources:
+            shape = source.shape
+            places = (
+                p for p in free if named.get(p) == shape and (not same_brokers or named[p].at == shape.at)
+            )
+            place = next(places, None)
+            if place is None:
+                left.append(source)
+            else:
+                yield source, free.pop(place)
+        sources = left
+
+
+def _standing(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[str, str]:
     if at_checkpoint:
         snapshot = past.manifest.stage(stage) if past.manifest is not None else None
         text = snapshot.offsets if snapshot is not None else None
@@ -71,8 +103,7 @@ def _standing(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[Partit
         native = NativeLog(past.root.native(attempt.natives, attempt.id, attempt.directory(stage)))
         newest = native.newest_committed()
         text = native.find_offsets(newest) if newest != NO_BATCH else None
-    offsets = parse_offsets(text).offsets.values() if text else ()
-    return {p: at for offset in offsets for p, at in kafka_offsets(offset).items()}
+    return parse_offsets(text).offsets if text else {}
 
 
 def _cause(error: Exception) -> str:

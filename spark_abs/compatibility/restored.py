@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from spark_abs.errors import Refused
-from spark_abs.manifest import Manifest
+from spark_abs.manifest import Manifest, StageShape
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.plan.frames import Frames
 from spark_abs.plan.graph import PlanFacts
@@ -26,6 +26,11 @@ class Past:
     control: ControlState
     manifest: Manifest | None
     """The newest checkpoint of the attempt, or the one that it began with."""
+
+    def shape(self, stage: StageId) -> StageShape | None:
+        """Return what the manifest says of a stage's plan."""
+        graph = self.manifest.graph if self.manifest is not None else ()
+        return next((shape for shape in graph if shape.stage == stage), None)
 
     def newest_batch(self, stage: StageId) -> BatchId:
         """Return the last batch of a stage that has ended. Reads its native checkpoint; costs a listing."""

@@ -65,7 +65,8 @@ def _source(node: Any) -> SourceShape:
         options = node.extraOptions()
         given = {name: str(options.get(name)) for name in _NAMING if options.containsKey(name)}
         kind = str(node.sourceName())
-        if kind == KAFKA:
+        if _is_kafka(node):
+            kind = KAFKA
             at = str(options.get(BROKERS)) if options.containsKey(BROKERS) else ""
     return SourceShape(kind, " ".join(_named(name, value) for name, value in given.items()), at=at)
 
@@ -75,9 +76,18 @@ def kafka_sources(frame: DataFrame) -> tuple[KafkaSource, ...]:
     plan = frame._jdf.queryExecution().analyzed()
     found = (n for n in nodes(plan) if n.getClass().getSimpleName() == "StreamingRelationV2")
     return tuple(
-        KafkaSource({str(e.getKey()).lower(): str(e.getValue()) for e in n.extraOptions().entrySet()})
+        KafkaSource(
+            _source(n), {str(e.getKey()).lower(): str(e.getValue()) for e in n.extraOptions().entrySet()}
+        )
         for n in found
-        if str(n.sourceName()) == KAFKA
+        if _is_kafka(n)
+    )
+
+
+def _is_kafka(node: Any) -> bool:
+    """Say whether a node reads from Kafka; a format may be named in any case, and by its class."""
+    return str(node.source().getClass().getName()).startswith("org.apache.spark.sql.kafka010.") or (
+        str(node.sourceName()).lower() == KAFKA
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_abs.manifest import SourceShape
 from spark_abs.snapshots.kafka_offsets import Available, Partition, topics_of
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ _PATIENCE_MS = 15_000
 class KafkaSource:
     """A stream from Kafka as it is declared."""
 
+    shape: SourceShape
+    """By which a later start knows it again."""
     options: Mapping[str, str] = field(repr=False)
     """Its options, names in lower case. They may hold secrets."""
 
@@ -29,16 +30,6 @@ class KafkaSource:
     def goes_on_without(self) -> bool:
         """Whether Spark goes on where the brokers have dropped records that it has not read."""
         return self.options.get("failondataloss", "true").lower() == "false"
-
-    def reads(self, topic: str) -> bool:
-        """Say whether it reads a topic."""
-        given = self.options
-        if "subscribe" in given:
-            return topic in (name.strip() for name in given["subscribe"].split(","))
-        if "assign" in given:
-            return topic in json.loads(given["assign"])
-        # Java's expressions and Python's agree on what names of topics are made of.
-        return re.fullmatch(given.get("subscribepattern", ""), topic) is not None
 
 
 def available(
@@ -68,7 +59,8 @@ def available(
 
 def _partitions(jvm: Any, admin: Any, topics: list[str]) -> Iterator[Partition]:
     # One that is not there would be asked for until the time is over.
-    known = admin.listTopics().names().get()
+    every = jvm.org.apache.kafka.clients.admin.ListTopicsOptions().listInternal(True)
+    known = admin.listTopics(every).names().get()
     there = jvm.java.util.ArrayList()
     for topic in topics:
         if known.contains(topic):

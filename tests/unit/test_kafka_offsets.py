@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from spark_abs.compatibility.kafka import by_source
+from spark_abs.manifest import SourceShape
 from spark_abs.plan.kafka import KafkaSource
-from spark_abs.snapshots.kafka_offsets import Available, kafka_offsets, missing
+from spark_abs.snapshots.kafka_offsets import KAFKA, Available, kafka_offsets, missing
 
 WANTED = {("orders", 0): 12, ("orders", 1): 30}
 
@@ -47,20 +49,37 @@ def test_records_are_missing_where_the_next_one_is_not_there(
     assert list(missing(WANTED, found)) == said
 
 
+def source(topics: str, at: str = "") -> KafkaSource:
+    return KafkaSource(SourceShape(KAFKA, topics, at=at), {})
+
+
+NUMBERS = SourceShape("channel", "numbers.main")
+STANDING = {"0": '{"orders":{"0":5}}', "1": '{"v":1,"channel":"numbers.main"}', "2": '{"orders":{"0":70}}'}
+
+
 @pytest.mark.parametrize(
-    ("options", "reads"),
+    ("declared", "recorded", "goes_on"),
     [
-        ({"subscribe": "orders, clicks"}, True),
-        ({"subscribe": "orders-2"}, False),
-        ({"assign": '{"orders":[0]}'}, True),
-        ({"assign": '{"clicks":[0]}'}, False),
-        ({"subscribepattern": "ord.*"}, True),
-        ({"subscribepattern": "rd"}, False),
+        # Two clusters that have a topic of one name, in the order of before and in the other one.
+        ([source("orders", "a"), source("orders", "b")], ["a", None, "b"], {0: 5, 1: 70}),
+        ([source("orders", "b"), source("orders", "a")], ["a", None, "b"], {0: 70, 1: 5}),
+        # A cluster has moved; a topic is read twice: then their order counts.
+        ([source("orders", "b"), source("orders", "c")], ["a", None, "b"], {0: 70, 1: 5}),
+        ([source("orders"), source("orders")], ["", None, ""], {0: 5, 1: 70}),
+        # One that reads something else begins anew.
+        ([source("clicks"), source("orders")], ["", None, ""], {1: 5}),
+        # No checkpoint has said what they are.
+        ([source("orders"), source("orders")], [], {0: 5, 1: 70}),
+        ([source("orders")], [], {}),
     ],
 )
-def test_a_source_reads_the_topics_that_its_options_name(options: dict[str, str], reads: bool) -> None:
-    assert KafkaSource(options).reads("orders") is reads
+def test_a_source_goes_on_where_the_same_one_stood(
+    declared: list[KafkaSource], recorded: list[str | None], goes_on: dict[int, int]
+) -> None:
+    shapes = [NUMBERS if at is None else source("orders", at).shape for at in recorded]
+    found = [(one, wanted[("orders", 0)]) for one, wanted in by_source(declared, shapes, STANDING)]
+    assert {next(i for i, d in enumerate(declared) if d is one): at for one, at in found} == goes_on
 
 
 def test_options_are_in_no_message() -> None:
-    assert "hush" not in repr(KafkaSource({"kafka.sasl.jaas.config": "hush"}))
+    assert "hush" not in repr(KafkaSource(SourceShape(KAFKA, ""), {"kafka.sasl.jaas.config": "hush"}))
