@@ -72,8 +72,9 @@ def create_views(session: SparkSession, root: Root, checkpoint: str | int, prefi
     manifest = lookup(root, checkpoint).manifest
     found = _tables(root, manifest)
     views = {checked_name(prefix + at.sink, "view").replace("-", "_"): at for at in found}
-    if len(views) < len(found):
-        raise UsageError(f"sinks {', '.join(at.sink for at in found)} differ only in '-' and '_'")
+    if len({view.lower() for view in views}) < len(found):
+        names = ", ".join(at.sink for at in found)
+        raise UsageError(f"sinks {names} would share a view: views know no '-', and no upper and lower case")
     for view, at in views.items():
         _frame(session, root, at).createOrReplaceTempView(view)
     return pa.Table.from_pylist([asdict(at) for at in found], schema=SCHEMA).add_column(

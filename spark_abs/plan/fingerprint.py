@@ -10,7 +10,7 @@ from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape
 from spark_abs.plan.columns import without_marks
 from spark_abs.plan.jvm import channel_of, nodes
 from spark_abs.plan.kafka import BROKERS, KafkaSource
-from spark_abs.snapshots.kafka_offsets import KAFKA
+from spark_abs.snapshots.kafka_offsets import KAFKA, is_kafka
 from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _source(node: Any) -> SourceShape:
         options = node.extraOptions()
         given = {name: str(options.get(name)) for name in _NAMING if options.containsKey(name)}
         kind = str(node.sourceName())
-        if _is_kafka(node):
+        if is_kafka(kind):
             kind = KAFKA
             at = str(options.get(BROKERS)) if options.containsKey(BROKERS) else ""
     return SourceShape(kind, " ".join(_named(name, value) for name, value in given.items()), at=at)
@@ -80,14 +80,7 @@ def kafka_sources(frame: DataFrame) -> tuple[KafkaSource, ...]:
             _source(n), {str(e.getKey()).lower(): str(e.getValue()) for e in n.extraOptions().entrySet()}
         )
         for n in found
-        if _is_kafka(n)
-    )
-
-
-def _is_kafka(node: Any) -> bool:
-    """Say whether a node reads from Kafka; a format may be named in any case, and by its class."""
-    return str(node.source().getClass().getName()).startswith("org.apache.spark.sql.kafka010.") or (
-        str(node.sourceName()).lower() == KAFKA
+        if is_kafka(str(n.sourceName()))
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from spark_abs.errors import Refused, SinkFailed, SinkUnreachable, UsageError
+from spark_abs.errors import DamageError, Refused, SinkFailed, SinkUnreachable, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, RunId, Version, channel_id
 from spark_abs.protocol import outside
@@ -138,7 +138,7 @@ def _facts(
             return OutsideFacts(record.sink, where, mark)
         behind = outside.sent_behind(back, mark, line, cuts)
         return OutsideFacts(record.sink, where, mark, back, behind, sink.why_not(owner, back))
-    except (SinkUnreachable, SinkFailed, UsageError, OSError) as error:
+    except (SinkUnreachable, SinkFailed, DamageError, UsageError, OSError) as error:
         return OutsideFacts(record.sink, where, None, gone=f"it cannot be asked: {error}")
     finally:
         sink.close()

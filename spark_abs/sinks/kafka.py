@@ -29,10 +29,12 @@ from spark_abs.errors import (
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.kafka_client import FENCED, PATIENCE_S, Connection, connection, error_of
 from spark_abs.sinks.kafka_marks import FORMAT, KafkaMark, MarkerTopic, Part, key_of, name_of
-from spark_abs.sinks.kafka_rows import RECORDS, by_topic, hand_over, misfits, proposal, slices
+from spark_abs.sinks.kafka_rows import RECORDS, by_topic, hand_over, misfits, misplaced, proposal, slices
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
 _ABORT_S = 5.0
+_FOLLOWING = (KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+"""What is said of a record or a call when its transaction has failed for another reason."""
 _SHARE = 4
 """A transaction takes rows for this part of its time, and has the rest to be committed."""
 
@@ -51,7 +53,10 @@ class Kafka:
     bootstrap_env: str = "KAFKA_BOOTSTRAP_SERVERS"
     """The name of an environment variable that says it, if `bootstrap` does not."""
     client_env: str | None = None
-    """The name of an environment variable with librdkafka's settings as JSON: passwords, certificates."""
+    """The name of an environment variable with librdkafka's settings as JSON: passwords, certificates.
+
+    `bootstrap.servers` in it counts before `bootstrap_env`.
+    """
     marker: str = "spark_abs_marker"
     """What the name of the compacted topic of marks begins with; sink and root follow."""
     transaction_rows: int = 500_000
@@ -159,9 +164,9 @@ class KafkaSink(TwoPhaseSink):
         if found is None or (found.mark == back and found.part is None):
             return ""
         where = found.behind(back.version)
-        if not where:
-            return "Kafka keeps what is committed, and from which offset on that is is not known any more"
-        return f"Kafka keeps what is committed; readers may leave it out, it is within these offsets: {where}"
+        if where is None:
+            return "Kafka keeps what is committed, and from which offset on is not known any more"
+        return where and f"Kafka keeps what is committed; readers may leave it out, it is within these offsets: {where}"
 
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
         """Let the mark go back; records stay."""
@@ -218,6 +223,10 @@ class KafkaSink(TwoPhaseSink):
                     topics[topic] = marks.partitions(topic)
                     if not topics[topic]:
                         raise SinkFailed(f"there is no topic {topic}")
+                if unknown := misplaced(some, topics[topic]):
+                    topics[topic] = marks.partitions(topic)  # there may be more by now
+                    if unknown := misplaced(some, topics[topic]):
+                        raise SinkFailed(f"topic {topic} has no partition {unknown}")
                 hand_over(self._producer, topic, some, self._connection.transaction_s)
             done += piece.num_rows
         self._flush()
@@ -271,10 +280,11 @@ class KafkaSink(TwoPhaseSink):
         except (KafkaException, SystemError) as raised:
             # SystemError: a callback was called behind one that failed, which is what a fatal error does.
             found = raised if isinstance(raised, KafkaException) else raised.__cause__
+            cause = self._cause(error_of(found)) if isinstance(found, KafkaException) else None
             self._give_up()
-            if not isinstance(found, KafkaException):
+            if cause is None:
                 raise
-            self._say(error_of(found), owner)
+            self._say(cause, owner)
         except TimeoutError:
             self._give_up()
             raise SinkUnreachable(f"topic {self._config.target}: the cluster does not answer") from None
@@ -284,6 +294,19 @@ class KafkaSink(TwoPhaseSink):
         except BaseException:
             self.close()
             raise
+
+    def _cause(self, error: KafkaError) -> KafkaError:
+        """Return why a transaction cannot go on, where an error only says that it does not.
+
+        librdkafka says so to whoever asks for something that such a transaction does not allow.
+        """
+        if self._producer is not None and error.code() in _FOLLOWING:
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as raised:
+                if error_of(raised).code() not in _FOLLOWING:
+                    return error_of(raised)
+        return error
 
     def _give_up(self) -> None:
         """Abort what is open, so that readers do not wait for it, and let go of everything."""

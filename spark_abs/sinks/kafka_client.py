@@ -67,6 +67,12 @@ _OURS: Mapping[str, object] = {
     # A report for each record would be a call of Python for each record.
     "delivery.report.only.error": True,
 }
+_ROOM: Mapping[str, object] = {
+    # What waits in the client must still go out before the transaction's time is over; librdkafka's 1 GB
+    # does not on a slow link.
+    "queue.buffering.max.kbytes": 64 * 1024,
+}
+"""What the user's settings may say otherwise."""
 _READING: Mapping[str, object] = {
     "group.id": GROUP,
     "enable.auto.commit": False,
@@ -83,9 +89,9 @@ _TRANSACTION_TIMEOUT_MS = 60_000
 class Connection:
     """A cluster, and what is known of it from the environment. Makes clients; holds none."""
 
-    settings: Mapping[str, object]
+    settings: Mapping[str, object] = field(repr=False)
     """librdkafka's, of every client."""
-    secrets: tuple[str, ...]
+    secrets: tuple[str, ...] = field(repr=False)
     trouble: list[str] = field(default_factory=list)
     """The last thing that went wrong between a client and the cluster."""
 
@@ -120,8 +126,8 @@ class Connection:
             SinkUnreachable: the cluster does not answer.
             SinkFailed: it refuses to.
         """
-        admin = self.admin()
         try:
+            admin = self.admin()
             there = admin.list_topics(timeout=PATIENCE_S).topics
             asked = [TopicPartition(t, n) for t, n in wanted if t in there and n in there[t].partitions]
             earliest = offsets(admin, asked, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
@@ -155,7 +161,7 @@ class Connection:
         def failed(error: KafkaError) -> None:
             self.trouble[:] = [error.str()]
 
-        return {"log_level": 2, **self.settings, "error_cb": failed}
+        return {"log_level": 2, **_ROOM, **self.settings, "error_cb": failed}
 
     def _not_producing(self) -> dict[str, Any]:
         return {name: v for name, v in self._common().items() if not name.startswith(_PRODUCING)}
@@ -184,7 +190,7 @@ def connection(bootstrap: str | None, bootstrap_env: str, client_env: str | None
     ours = sorted(_RESERVED & given.keys())
     if ours:
         raise UsageError(f"${client_env} sets {', '.join(ours)}: the sink needs these as it sets them")
-    servers = bootstrap or os.environ.get(bootstrap_env) or given.get("bootstrap.servers")
+    servers = bootstrap or given.get("bootstrap.servers") or os.environ.get(bootstrap_env)
     if not servers:
         raise UsageError(f"where is Kafka? Set ${bootstrap_env}, as host:9092, or say Kafka(…, bootstrap=…)")
     hidden = {str(value) for name, value in given.items() if any(word in name for word in _SECRET)}

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # named, and 
     ResourceType,
 )
 
-from spark_abs.codec import from_json
+from spark_abs.codec import from_json, to_json
 from spark_abs.errors import DamageError, Refused, SinkUnreachable
 from spark_abs.model import Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
@@ -29,8 +29,8 @@ from spark_abs.sinks.kafka_client import PATIENCE_S, Connection, error_of, offse
 T = TypeVar("T")
 
 FORMAT = 1
-_MOST_ENDS = 20_000
-"""How many offsets a mark holds at most: a record of Kafka has its limits."""
+_MOST_BYTES = 200_000
+"""How much of a mark may say where topics ended: a record of Kafka has its limits, 1 MB if nobody says more."""
 _TOPIC = {"cleanup.policy": "compact", "segment.ms": str(6 * 3600 * 1000), "min.cleanable.dirty.ratio": "0.1"}
 _PAUSE_S = 0.05
 
@@ -78,15 +78,16 @@ class KafkaMark:
         ends = [*before, Ends(version, {**last, **offsets})]
         needed = max((e.version for e in ends if e.version <= epoch.floor), default=ends[0].version)
         ends = [e for e in ends if e.version >= needed]
-        while len(ends) > 1 and sum(len(o) for e in ends for o in e.offsets.values()) > _MOST_ENDS:
-            ends = ends[1:]
+        sizes = [len(to_json(e)) for e in ends]
+        while len(ends) > 1 and sum(sizes) > _MOST_BYTES:
+            ends, sizes = ends[1:], sizes[1:]
         return replace(self, ends=tuple(ends))
 
-    def behind(self, back: Version) -> str:
-        """Say which offsets hold what was committed behind an entry, for a person; empty if not known."""
+    def behind(self, back: Version) -> str | None:
+        """Say which offsets hold what was committed behind an entry, for a person; None if not known."""
         then = next((e.offsets for e in self.ends if e.version == back), None)
         if then is None:
-            return ""
+            return None
         now = self.ends[-1].offsets
         return ", ".join(
             f"{topic}[{partition}] {begin} to {end - 1}"
@@ -231,7 +232,7 @@ class MarkerTopic:
                 self._next = (message.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._next = max(self._next, message.offset() or 0)
-            else:
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # a group that is not used
                 raise KafkaException(error)
 
     def _offsets(self, of: Sequence[TopicPartition], level: IsolationLevel) -> dict[TopicPartition, int]:

@@ -15,6 +15,8 @@ from spark_abs.sinks.kafka_client import FENCED
 
 RECORDS = 10_000
 """How many are handed over at once."""
+BYTES = 8 * 2**20
+"""How many bytes are, about: between two pieces a transaction may end."""
 _TEXT = "string or binary"
 _KINDS = {
     "value": _TEXT,
@@ -52,9 +54,20 @@ def proposal(schema: pa.Schema) -> str:
 
 
 def slices(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into pieces of at most so many rows."""
+    """Cut a batch into pieces of at most so many rows, and of about `BYTES` at most."""
+    most = max(1, min(most, batch.num_rows * BYTES // max(1, batch.nbytes)))
     for start in range(0, batch.num_rows, most):
         yield batch.slice(start, most)
+
+
+def misplaced(batch: pa.RecordBatch, partitions: int) -> str:
+    """Name a partition that rows say and that a topic of so many does not have; empty if there is none."""
+    if "partition" not in batch.schema.names:
+        return ""
+    least, most = pc.min_max(batch.column("partition")).as_py().values()
+    if least is None or (0 <= least and most < partitions):
+        return ""
+    return str(least if least < 0 else most)
 
 
 def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 Partition = tuple[str, int]
 """A topic, and the number of one of its partitions."""
 KAFKA = "kafka"
-"""The name of Spark's source."""
+"""The name of Spark's source, as a `SourceShape` has it."""
+_PROVIDER = "org.apache.spark.sql.kafka010"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,11 @@ class Available:
     """The offset of the first one."""
     end: int
     """The offset that the next one will have."""
+
+
+def is_kafka(source: str) -> bool:
+    """Say whether a format is Kafka's: it may be written in any case, and as package or class."""
+    return source.lower() == KAFKA or source in (_PROVIDER, f"{_PROVIDER}.KafkaSourceProvider")
 
 
 def kafka_offsets(offset: str | None) -> Mapping[Partition, int]:
