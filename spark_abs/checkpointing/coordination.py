@@ -38,7 +38,11 @@ from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew
 
 log = logging.getLogger(__name__)
 
+Events = queue.SimpleQueue[protocol.Event | None]
+"""What a coordination is told; made before it, so that those it needs can tell it something."""
+
 _TICK_S = 0.05
+_WELCOME_POLL_S = 0.1
 _COMMANDS_EVERY_MS = 200
 
 
@@ -53,6 +57,7 @@ class Coordination:
     def __init__(
         self,
         ctx: RunContext,
+        events: Events,
         stages: Mapping[StageId, Member],
         shapes: Callable[[], tuple[StageShape, ...]],
         snapshots: Snapshotter,
@@ -80,7 +85,7 @@ class Coordination:
         self._changes: queue.SimpleQueue[tuple[Mapping[str, object], queue.SimpleQueue[protocol.Answer]]]
         self._changes = queue.SimpleQueue()
         self._coordinator = Coordinator(stages, self._live.times)
-        self._events: queue.SimpleQueue[protocol.Event | None] = queue.SimpleQueue()
+        self._events = events
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
         self._commands_seen: set[str] = set()
@@ -126,14 +131,16 @@ class Coordination:
         self.put(protocol.Joined(now_ms(), stage.name))
         return welcomed
 
+    def await_welcome(self, welcomed: threading.Event) -> bool:
+        """Wait for what `join` has returned; False if the thread ends first, and the run with it."""
+        while not welcomed.wait(_WELCOME_POLL_S):
+            if not self._thread.is_alive():
+                return False
+        return True
+
     def leave(self, stage: StageId) -> None:
         """Take a stage out: no checkpoint waits for it any more."""
         self.put(protocol.Left(now_ms(), stage))
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs; it ends before `close` if anything failed in it."""
-        return self._thread.is_alive()
 
     def close(self) -> None:
         """Stop the thread after the events put so far; wait for it."""

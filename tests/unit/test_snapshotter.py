@@ -11,7 +11,7 @@ import pytest
 
 from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.stages import snapshotter as module
-from spark_abs.stages.snapshotter import Listener, Snapshotter, Taken
+from spark_abs.stages.snapshotter import Snapshotter, StageFacts, Taken
 from spark_abs.store.probe import no_probe
 from spark_abs.store.storage import Place
 
@@ -36,9 +36,9 @@ class Copies:
             batches_retained=10,
         )
         kept: Any = SimpleNamespace(release=lambda _, completed: None)
-        self.snapshots = Snapshotter(ctx, kept, {}, lambda: None)
         ignore: Any = lambda *_: None  # noqa: E731 - what it is told is not looked at
-        self.snapshots.report_to(Listener(ignore, lambda _: self.woken.release(), ignore))
+        self.snapshots = Snapshotter(ctx, kept, lambda: None, ignore, ignore)
+        self.snapshots.register(STAGE, StageFacts({}, lambda: 0), self.woken.release)
 
         def copy(_: object, checkpoint: int, __: object, batch: int) -> None:
             self.tried.append((checkpoint, batch))
