@@ -13,7 +13,7 @@ from spark_abs.compatibility.inspection import Checked, check_job, instead_of_st
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
 from spark_abs.plan.graph import JobGraph
-from spark_abs.plan.jvm import held
+from spark_abs.plan.jvm import pin_version
 from spark_abs.plan.specs import (
     PROVIDERS,
     BatchFunction,
@@ -174,7 +174,7 @@ class Job:
             elif not hasattr(given, "isStreaming"):
                 raise GraphError(f"stage {name!r}: input {given!r} is neither a stage nor a DataFrame")
         given_now = tuple(
-            i if isinstance(i, (Output, Feedback)) or i.isStreaming else held(i) for i in inputs
+            i if isinstance(i, (Output, Feedback)) or i.isStreaming else pin_version(i) for i in inputs
         )
         self.stages[stage_id] = StageSpec(
             stage_id,

@@ -214,8 +214,8 @@ class Coordination:
             case protocol.AckAnswer():
                 self._ctx.probe(f"ack.{effect.stage}.after")
                 log.debug("ack of %s for checkpoint %s: %s", effect.stage, effect.id, effect.result)
-            case protocol.Release():
-                self._snapshots.release(effect.id, completed=False)
+            case protocol.Discard():
+                self._snapshots.settle(effect.id, completed=False)
             case protocol.Notify():
                 self._notify(effect)
             case protocol.Answer():
@@ -324,7 +324,7 @@ class Coordination:
         self._barriers.pop(effect.id, None)
         for stage in self._stages.values():
             stage.notify(effect.id, effect.completed)
-        self._snapshots.release(effect.id, completed=effect.completed)
+        self._snapshots.settle(effect.id, completed=effect.completed)
         if effect.completed:
             self._snapshots.tidy()
 

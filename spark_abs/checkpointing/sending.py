@@ -29,7 +29,7 @@ from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.control import ControlState, OutsideSink, attach_outside
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.protocol.path import channel_path
-from spark_abs.restore.outside import away, cuts_of, missed_by, standing_of
+from spark_abs.restore.outside import away, bounds_of, cuts_of, missed_by
 from spark_abs.sinks.epoch_rows import EpochRows
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.stages.context import RunContext
@@ -280,9 +280,9 @@ class Senders:
         """Return the entries behind which each sink may still read, also after a restore."""
         found: dict[ChannelId, tuple[Version, ...]] = {}
         for sender in self._senders:
-            standing = standing_of(state, sender.channel, sender.mark, manifests)
-            sender.floor = standing.undone
-            found[sender.channel] = (*found.get(sender.channel, ()), standing.needed)
+            bounds = bounds_of(state, sender.channel, sender.mark, manifests)
+            sender.floor = bounds.undone
+            found[sender.channel] = (*found.get(sender.channel, ()), bounds.needed)
         return found
 
     def close(self, patience_s: float) -> tuple[str, ...]:

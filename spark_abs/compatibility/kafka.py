@@ -39,9 +39,9 @@ def require_records(
     Raises:
         Refused: names partitions, the offsets that are wanted and those that there are.
     """
-    standing = _standing(stage, past, at_checkpoint)
+    positions = _positions(stage, past, at_checkpoint)
     for source in sources:
-        wanted = {p: at for p, at in standing.items() if source.reads(p[0])}
+        wanted = {p: at for p, at in positions.items() if source.reads(p[0])}
         if not wanted:
             continue
         try:
@@ -62,7 +62,7 @@ def require_records(
             )
 
 
-def _standing(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[Partition, int]:
+def _positions(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[Partition, int]:
     if at_checkpoint:
         snapshot = past.manifest.stage(stage) if past.manifest is not None else None
         text = snapshot.offsets if snapshot is not None else None

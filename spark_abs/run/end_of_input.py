@@ -70,11 +70,11 @@ class EndOfInput:
         """Look once more while no stage of a loop begins a batch; if it has ended, its head stays held."""
         around = self._loops.around(head)
         for runner in around:
-            runner.batch_lock.hold(_ENDING)
+            runner.batch_lock.block(_ENDING)
         ended = self._has_ended(head)
         for runner in around:
             if runner is not head or not ended:
-                runner.batch_lock.release(_ENDING)
+                runner.batch_lock.unblock(_ENDING)
         return ended
 
     def _has_ended(self, runner: StageRunner) -> bool:

@@ -52,7 +52,7 @@ class Stored:
 class StateStorage:
     """`state/` as one run writes it. Thread-safe; one per process and root.
 
-    Every byte that a capture names or reuses is pinned under the checkpoint's id until `release`, so that
+    Every byte that a capture names or reuses is pinned under the checkpoint's id until `unpin`, so that
     sweeping cannot take it away before the manifest names it; of an aborted checkpoint until the next
     capture of the same stage is in, which then need not copy it again.
     """
@@ -112,7 +112,7 @@ class StateStorage:
         """Copy captured files into `state/`, but for what it already has, as one pack in one commit.
 
         Killed here, a pack without a commit is left, which sweeping removes. Repeated here, everything is
-        found again. The bytes stay pinned until `release(checkpoint)`.
+        found again. The bytes stay pinned until `unpin(checkpoint)`.
 
         Raises:
             StaleCapture: a file is not any more what the capture saw; what was copied before it is kept.
@@ -167,10 +167,10 @@ class StateStorage:
             hashes = self._hashes.get(directory, {})
             return frozenset(file for file, sha256 in hashes.items() if sha256 in self._known)
 
-    def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
+    def unpin(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Let go of what a checkpoint pinned: its outcome is durable. Repeatable."""
         with self.lock:
-            self._pins.release(checkpoint, completed=completed)
+            self._pins.unpin(checkpoint, completed=completed)
 
     def missing(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
         """Return the files whose bytes `state/` has no more: ask it before a manifest is committed.
@@ -244,7 +244,7 @@ class StateStorage:
         with self.lock:
             at = self._known.get(sha256)
             if at is not None:
-                self._pins.hold(checkpoint, directory, {sha256: at})
+                self._pins.pin(checkpoint, directory, {sha256: at})
             return at
 
     def _commit(
@@ -253,7 +253,7 @@ class StateStorage:
         with self.lock:
             self._table.commit(lambda table: self._if_current(table, Commit([add])))
             self._known.update(fresh)
-            self._pins.hold(checkpoint, directory, fresh)
+            self._pins.pin(checkpoint, directory, fresh)
 
     def _fence(self, table: Table) -> Commit | None:
         fence = self._if_current(table, Commit(transactions={run_app_id(self._job): self.run}))

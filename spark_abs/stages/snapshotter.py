@@ -135,7 +135,7 @@ class Snapshotter:
             return True
         return not self._ctx.settings.synchronous and batch - min(mine) <= self._ctx.batches_retained // 2
 
-    def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
+    def settle(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Let go of what a checkpoint has pinned; its outcome is durable.
 
         What an aborted one has copied, or is still copying, is left to the next copy of the same stage.
@@ -147,7 +147,7 @@ class Snapshotter:
                 del self._open[key]
         for stage, _ in late:
             self._wake[stage]()
-        self._pool.submit(partial(self._kept.release, checkpoint, completed=completed))
+        self._pool.submit(partial(self._kept.unpin, checkpoint, completed=completed))
 
     def missing(self, manifest: Manifest) -> tuple[str, ...]:
         """Return the files that a manifest would name and that are not there."""
@@ -179,7 +179,7 @@ class Snapshotter:
             with self._lock:
                 late = self._open.pop((taken.stage, taken.barrier.id), None) is None
             if late:
-                self._kept.release(taken.barrier.id, completed=False)
+                self._kept.unpin(taken.barrier.id, completed=False)
             self._wake[taken.stage]()
 
     def _snapshot(self, taken: Taken) -> StageSnapshot:

@@ -31,7 +31,7 @@ from spark_abs.protocol.gate import Settled, exceeds, waiting
 from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Declined
 from spark_abs.snapshots.layout import parse_offsets
-from spark_abs.stages.alignment import AlignmentWatch, CheckpointStanding
+from spark_abs.stages.alignment import AlignmentWatch, CheckpointProgress
 from spark_abs.stages.barriers import BarrierChoice, Barriers
 from spark_abs.stages.batch import Admission, BatchFacts, Planned
 from spark_abs.stages.batch_lock import BatchLock, StageStopped
@@ -58,9 +58,10 @@ class Failure:
 class StageRunner:
     """The batch function of one stage, and the agent that takes barriers while the stage is idle.
 
-    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit`, `standing`,
-    `notify` and `succeed` from the coordinator's thread. Both commit to the outputs, and never at once: a
-    batch holds its turn from its admission to its end, and the agent goes away while somebody holds one.
+    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit`,
+    `checkpoint_progress`, `notify` and `succeed` from the coordinator's thread. Both commit to the outputs,
+    and never at once: a batch has the lock from its admission to its end, and the agent goes away while
+    somebody has it.
     """
 
     def __init__(
@@ -220,10 +221,10 @@ class StageRunner:
         self._cuts[barrier.id] = batch
         reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
-            self.batch_lock.hold(barrier.id)
+            self.batch_lock.block(barrier.id)
             # Its abort may have come before there was anything to release.
             if barrier.id in self.barriers.aborted:
-                self.batch_lock.release(barrier.id)
+                self.batch_lock.unblock(barrier.id)
         first = self._aligning_since.pop(barrier.id, began_ms)
         self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
         self._snapshots.submit(
@@ -301,12 +302,12 @@ class StageRunner:
         """Say whether the stage has made its cut of a checkpoint."""
         return self.progress.taken >= checkpoint
 
-    def standing(self, barrier: Barrier) -> CheckpointStanding:
+    def checkpoint_progress(self, barrier: Barrier) -> CheckpointProgress:
         """Say how far the stage is with a checkpoint, off its newest planned batch."""
         since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
         waited_ms = self.credit.waited_ms - self._reported_ms
         if self.has_taken(barrier.id):
-            return CheckpointStanding(since, "its state is being copied", backpressured_ms=waited_ms)
+            return CheckpointProgress(since, "its state is being copied", backpressured_ms=waited_ms)
         batch = self.native.newest_planned()
         positions = self.start if batch == NO_BATCH else self.native.positions(batch)
         late = sorted(
@@ -317,7 +318,7 @@ class StageRunner:
             what = f"the batch that takes the barrier, after {batch}, has not ended"
         if self.credit.waiting:
             what += f"; it waits for credit on {', '.join(self.credit.waiting)}"
-        return CheckpointStanding(since, what, size if late else 0, waited_ms)
+        return CheckpointProgress(since, what, size if late else 0, waited_ms)
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""
@@ -327,7 +328,7 @@ class StageRunner:
         if completed and batch is not None:
             self.progress.completed(batch)
         if not completed:
-            self.batch_lock.release(checkpoint)
+            self.batch_lock.unblock(checkpoint)
         self.batch_lock.wake()
 
     def succeed(self, before: Member) -> None:

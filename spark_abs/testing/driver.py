@@ -32,11 +32,11 @@ from spark_abs.protocol.messages import (
     Complete,
     Decided,
     Declined,
+    Discard,
     Effect,
     Event,
     Notify,
     Overtake,
-    Release,
     Requested,
     StatusChanged,
     Tick,
@@ -277,7 +277,7 @@ class Driver:
                     self.run.open = tuple(b for b in self.run.open if b.id > checkpoint)
                 case Answer():
                     self.answers[effect.request_id] = effect
-                case Release():
+                case Discard():
                     pass
         if isinstance(event, Claimed) and self._is_collecting(event.barrier):
             self.run.open = (*self.run.open, event.barrier)

@@ -143,8 +143,8 @@ def test_history_keeps_the_order_and_a_limit(job: SmallJob, cli: Cli) -> None:
 
 def test_looking_writes_nothing(job: SmallJob, cli: Cli) -> None:
     before = sorted(Path(job.root.uri).rglob("*"))
-    for verb in ("list", "status", "history", "verify"):
-        cli(verb)
+    for command in ("list", "status", "history", "verify"):
+        cli(command)
     cli("show", "1", exits=1)
     assert sorted(Path(job.root.uri).rglob("*")) == before
 

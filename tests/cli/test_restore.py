@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 import spark_abs
 from spark_abs import restore
-from spark_abs.cli import restore as verb
+from spark_abs.cli import restore as command
 from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
 from spark_abs.model import AttemptId, Branch, CheckpointId, Version, counts
 from spark_abs.observe.tables import table_at
@@ -336,7 +336,7 @@ def test_at_a_terminal_it_asks(
     from spark_abs.cli.main import main
 
     job.checkpoint(1)
-    monkeypatch.setattr(verb, "at_terminal", lambda: True)
+    monkeypatch.setattr(command, "at_terminal", lambda: True)
     result = CliRunner().invoke(main, ["restore", job.root.uri, "--to", "1"], input=answer)
     assert result.exit_code == code, result.output
     assert "Carry this out?" in result.stderr

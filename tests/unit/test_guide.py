@@ -62,8 +62,8 @@ def test_commands_in_blocks_are_commands_that_exist(
             program, *words = shlex.split(line) or [""]
             if program == "spark-abs":
                 main.make_context(program, words.copy())
-                verb, *arguments = words
-                main.commands[verb].make_context(verb, arguments, parent=click.Context(main))
+                command, *arguments = words
+                main.commands[command].make_context(command, arguments, parent=click.Context(main))
 
 
 @of_each_document
