@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from spark_abs.checkpointing.checkpoint_stats import CheckpointStats
+from spark_abs.checkpointing.commands import Abilities, Commands
 from spark_abs.checkpointing.dynamic_settings import DynamicSettings
 from spark_abs.checkpointing.store_failures import purpose, storing
 from spark_abs.errors import (
@@ -21,10 +22,9 @@ from spark_abs.errors import (
 )
 from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest, StageShape
-from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId
+from spark_abs.model import Barrier, CheckpointId, CheckpointMode, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
-from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
@@ -72,12 +72,11 @@ class Coordination:
         self._joining: queue.SimpleQueue[tuple[Member, threading.Event]] = queue.SimpleQueue()
         self._shapes = shapes
         self._snapshots = snapshots
-        self._on_stop = on_stop
-        self._on_drain = on_drain
-        self._on_forget = on_forget
         self._on_failure = on_failure
         self._on_completed = on_completed
         self._control = Control.open(ctx.root)
+        can = Abilities(self._set, self.check_name, self._request, on_stop, on_drain, on_forget)
+        self._commands = Commands(ctx, self._control, can)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
         self._stats = CheckpointStats(ctx, newest)
@@ -88,7 +87,6 @@ class Coordination:
         self._events = events
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
-        self._commands_seen: set[str] = set()
         self._commands_ms = self._beat_ms = 0
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
 
@@ -181,7 +179,7 @@ class Coordination:
         now = now_ms()
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:
             self._commands_ms = now
-            self._read_commands()
+            self._commands.read()
         if now - self._beat_ms >= BEAT_EVERY_MS:
             self._beat_ms = now
             with storing("renew the lease in control/"):
@@ -332,46 +330,10 @@ class Coordination:
         waiter = self._answers.pop(effect.request_id, None)
         if waiter is not None:
             waiter.put(effect)
-        if effect.request_id in self._commands_seen:
-            self._control.update(
-                lambda state: ledger.answer(state, effect.request_id, effect.ok, effect.id, effect.message)
-            )
-            command = next((c for c in self._control.state.commands if c.id == effect.request_id), None)
-            if command and command.kind is CommandKind.STOP and effect.ok:
-                self._on_stop()
+        self._commands.answer(effect)
 
-    def _read_commands(self) -> None:
-        state = self._control.state
-        ledger.require_current(state, self._ctx.run)
-        for command in state.commands:
-            if not command.answered and command.id not in self._commands_seen:
-                self._commands_seen.add(command.id)
-                self._begin(command)
-
-    def _begin(self, command: ledger.Command) -> None:
-        if command.kind is CommandKind.STOP and command.name is None:
-            self._answer(protocol.Answer(command.id, None, True, "stopping"))
-            return
-        if command.kind in (CommandKind.SET, CommandKind.FORGET):
-            try:
-                named = StageId(command.name or "")
-                setting = command.kind is CommandKind.SET
-                said = self._set(command.settings) if setting else self._on_forget(named)
-                self._answer(protocol.Answer(command.id, None, True, said))
-            except UsageError as error:
-                self._answer(protocol.Answer(command.id, None, False, str(error)))
-            return
-        exact = command.kind is CommandKind.STOP
-        kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
-        try:
-            self.check_name(command.name)
-            if command.drain:
-                self._on_drain(command.name or "", command.id)
-                return
-        except UsageError as error:
-            self._answer(protocol.Answer(command.id, None, False, str(error)))
-            return
-        self._handle(protocol.Requested(now_ms(), Request(command.id, kind, command.name)))
+    def _request(self, request: Request) -> None:
+        self._handle(protocol.Requested(now_ms(), request))
 
     def _set(self, given: Mapping[str, object]) -> str:
         changed = self._live.change(given)
