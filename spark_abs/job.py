@@ -1,4 +1,7 @@
-"""How a user declares a job: sources, stages, sinks."""
+"""How a user declares a job: sources, stages, sinks.
+
+It is long because its docstrings are the reference of all that a declaration may say.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One handle for all that can be asked of a root, and done with it, from outside of the job that owns it."""
+"""One handle for all that can be asked of a root, and done with it, from outside of the job that owns it.
+
+It is long because its docstrings are the reference: each method hands on to the room that does the work.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The volatile half of the simulated cluster: a driver with its processes, and a restore.
 
 A driver may be dropped at any step (killed), or kept and stepped on after another took over (frozen).
+It is long because a crash may come between any two effects: each effect has a method of its own.
 """
 
 from __future__ import annotations
