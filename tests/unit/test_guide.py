@@ -119,5 +119,7 @@ def test_the_tour_uses_public_names_only() -> None:
         and isinstance(node.value, ast.Name)
         and node.value.id == "spark_abs"
     }
-    assert used
+    assert {"Job", "read", "restore"} <= used
     assert used <= set(spark_abs.__all__)
+    names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    assert [name for name in names if name.startswith("_")] == []
