@@ -38,7 +38,7 @@ from spark_abs.run.start import start_job
 from spark_abs.settings import JobSettings
 from spark_abs.sinks.kinds import KAFKA, OWN, POSTGRES, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
-from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
 
@@ -68,7 +68,7 @@ class Job:
     spark: SparkSession
     config: Mapping[str, object]
     settings: JobSettings
-    probe: Probe
+    failpoint: Failpoint
     """Called at named points; tests of failures set another one."""
     stages: dict[StageId, StageSpec] = field(default_factory=dict)
     feedbacks: list[Feedback] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Job:
         self.config = config or {}
         self.settings = settings
         self.root = Root(root, Storage.of(resolve_settings(spark, self.config, settings)))
-        self.probe = no_probe
+        self.failpoint = no_failpoint
         self.stages = {}
         self.feedbacks = []
         self.sinks = []
@@ -285,7 +285,7 @@ class Job:
             self.spark,
             self.config,
             self.settings,
-            self.probe,
+            self.failpoint,
             MappingProxyType(dict(self.stages)),
             tuple(self.feedbacks),
             tuple(self.sinks),

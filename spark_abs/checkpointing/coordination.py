@@ -210,7 +210,7 @@ class Coordination:
             case protocol.Abort():
                 self._abort(effect.id, effect.reason, effect.detail)
             case protocol.AckAnswer():
-                self._ctx.probe(f"ack.{effect.stage}.after")
+                self._ctx.failpoint(f"ack.{effect.stage}.after")
                 log.debug("ack of %s for checkpoint %s: %s", effect.stage, effect.id, effect.result)
             case protocol.Discard():
                 self._snapshots.settle(effect.id, completed=False)
@@ -233,9 +233,9 @@ class Coordination:
             taken[:] = [barrier]
             return state
 
-        self._ctx.probe("claim.before")
+        self._ctx.failpoint("claim.before")
         self._control.update(claim)
-        self._ctx.probe("claim.after")
+        self._ctx.failpoint("claim.after")
         (barrier,) = taken
         self._barriers[barrier.id] = barrier
         for stage in self._stages.values():
@@ -250,9 +250,9 @@ class Coordination:
         late = self._stats.late(barrier, tuple(self._stages.values()))
         for stage in self._stages.values():
             stage.offer(barrier)
-        self._ctx.probe("overtake.before")
+        self._ctx.failpoint("overtake.before")
         self._control.update(lambda state: overtake(state, self._ctx.run, checkpoint))
-        self._ctx.probe("overtake.after")
+        self._ctx.failpoint("overtake.after")
         self._stats.overtaken(barrier, late, len(self._stages))
 
     def _complete(self, effect: protocol.Complete) -> None:
@@ -276,7 +276,7 @@ class Coordination:
         if missing:
             self._abort(barrier.id, AbortReason.STATE_MISSING, f"gone from state/: {', '.join(missing[:3])}")
             return
-        self._ctx.probe("manifest.before")
+        self._ctx.failpoint("manifest.before")
         try:
             completed = self._checkpoints.complete(manifest) or self._is_complete(barrier.id)
         except CommitStateUnknown as error:
@@ -287,9 +287,9 @@ class Coordination:
         if not completed:
             self._settle_abort(barrier, AbortReason.FINALIZE_FAILED, "its manifest could not be committed")
             return
-        self._ctx.probe("manifest.after")
+        self._ctx.failpoint("manifest.after")
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
-        self._ctx.probe("manifest.settle.after")
+        self._ctx.failpoint("manifest.settle.after")
         self._on_completed(manifest)
         self._stats.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
@@ -303,15 +303,15 @@ class Coordination:
         return True
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
-        self._ctx.probe("abort.before")
+        self._ctx.failpoint("abort.before")
         self._checkpoints.abort(checkpoint, self._ctx.run)
-        self._ctx.probe("abort.after")
+        self._ctx.failpoint("abort.after")
         self._settle_abort(self._barriers[checkpoint], reason, detail)
 
     def _settle_abort(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
         aborted = ledger.Aborted(barrier.id, reason, detail)
         self._control.update(lambda state: ledger.settle(state, aborted=(aborted,)))
-        self._ctx.probe("abort.settle.after")
+        self._ctx.failpoint("abort.settle.after")
         acks = next((p.acks for p in self._coordinator.pending if p.id == barrier.id), {})
         self._stats.aborted(barrier, reason, detail, acks, tuple(self._stages.values()))
         level = logging.INFO if reason is AbortReason.JOB_STOPPING else logging.WARNING

@@ -120,7 +120,7 @@ class Sender:
             SinkUnreachable: try again.
         """
         name = self._sending.name
-        self._ctx.probe(f"send.{name}.recover.before")
+        self._ctx.failpoint(f"send.{name}.recover.before")
         found = self._sending.sink.recover(self._owner)
         if found is None and self._record.begun:
             raise Refused(
@@ -219,10 +219,10 @@ class Sender:
             after.version,
             until.version,
             self._sending.schema,
-            lambda: ctx.probe(f"send.{name}.rows.after"),
+            lambda: ctx.failpoint(f"send.{name}.rows.after"),
         )
         epoch = Epoch(self._owner, after, until, self.floor, first=self._committed is None)
-        ctx.probe(f"send.{name}.commit.before")
+        ctx.failpoint(f"send.{name}.commit.before")
         try:
             self._sending.sink.commit(epoch, rows)
         except (*AGAIN, Fenced):
@@ -231,7 +231,7 @@ class Sender:
             raise SinkFailed(
                 f"sink {name!r} did not take {rows.count:,} rows of checkpoint {until.checkpoint}: {error}"
             ) from error
-        ctx.probe(f"send.{name}.commit.after")
+        ctx.failpoint(f"send.{name}.commit.after")
         self._committed = until
         with self._wake:  # a checkpoint may complete meanwhile
             self._cuts = [cut for cut in self._cuts if cut.version > until.version]

@@ -114,14 +114,14 @@ class Drain:
             StageFailed: a stage failed meanwhile; the next start goes on.
         """
         self.control.update(lambda state: ledger.begin_drain(state, self.ctx.run, name))
-        self.ctx.probe("drain.record.after")
+        self.ctx.failpoint("drain.record.after")
         for stage in self.graph.order():
             log.info("draining stage %s", stage.name)
             if stage.inputs:
                 self._drain_behind(stage, look)
             else:
                 self._drain_source(stage, look)
-            self.ctx.probe(f"drain.{stage.name}.after")
+            self.ctx.failpoint(f"drain.{stage.name}.after")
 
     def _drain_source(self, stage: StageDecl, look: Callable[[], None]) -> None:
         """Let a source end the batch under way and read no more, then flush what it holds itself."""
@@ -213,6 +213,6 @@ class Drain:
         last = runner.native.newest_committed()
         text = at_end_of_time(runner.native.offsets_text(last))
         assert parse_offsets(text).watermark_ms == END_OF_TIME_MS
-        self.ctx.probe(f"drain.{stage.name}.plan.before")
+        self.ctx.failpoint(f"drain.{stage.name}.plan.before")
         plan_batch(runner.native.place, BatchId(last + 1), text)
-        self.ctx.probe(f"drain.{stage.name}.plan.after")
+        self.ctx.failpoint(f"drain.{stage.name}.plan.after")

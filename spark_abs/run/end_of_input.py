@@ -43,9 +43,9 @@ class EndOfInput:
                     continue
                 stage.halt()
             if runner.failure is None and (query.exception() is None or runner.batch_lock.refused):
-                self._ctx.probe(f"end.{name}.before")
+                self._ctx.failpoint(f"end.{name}.before")
                 runner.end()
-                self._ctx.probe(f"end.{name}.after")
+                self._ctx.failpoint(f"end.{name}.after")
                 stage.halted = True
         return all(stage.halted for stage in self._stages.values())
 

@@ -93,7 +93,7 @@ def launch(given: Launch) -> Run:
         for s in graph.stages
         for o in graph.consumed(s.name)
     }
-    ctx.probe("start.channels.after")
+    ctx.failpoint("start.channels.after")
     tables = {s.name: _attach(given, s, s.table) for s in job.sinks if s.table is not None}
     attached = [
         AttachedSink(s.source.stage, s.name, tables[s.name].uri, tables[s.name].table_id)
@@ -101,11 +101,11 @@ def launch(given: Launch) -> Run:
         if s.name in tables
     ]
     given.control.update(lambda state: attach(state, attached))
-    ctx.probe("start.sinks.after")
+    ctx.failpoint("start.sinks.after")
     manifests = Checkpoints.open(ctx.root, ctx.job).load_all()
-    kept = StateStorage.open(ctx.root, ctx.job, ctx.run, manifests, ctx.probe)
+    kept = StateStorage.open(ctx.root, ctx.job, ctx.run, manifests, ctx.failpoint)
     senders = open_senders(ctx, sendings(job.sinks, given.drafts.schemas), given.control, manifests)
-    ctx.probe("start.state.after")
+    ctx.failpoint("start.state.after")
     termination, events, late = Termination(), Events(), LateRows()
     cleaner = CheckpointCleaner(ctx, {s.name: s.inputs for s in graph.stages}, kept, senders)
     snapshots = Snapshotter(ctx, kept, cleaner, events.put, termination.fail)
@@ -206,7 +206,7 @@ def _runner(
     writers = open_writers(ctx, spec, given.graph.consumed(stage.name))
     for writer in writers:
         writer.begin()
-        ctx.probe(f"start.{stage.name}.fence-{writer.output}.after")
+        ctx.failpoint(f"start.{stage.name}.fence-{writer.output}.after")
     sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
     certain = given.plans[stage.name].repeatable
     outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain)

@@ -115,9 +115,9 @@ class Rebuilder:
         """Record the new places, write the directories, and return the context that knows them."""
         ctx = self._ctx
         for rebuild in rebuilds:
-            ctx.probe(f"rebuild.{rebuild.stage}.record.before")
+            ctx.failpoint(f"rebuild.{rebuild.stage}.record.before")
             self._control.update(partial(_recorded, ctx, rebuild.record))
-            ctx.probe(f"rebuild.{rebuild.stage}.record.after")
+            ctx.failpoint(f"rebuild.{rebuild.stage}.record.after")
         attempt = self._control.state.attempt
         ctx = replace(ctx, directories=attempt.directories)
         heartbeat = partial(Heartbeat(ctx.root, self._control), ctx.run)
@@ -131,7 +131,7 @@ class Rebuilder:
             )
             if not rebuild.goes_on:
                 self._write(ctx, rebuild, heartbeat)
-            ctx.probe(f"rebuild.{rebuild.stage}.write.after")
+            ctx.failpoint(f"rebuild.{rebuild.stage}.write.after")
         return ctx
 
     def _write(self, ctx: RunContext, rebuild: Rebuild, heartbeat: Callable[[], None]) -> None:
@@ -258,9 +258,9 @@ def _repeat(
     """Run one batch again, more than once if need be: so many starts of a query want some patience."""
     native = ctx.native(stage.name)
     for tries_left in reversed(range(_TRIES)):
-        ctx.probe(f"rebuild.{stage.name}.plan.before")
+        ctx.failpoint(f"rebuild.{stage.name}.plan.before")
         plan_batch(native, repeat.batch, repeat.plan)
-        ctx.probe(f"rebuild.{stage.name}.plan.after")
+        ctx.failpoint(f"rebuild.{stage.name}.plan.after")
         try:
             stage.run_only(repeat.batch, heartbeat)
         except StageFailed as error:
@@ -291,9 +291,9 @@ def repeat_batches(
     heartbeat = partial(Heartbeat(ctx.root, control), ctx.run)
     for repeat in rebuild.repeats:
         _repeat(ctx, repeat, rebuilt, heartbeat)
-        ctx.probe(f"rebuild.{stage}.batch.after")
+        ctx.failpoint(f"rebuild.{stage}.batch.after")
     control.update(partial(_recorded, ctx, replace(rebuild.record, done=True)))
-    ctx.probe(f"rebuild.{stage}.done.after")
+    ctx.failpoint(f"rebuild.{stage}.done.after")
     took = now_ms() - began
     said = f"{len(rebuild.repeats)} batches repeated, now in {ctx.native(stage)}"
     log.warning("stage %s is rebuilt after %s ms: %s", stage, took, said)

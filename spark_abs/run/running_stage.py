@@ -120,7 +120,7 @@ class RunningStage:
         if query is None:
             return
         runner.batch_lock.stop()
-        self._parts.ctx.probe(f"end.{self.name}.halt")
+        self._parts.ctx.failpoint(f"end.{self.name}.halt")
         while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
             _quiet.wait(_LOOK_S)
         query.stop()
@@ -158,4 +158,4 @@ class RunningStage:
 
     def _take_first(self, query: StreamingQuery) -> None:
         self.query = query
-        self._parts.ctx.probe(f"start.{self.name}.query.after")
+        self._parts.ctx.failpoint(f"start.{self.name}.query.after")

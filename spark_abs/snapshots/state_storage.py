@@ -28,7 +28,7 @@ from spark_abs.snapshots.packs import (
     resolve,
 )
 from spark_abs.snapshots.pins import Pins, follow
-from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -57,12 +57,14 @@ class StateStorage:
     capture of the same stage is in, which then need not copy it again.
     """
 
-    def __init__(self, root: Root, job: str, run: RunId, table: Table, probe: Probe = no_probe) -> None:
+    def __init__(
+        self, root: Root, job: str, run: RunId, table: Table, failpoint: Failpoint = no_failpoint
+    ) -> None:
         self.root = root
         self.run = run
         self._job = job
         self._table = table
-        self._probe = probe
+        self._failpoint = failpoint
         self.lock = threading.RLock()
         """Held while sweeping: nothing is pinned, released or committed meanwhile."""
         self._known: dict[str, Location] = {}
@@ -79,7 +81,7 @@ class StateStorage:
         job: str,
         run: RunId,
         manifests: Sequence[Manifest] = (),
-        probe: Probe = no_probe,
+        failpoint: Failpoint = no_failpoint,
     ) -> StateStorage:
         """Open `state/` for a run, creating it if there is none, and refuse older runs from now on.
 
@@ -88,12 +90,12 @@ class StateStorage:
             job: its name.
             run: this run.
             manifests: what is retained now: bytes that they name are not written again.
-            probe: called at named points; for tests of failures.
+            failpoint: called at named points; for tests of failures.
 
         Raises:
             Fenced: a newer run has done so already.
         """
-        kept = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), probe)
+        kept = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), failpoint)
         with kept.lock:
             kept._table.commit(kept._fence)
             with PackReader(root) as reader:
@@ -144,7 +146,7 @@ class StateStorage:
                     stored.append(StoredFile(file.path, file.size, sha256, at))
             add = writer.close() if writer else None
             if add is not None:
-                self._probe("capture.pack.commit.before")
+                self._failpoint("capture.pack.commit.before")
                 self._commit(checkpoint, directory, add, fresh)
         except StaleCapture:
             if writer is not None and whole and fresh:

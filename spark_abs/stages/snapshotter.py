@@ -184,13 +184,13 @@ class Snapshotter:
 
     def _snapshot(self, taken: Taken) -> StageSnapshot:
         ctx, stage = self._ctx, taken.stage
-        ctx.probe(f"capture.{stage}.await.before")
+        ctx.failpoint(f"capture.{stage}.await.before")
         self._await_commit(taken)
-        ctx.probe(f"capture.{stage}.copy.before")
+        ctx.failpoint(f"capture.{stage}.copy.before")
         with self._turn(taken):
             began = now_ms()
             copy = snapshot_stage(self._kept, taken.barrier.id, ctx.native(stage), taken.batch)
-        ctx.probe(f"capture.{stage}.copy.after")
+        ctx.failpoint(f"capture.{stage}.copy.after")
         facts = self._facts[stage]
         took = now_ms() - began
         snapshot = StageSnapshot(
@@ -217,7 +217,7 @@ class Snapshotter:
                 taken.backpressured_ms,
             ),
         )
-        ctx.probe(f"ack.{stage}.before")
+        ctx.failpoint(f"ack.{stage}.before")
         return snapshot
 
     def _await_commit(self, taken: Taken) -> None:

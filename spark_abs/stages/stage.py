@@ -105,9 +105,9 @@ class StageRunner:
         Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
         batch decides for the others, and 4 takes the files that it names. After it, commits are skipped.
         """
-        batch, probe = BatchId(batch_id), self._ctx.probe
+        batch, failpoint = BatchId(batch_id), self._ctx.failpoint
         try:
-            probe(f"batch.{self.name}.wait.before")  # 1
+            failpoint(f"batch.{self.name}.wait.before")  # 1
             planned, credited_ms = self._planned(batch), self.credit.waited_ms
             with self.batch_lock.batch(partial(self._admit, planned)) as waited_ms:
                 if self.only is not None and batch != self.only:
@@ -148,19 +148,19 @@ class StageRunner:
         return Admission(full=self.credit.full())
 
     def _run(self, frame: DataFrame, planned: Planned, waited_ms: int) -> None:
-        began, probe = now_ms(), self._ctx.probe
+        began, failpoint = now_ms(), self._ctx.failpoint
         facts, after = planned.facts, planned.after
         batch = facts.batch
-        probe(f"batch.{self.name}.read.before")  # 2
+        failpoint(f"batch.{self.name}.read.before")  # 2
         marker = self._outputs.marker_of(batch)
-        probe(f"batch.{self.name}.find.before")  # 3
+        failpoint(f"batch.{self.name}.find.before")  # 3
         if marker is None:
             self._take_ahead(batch, planned.before)
             marker = self._choice.of_inputs(planned)
         self._watch_alignment(after, began)
-        probe(f"batch.{self.name}.files.before")  # 4
+        failpoint(f"batch.{self.name}.files.before")  # 4
         with self._outputs.evaluated(frame, batch) as given:
-            probe(f"batch.{self.name}.files.after")
+            failpoint(f"batch.{self.name}.files.after")
             if marker is None:  # 5: what is open now, not what was open before the rows were there
                 done = self._outputs.commit_free(given, facts, self._choice.now(after))
             else:
@@ -168,11 +168,11 @@ class StageRunner:
             self.credit.wrote({w.channel: done.entries[w.output] for w in self._outputs.channels})
             self._outputs.commit_sinks(given, facts)
             self._outputs.call_functions(given, batch, max((p.epoch for p in after), default=NO_EPOCH))  # 6
-        probe(f"batch.{self.name}.handover.before")
+        failpoint(f"batch.{self.name}.handover.before")
         if done.barrier is not None and done.barrier.id > max(self.progress.taken, self._ctx.floor):  # 7
             versions = {output: entry.version for output, entry in done.entries.items()}
             self._hand_over(done.barrier, batch, after, versions, began, waited_ms)
-        probe(f"batch.{self.name}.handover.after")
+        failpoint(f"batch.{self.name}.handover.after")
 
     def _take_ahead(self, batch: BatchId, before: tuple[Position, ...]) -> None:
         """Take unaligned barriers ahead of a batch that no output holds yet (P16)."""
@@ -181,10 +181,10 @@ class StageRunner:
             if barrier is None:
                 return
             began, last = now_ms(), BatchId(batch - 1)
-            self._ctx.probe(f"batch.{self.name}.overtake.before")
+            self._ctx.failpoint(f"batch.{self.name}.overtake.before")
             cut = self._outputs.commit_barrier(barrier, lambda last=last: last)  # type: ignore[misc]
             if cut is not None:
-                self._ctx.probe(f"batch.{self.name}.overtake.after")
+                self._ctx.failpoint(f"batch.{self.name}.overtake.after")
                 self._hand_over(barrier, last, before, cut.channels, began, 0)
 
     def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
@@ -265,13 +265,13 @@ class StageRunner:
             if barrier is None:
                 return
             began = now_ms()
-            self._ctx.probe(f"agent.{self.name}.commit.before")
+            self._ctx.failpoint(f"agent.{self.name}.commit.before")
             cut = self._outputs.commit_barrier(
                 barrier, lambda: batch if self._last_batch_if_idle() == batch else None
             )
             if cut is None:
                 return
-            self._ctx.probe(f"agent.{self.name}.commit.after")
+            self._ctx.failpoint(f"agent.{self.name}.commit.after")
             self._hand_over(barrier, batch, positions, cut.channels, began, 0)
 
     def _last_batch_if_idle(self) -> BatchId | None:

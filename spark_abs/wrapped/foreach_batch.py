@@ -41,7 +41,7 @@ from spark_abs.stages.stage import StageRunner
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.probe import no_probe
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
 from spark_abs.wrapped.location import wrapped_settings
@@ -152,7 +152,7 @@ class _Host:
         hush(spark)
         refuse_unsupported_session(spark)
         resolved = wrapped_settings(dict(spark.conf.getAll), settings)
-        job = JobSpec(WRAPPED_JOB, root, spark, {}, {}, no_probe, {}, (), ())
+        job = JobSpec(WRAPPED_JOB, root, spark, {}, {}, no_failpoint, {}, (), ())
         control = Control.create(root, job.name, now_ms(), resolved.require_root)
         refuse_second(job, False, resolved)
         self._job, self._spark = job, spark

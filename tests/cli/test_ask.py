@@ -12,7 +12,7 @@ from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
 from spark_abs.store.lease import own_lease, renew
 from tests.cli.conftest import Cli
-from tests.root_support import SmallJob, probed
+from tests.root_support import SmallJob, with_failpoint
 
 Move = Callable[[], None]
 
@@ -175,11 +175,11 @@ def test_during_a_restore_nobody_is_asked(job: SmallJob, cli: Cli) -> None:
     job.checkpoint(1)
     told: list[str] = []
 
-    def probe(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "restore.3.FenceRoot.before":
             told.append(cli("savepoint", "s", exits=1).stderr)
 
-    probed(job.root.uri, probe).restore(1)
+    with_failpoint(job.root.uri, failpoint).restore(1)
     assert "is being restored" in told[0]
 
 

@@ -12,7 +12,7 @@ import pytest
 from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.stages import snapshotter as module
 from spark_abs.stages.snapshotter import Snapshotter, StageFacts, Taken
-from spark_abs.store.probe import no_probe
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place
 
 STAGE = StageId("match")
@@ -31,7 +31,7 @@ class Copies:
         (native / "commits").mkdir(parents=True)
         ctx: Any = SimpleNamespace(
             settings=SimpleNamespace(copy_threads=1, synchronous=False),
-            probe=no_probe,
+            failpoint=no_failpoint,
             native=lambda _: Place(str(native)),
             batches_retained=10,
         )
