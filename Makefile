@@ -3,7 +3,7 @@ PYTHON := python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
-# Tests mostly wait: two processes share them also on two cores.
+# One process keeps two cores busy for much of the time, two for nearly all: a third gains nothing.
 PYTEST := $(BIN)/python -m pytest -n 2
 
 .PHONY: bench bench-flink changes check demo soak test test-all test-s3 venv

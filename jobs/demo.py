@@ -99,14 +99,14 @@ class Demo:
         self.generators.append(subprocess.Popen(command))
         return self.generators[-1]
 
-    def abs(self, verb: str, *arguments: str) -> None:
-        """Run a verb of `spark-abs` before the reader's eyes."""
-        say(f"[bold]$ spark-abs {' '.join((verb, str(self.root), *arguments))}[/bold]")
+    def abs(self, command: str, *arguments: str) -> None:
+        """Run a command of `spark-abs` before the reader's eyes."""
+        say(f"[bold]$ spark-abs {' '.join((command, str(self.root), *arguments))}[/bold]")
         done = subprocess.run(
-            [sys.executable, "-m", "spark_abs", verb, str(self.root), *arguments], check=False
+            [sys.executable, "-m", "spark_abs", command, str(self.root), *arguments], check=False
         )
         if done.returncode:
-            raise DemoFailed(f"spark-abs {verb} ended with exit code {done.returncode}")
+            raise DemoFailed(f"spark-abs {command} ended with exit code {done.returncode}")
 
     def checkpoints(self) -> list[int]:
         """Return the ids of completed checkpoints, and print those that are new."""

@@ -1,4 +1,7 @@
-"""How a user declares a job: sources, stages, sinks."""
+"""How a user declares a job: sources, stages, sinks.
+
+It is long because its docstrings are the reference of all that a declaration may say.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from spark_abs.compatibility.inspection import Checked, check_job, instead_of_st
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
 from spark_abs.plan.graph import JobGraph
-from spark_abs.plan.jvm import held
+from spark_abs.plan.jvm import pin_version
 from spark_abs.plan.specs import (
     PROVIDERS,
     BatchFunction,
@@ -35,7 +38,7 @@ from spark_abs.run.start import start_job
 from spark_abs.settings import JobSettings
 from spark_abs.sinks.kinds import KAFKA, OWN, POSTGRES, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
-from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
 
@@ -65,7 +68,7 @@ class Job:
     spark: SparkSession
     config: Mapping[str, object]
     settings: JobSettings
-    probe: Probe
+    failpoint: Failpoint
     """Called at named points; tests of failures set another one."""
     stages: dict[StageId, StageSpec] = field(default_factory=dict)
     feedbacks: list[Feedback] = field(default_factory=list)
@@ -85,7 +88,7 @@ class Job:
         self.config = config or {}
         self.settings = settings
         self.root = Root(root, Storage.of(resolve_settings(spark, self.config, settings)))
-        self.probe = no_probe
+        self.failpoint = no_failpoint
         self.stages = {}
         self.feedbacks = []
         self.sinks = []
@@ -174,7 +177,7 @@ class Job:
             elif not hasattr(given, "isStreaming"):
                 raise GraphError(f"stage {name!r}: input {given!r} is neither a stage nor a DataFrame")
         given_now = tuple(
-            i if isinstance(i, (Output, Feedback)) or i.isStreaming else held(i) for i in inputs
+            i if isinstance(i, (Output, Feedback)) or i.isStreaming else pin_version(i) for i in inputs
         )
         self.stages[stage_id] = StageSpec(
             stage_id,
@@ -282,7 +285,7 @@ class Job:
             self.spark,
             self.config,
             self.settings,
-            self.probe,
+            self.failpoint,
             MappingProxyType(dict(self.stages)),
             tuple(self.feedbacks),
             tuple(self.sinks),

@@ -99,16 +99,16 @@ def eventually(run: Run, condition: Callable[[], object], what: str, seconds: fl
 
 
 def hold_until(point: str, condition: Callable[[], object], seconds: float = 120) -> Callable[[str], None]:
-    """Return a probe that holds whoever comes to a point until a condition holds."""
+    """Return a failpoint that holds whoever comes to a point until a condition holds."""
     pause = threading.Event()
 
-    def probe(at: str) -> None:
+    def failpoint(at: str) -> None:
         deadline = time.monotonic() + seconds
         while at == point and not condition():
             assert time.monotonic() < deadline, f"held at {point} for {seconds} s"
             pause.wait(0.02)
 
-    return probe
+    return failpoint
 
 
 def manifests(root: str) -> tuple[Manifest, ...]:

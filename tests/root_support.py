@@ -38,10 +38,10 @@ from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
+from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, write_lease
 from spark_abs.store.outcomes import abort_open
-from spark_abs.store.probe import Probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -55,9 +55,9 @@ def no_session() -> SparkSession:
     raise AssertionError("a Spark session was asked for")
 
 
-def probed(root: str, probe: Probe, spark: SparkSession | None = None) -> spark_abs.JobRoot:
-    """Return a handle on a root that calls a probe at named points."""
-    return replace(spark_abs.open(root, spark), probe=probe)
+def with_failpoint(root: str, failpoint: Failpoint, spark: SparkSession | None = None) -> spark_abs.JobRoot:
+    """Return a handle on a root that calls a failpoint at named points."""
+    return replace(spark_abs.open(root, spark), failpoint=failpoint)
 
 
 def offsets_of(stage: str, batch: int) -> str:

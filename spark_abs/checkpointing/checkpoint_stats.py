@@ -11,7 +11,7 @@ from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import Barrier, StageId
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
-from spark_abs.stages.alignment import CheckpointStanding
+from spark_abs.stages.alignment import CheckpointProgress
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.stage import Member
 from spark_abs.store.clock import now_ms
@@ -146,20 +146,20 @@ class CheckpointStats:
 
     def _waiting(self, barrier: Barrier, stage: Member, now: int) -> HistoryRow:
         try:
-            standing = stage.standing(barrier)
+            progress = stage.checkpoint_progress(barrier)
         except (AbsError, OSError) as error:
-            standing = CheckpointStanding(None, f"how far it is cannot be read: {error}")
-        first = standing.aligning_since_ms
+            progress = CheckpointProgress(None, f"how far it is cannot be read: {error}")
+        first = progress.aligning_since_ms
         return self._row(
             HistoryEvent.STAGE_WAITING,
             barrier,
             stage=stage.name,
-            detail=standing.what,
+            detail=progress.what,
             duration_ms=now - barrier.timestamp_ms,
             start_delay_ms=(first or now) - barrier.timestamp_ms,
             alignment_ms=None if first is None else now - first,
-            alignment_bytes=standing.alignment_bytes,
-            backpressured_ms=standing.backpressured_ms,
+            alignment_bytes=progress.alignment_bytes,
+            backpressured_ms=progress.backpressured_ms,
         )
 
     def _age(self, now: int) -> int | None:

@@ -63,9 +63,9 @@ class CheckpointCleaner:
         if gone and checkpoints.retire(gone, ctx.run):
             rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, ctx.attempt, ctx.run, i) for i in gone]
             History(ctx.root).append(rows)
-        ctx.probe("tidy.retire.after")
+        ctx.failpoint("tidy.retire.after")
         sweep(self._kept, checkpoints.load_all)
-        ctx.probe("tidy.sweep.after")
+        ctx.failpoint("tidy.sweep.after")
         kept = checkpoints.load_all()
         outside = self._senders.needed(state, kept)
         consumers = Consumers(ctx, self._inputs, lambda channel: outside.get(channel, ()))
@@ -73,7 +73,7 @@ class CheckpointCleaner:
         readers = {channel: consumers.consumed(channel) for channel in sorted(channels)}
         for channel, floor in channel_floors(kept, readers).items():
             trim(ctx.root, channel, floor)
-            ctx.probe(f"tidy.{channel}.trim.after")
+            ctx.failpoint(f"tidy.{channel}.trim.after")
         if next(self._calls) % TRIM_EVERY == 0:
             for table in (control.PATH, manifests.PATH, history.PATH, packs.PATH):
                 Table.open(ctx.root.place(table)).trim_log(KEPT_COMMITS)

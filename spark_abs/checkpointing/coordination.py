@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from spark_abs.checkpointing.checkpoint_stats import CheckpointStats
+from spark_abs.checkpointing.commands import Abilities, Commands
 from spark_abs.checkpointing.dynamic_settings import DynamicSettings
 from spark_abs.checkpointing.store_failures import purpose, storing
 from spark_abs.errors import (
@@ -21,10 +22,9 @@ from spark_abs.errors import (
 )
 from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest, StageShape
-from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId
+from spark_abs.model import Barrier, CheckpointId, CheckpointMode, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
-from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
@@ -38,7 +38,11 @@ from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew
 
 log = logging.getLogger(__name__)
 
+Events = queue.SimpleQueue[protocol.Event | None]
+"""What a coordination is told; made before it, so that those it needs can tell it something."""
+
 _TICK_S = 0.05
+_WELCOME_POLL_S = 0.1
 _COMMANDS_EVERY_MS = 200
 
 
@@ -53,6 +57,7 @@ class Coordination:
     def __init__(
         self,
         ctx: RunContext,
+        events: Events,
         stages: Mapping[StageId, Member],
         shapes: Callable[[], tuple[StageShape, ...]],
         snapshots: Snapshotter,
@@ -67,12 +72,11 @@ class Coordination:
         self._joining: queue.SimpleQueue[tuple[Member, threading.Event]] = queue.SimpleQueue()
         self._shapes = shapes
         self._snapshots = snapshots
-        self._on_stop = on_stop
-        self._on_drain = on_drain
-        self._on_forget = on_forget
         self._on_failure = on_failure
         self._on_completed = on_completed
         self._control = Control.open(ctx.root)
+        can = Abilities(self._set, self.check_name, self._request, on_stop, on_drain, on_forget)
+        self._commands = Commands(ctx, self._control, can)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
         self._stats = CheckpointStats(ctx, newest)
@@ -80,10 +84,9 @@ class Coordination:
         self._changes: queue.SimpleQueue[tuple[Mapping[str, object], queue.SimpleQueue[protocol.Answer]]]
         self._changes = queue.SimpleQueue()
         self._coordinator = Coordinator(stages, self._live.times)
-        self._events: queue.SimpleQueue[protocol.Event | None] = queue.SimpleQueue()
+        self._events = events
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
-        self._commands_seen: set[str] = set()
         self._commands_ms = self._beat_ms = 0
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
 
@@ -126,14 +129,16 @@ class Coordination:
         self.put(protocol.Joined(now_ms(), stage.name))
         return welcomed
 
+    def await_welcome(self, welcomed: threading.Event) -> bool:
+        """Wait for what `join` has returned; False if the thread ends first, and the run with it."""
+        while not welcomed.wait(_WELCOME_POLL_S):
+            if not self._thread.is_alive():
+                return False
+        return True
+
     def leave(self, stage: StageId) -> None:
         """Take a stage out: no checkpoint waits for it any more."""
         self.put(protocol.Left(now_ms(), stage))
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs; it ends before `close` if anything failed in it."""
-        return self._thread.is_alive()
 
     def close(self) -> None:
         """Stop the thread after the events put so far; wait for it."""
@@ -174,7 +179,7 @@ class Coordination:
         now = now_ms()
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:
             self._commands_ms = now
-            self._read_commands()
+            self._commands.read()
         if now - self._beat_ms >= BEAT_EVERY_MS:
             self._beat_ms = now
             with storing("renew the lease in control/"):
@@ -205,10 +210,10 @@ class Coordination:
             case protocol.Abort():
                 self._abort(effect.id, effect.reason, effect.detail)
             case protocol.AckAnswer():
-                self._ctx.probe(f"ack.{effect.stage}.after")
+                self._ctx.failpoint(f"ack.{effect.stage}.after")
                 log.debug("ack of %s for checkpoint %s: %s", effect.stage, effect.id, effect.result)
-            case protocol.Release():
-                self._snapshots.release(effect.id, completed=False)
+            case protocol.Discard():
+                self._snapshots.settle(effect.id, completed=False)
             case protocol.Notify():
                 self._notify(effect)
             case protocol.Answer():
@@ -228,9 +233,9 @@ class Coordination:
             taken[:] = [barrier]
             return state
 
-        self._ctx.probe("claim.before")
+        self._ctx.failpoint("claim.before")
         self._control.update(claim)
-        self._ctx.probe("claim.after")
+        self._ctx.failpoint("claim.after")
         (barrier,) = taken
         self._barriers[barrier.id] = barrier
         for stage in self._stages.values():
@@ -245,9 +250,9 @@ class Coordination:
         late = self._stats.late(barrier, tuple(self._stages.values()))
         for stage in self._stages.values():
             stage.offer(barrier)
-        self._ctx.probe("overtake.before")
+        self._ctx.failpoint("overtake.before")
         self._control.update(lambda state: overtake(state, self._ctx.run, checkpoint))
-        self._ctx.probe("overtake.after")
+        self._ctx.failpoint("overtake.after")
         self._stats.overtaken(barrier, late, len(self._stages))
 
     def _complete(self, effect: protocol.Complete) -> None:
@@ -271,7 +276,7 @@ class Coordination:
         if missing:
             self._abort(barrier.id, AbortReason.STATE_MISSING, f"gone from state/: {', '.join(missing[:3])}")
             return
-        self._ctx.probe("manifest.before")
+        self._ctx.failpoint("manifest.before")
         try:
             completed = self._checkpoints.complete(manifest) or self._is_complete(barrier.id)
         except CommitStateUnknown as error:
@@ -282,9 +287,9 @@ class Coordination:
         if not completed:
             self._settle_abort(barrier, AbortReason.FINALIZE_FAILED, "its manifest could not be committed")
             return
-        self._ctx.probe("manifest.after")
+        self._ctx.failpoint("manifest.after")
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
-        self._ctx.probe("manifest.settle.after")
+        self._ctx.failpoint("manifest.settle.after")
         self._on_completed(manifest)
         self._stats.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
@@ -298,15 +303,15 @@ class Coordination:
         return True
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
-        self._ctx.probe("abort.before")
+        self._ctx.failpoint("abort.before")
         self._checkpoints.abort(checkpoint, self._ctx.run)
-        self._ctx.probe("abort.after")
+        self._ctx.failpoint("abort.after")
         self._settle_abort(self._barriers[checkpoint], reason, detail)
 
     def _settle_abort(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
         aborted = ledger.Aborted(barrier.id, reason, detail)
         self._control.update(lambda state: ledger.settle(state, aborted=(aborted,)))
-        self._ctx.probe("abort.settle.after")
+        self._ctx.failpoint("abort.settle.after")
         acks = next((p.acks for p in self._coordinator.pending if p.id == barrier.id), {})
         self._stats.aborted(barrier, reason, detail, acks, tuple(self._stages.values()))
         level = logging.INFO if reason is AbortReason.JOB_STOPPING else logging.WARNING
@@ -317,7 +322,7 @@ class Coordination:
         self._barriers.pop(effect.id, None)
         for stage in self._stages.values():
             stage.notify(effect.id, effect.completed)
-        self._snapshots.release(effect.id, completed=effect.completed)
+        self._snapshots.settle(effect.id, completed=effect.completed)
         if effect.completed:
             self._snapshots.tidy()
 
@@ -325,46 +330,10 @@ class Coordination:
         waiter = self._answers.pop(effect.request_id, None)
         if waiter is not None:
             waiter.put(effect)
-        if effect.request_id in self._commands_seen:
-            self._control.update(
-                lambda state: ledger.answer(state, effect.request_id, effect.ok, effect.id, effect.message)
-            )
-            command = next((c for c in self._control.state.commands if c.id == effect.request_id), None)
-            if command and command.kind is CommandKind.STOP and effect.ok:
-                self._on_stop()
+        self._commands.answer(effect)
 
-    def _read_commands(self) -> None:
-        state = self._control.state
-        ledger.require_current(state, self._ctx.run)
-        for command in state.commands:
-            if not command.answered and command.id not in self._commands_seen:
-                self._commands_seen.add(command.id)
-                self._begin(command)
-
-    def _begin(self, command: ledger.Command) -> None:
-        if command.kind is CommandKind.STOP and command.name is None:
-            self._answer(protocol.Answer(command.id, None, True, "stopping"))
-            return
-        if command.kind in (CommandKind.SET, CommandKind.FORGET):
-            try:
-                named = StageId(command.name or "")
-                setting = command.kind is CommandKind.SET
-                said = self._set(command.settings) if setting else self._on_forget(named)
-                self._answer(protocol.Answer(command.id, None, True, said))
-            except UsageError as error:
-                self._answer(protocol.Answer(command.id, None, False, str(error)))
-            return
-        exact = command.kind is CommandKind.STOP
-        kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
-        try:
-            self.check_name(command.name)
-            if command.drain:
-                self._on_drain(command.name or "", command.id)
-                return
-        except UsageError as error:
-            self._answer(protocol.Answer(command.id, None, False, str(error)))
-            return
-        self._handle(protocol.Requested(now_ms(), Request(command.id, kind, command.name)))
+    def _request(self, request: Request) -> None:
+        self._handle(protocol.Requested(now_ms(), request))
 
     def _set(self, given: Mapping[str, object]) -> str:
         changed = self._live.change(given)

@@ -1,1 +1,1 @@
-"""The command `spark-abs`: one module per verb."""
+"""The command `spark-abs`: one module per command."""

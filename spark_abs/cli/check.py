@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_abs.cli.output import Output
-from spark_abs.cli.verb import Context, output_option
+from spark_abs.cli.root_command import Context, output_option
 from spark_abs.errors import UsageError
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage

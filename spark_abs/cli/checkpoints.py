@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_abs.cli.output import Output, duration, moment, one_line, size, text_of
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
 from spark_abs.store.root import Root
 
@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 @click.command("list")
-@verb
+@root_command
 def list_checkpoints(ctx: Context, root: Root) -> None:
     """List completed checkpoints and savepoints by id.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.restore.forget import forget_query
 from spark_abs.store.root import Root
 
 
 @click.command
-@verb
+@root_command
 @click.argument("query")
 def forget(ctx: Context, root: Root, query: str) -> None:
     """Leave a wrapped query that is gone for good out of later checkpoints; its tables stay as they are.

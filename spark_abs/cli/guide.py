@@ -10,7 +10,7 @@ from importlib.resources import files
 import click
 
 from spark_abs.cli.output import Output, console, printable
-from spark_abs.cli.verb import Context, output_option
+from spark_abs.cli.root_command import Context, output_option
 from spark_abs.errors import UsageError
 
 _LISTED = re.compile(r"^- \[(?P<title>.+?)\]\((?P<path>.+?)\): (?P<summary>.+)$", re.MULTILINE)
@@ -77,7 +77,7 @@ def guide(page: str | None) -> None:
 
 
 def _show(_: Output, text: str) -> None:
-    # It brings a parser and a highlighter, which no other verb needs.
+    # It brings a parser and a highlighter, which no other command needs.
     from rich.markdown import Markdown
 
     shown = console()

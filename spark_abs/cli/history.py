@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_abs.cli.output import duration, moment, one_line, size, text_of
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.observe.events import event_rows
 from spark_abs.store.history import HistoryRow
 from spark_abs.store.root import Root
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 @click.command
-@verb
+@root_command
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show only the newest N events.")
 def history(ctx: Context, root: Root, limit: int | None) -> None:
     """List the events of all checkpoints, oldest first, also of those that are gone."""

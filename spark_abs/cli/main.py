@@ -13,13 +13,13 @@ from spark_abs.cli.forget import forget
 from spark_abs.cli.guide import guide
 from spark_abs.cli.history import history
 from spark_abs.cli.restore import restore
+from spark_abs.cli.root_command import Context, output_option
 from spark_abs.cli.savepoint import savepoint
 from spark_abs.cli.set import set_settings
 from spark_abs.cli.show import show
 from spark_abs.cli.state import state
 from spark_abs.cli.status import status
 from spark_abs.cli.stop import stop
-from spark_abs.cli.verb import Context, output_option
 from spark_abs.cli.verify import verify
 from spark_abs.errors import AbsError
 from spark_abs.wording import command_line
@@ -29,7 +29,7 @@ class Verbs(click.Group):
     """A group whose errors are one line, or one JSON object, and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; an `AbsError` ends the process with its exit code and no traceback."""
+        """Run the command; an `AbsError` ends the process with its exit code and no traceback."""
         try:
             with command_line():
                 return super().invoke(ctx)
@@ -43,8 +43,8 @@ class Verbs(click.Group):
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
-    Every verb but `check` and `guide` takes the root of the job first: the directory or URI given as `root=`
-    to the job.
+    Every command but `check` and `guide` takes the root of the job first: the directory or URI given as
+    `root=` to the job.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found, 4 a savepoint that
     may still complete.

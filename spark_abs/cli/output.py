@@ -27,7 +27,7 @@ WIDE = 200
 
 @dataclass(slots=True)
 class Output:
-    """Where a verb sends what it has to say."""
+    """Where a command sends what it has to say."""
 
     json: bool = False
 

@@ -7,7 +7,7 @@ import sys
 import click
 
 from spark_abs.cli.output import Output
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import UsageError
 from spark_abs.restore.plan import RestorePlan, plan_plain
 from spark_abs.restore.refusals import Force
@@ -17,7 +17,7 @@ from spark_abs.store.root import Root
 
 
 @click.command
-@verb
+@root_command
 @click.option("--to", metavar="ID|NAME|latest", required=True, help="Where to go back to.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; the job may run.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import UsageError
 from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.observe.client import ask_run, new_command
@@ -14,7 +14,7 @@ from spark_abs.store.root import Root
 
 
 @click.command
-@verb
+@root_command
 @click.argument("name")
 @click.option("--timeout", metavar="DURATION", help="How long to wait, e.g. 5m; as long as the job runs.")
 def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:

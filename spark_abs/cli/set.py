@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import UsageError
 from spark_abs.observe.client import set_live
 from spark_abs.store.root import Root
 
 
 @click.command("set")
-@verb
+@root_command
 @click.argument("changes", metavar="KEY=VALUE...", nargs=-1)
 def set_settings(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
     """Change settings of the running job, e.g. interval=30s mode=unaligned.

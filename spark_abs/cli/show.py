@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import click
 
 from spark_abs.cli.output import Output, duration, moment, size, text_of
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.lookup.find import lookup
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import NO_BATCH, CheckpointMode
@@ -46,7 +46,7 @@ class Shown:
 
 
 @click.command
-@verb
+@root_command
 @click.argument("checkpoint", metavar="ID|NAME|latest")
 def show(ctx: Context, root: Root, checkpoint: str) -> None:
     """Show one checkpoint: its stages, what each took, where sources stand, and the versions of outputs."""

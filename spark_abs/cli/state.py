@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_abs.cli.output import Output, text_of
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import Refused
 from spark_abs.observe.state_at import StateAt, find_state, same_at
 from spark_abs.store.root import Root
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command
-@verb
+@root_command
 @click.argument("stage")
 @click.option(
     "--checkpoint",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 
 from spark_abs.cli.output import duration
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.model import RunKind
 from spark_abs.observe.live_run import lease_timeout_ms
 from spark_abs.observe.status import JobStatus, job_status
@@ -15,7 +15,7 @@ from spark_abs.store.root import Root
 
 
 @click.command
-@verb
+@root_command
 def status(ctx: Context, root: Root) -> None:
     """Show the attempt and run of a job, whether it is alive, and its open and last checkpoints."""
     found = job_status(root, ctx.now_ms(), lease_timeout_ms())

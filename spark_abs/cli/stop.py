@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.observe.client import stop_run
 from spark_abs.store.root import Root
 
 
 @click.command
-@verb
+@root_command
 @click.option(
     "--savepoint", "name", metavar="NAME", help="First take a savepoint, behind which nothing is processed."
 )

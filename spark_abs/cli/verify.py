@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_abs.cli.output import Output, one_line, text_of
-from spark_abs.cli.verb import Context, verb
+from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import DamageError
 from spark_abs.observe.verification import verify_one, verify_root
 from spark_abs.store.root import Root
@@ -14,7 +14,7 @@ COLUMNS = (("path", False), ("checkpoint", True), ("stage", False), ("problem", 
 
 
 @click.command
-@verb
+@root_command
 @click.argument("checkpoint", metavar="[ID|NAME|latest]", required=False)
 def verify(ctx: Context, root: Root, checkpoint: str | None) -> None:
     """Read every byte of one checkpoint, or of all and whatever else the job needs; exit code 3 on damage."""

@@ -52,7 +52,7 @@ def fence_recorded(
         for sink, table in tables.items():
             with suppress(FileNotFoundError, TakenOver):  # none of ours gets there any more
                 DeltaSink(ctx.root, table, ctx.writer(stage, sink), ctx.run, session).begin()
-    ctx.probe("change.fence.after")
+    ctx.failpoint("change.fence.after")
 
 
 def end_batches(
@@ -68,7 +68,7 @@ def end_batches(
     for change in comparison.stages:
         if change.ends_batch:
             native = ctx.native(change.stage)
-            ctx.probe(f"change.{change.stage}.finish.before")
+            ctx.failpoint(f"change.{change.stage}.finish.before")
             done = complete_batch(ctx, change.stage, control.state.sinks, session)
             if done.torn:
                 raise Refused(
@@ -76,7 +76,7 @@ def end_batches(
                     f"{', '.join(done.torn)}: start the job once as it was, and change it then"
                 )
             finish_batch(native, NativeLog(native).newest_planned())
-            ctx.probe(f"change.{change.stage}.finish.after")
+            ctx.failpoint(f"change.{change.stage}.finish.after")
     return any(change.ends_batch for change in comparison.stages)
 
 
@@ -97,10 +97,10 @@ def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declare
         for change in comparison.stages
         if change.layout is not None
     ]
-    ctx.probe("change.record.before")
+    ctx.failpoint("change.record.before")
     shapes = tuple(replace(s, outputs=dict.fromkeys(s.outputs, "")) for s in declared.shapes)
     state = control.update(lambda state: record_change(state, ctx.run, shapes, moved, comparison))  # 2
-    ctx.probe("change.record.after")
+    ctx.failpoint("change.record.after")
     return replace(ctx, directories=state.attempt.directories, starts=state.attempt.first_positions)
 
 
@@ -118,7 +118,7 @@ def _rearranged(
     record = Rebuilt(stage, number, fresh_query_id(), None, done=True)
     target = replace(ctx, directories={stage: record.directory}).native(stage)
     given = [json.dumps(dumps_position(s)) if isinstance(s, Position) else s for s in sources]
-    ctx.probe(f"change.{stage}.write.before")
+    ctx.failpoint(f"change.{stage}.write.before")
     rearrange(native, target, NativeLog(native).newest_committed(), record.query, given, heartbeat)
-    ctx.probe(f"change.{stage}.write.after")
+    ctx.failpoint(f"change.{stage}.write.after")
     return record

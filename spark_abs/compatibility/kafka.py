@@ -41,8 +41,8 @@ def require_records(
         Refused: names partitions, the offsets that are wanted and those that there are.
     """
     shape = past.shape(stage)
-    standing = _standing(stage, past, at_checkpoint)
-    for source, wanted in by_source(sources, shape.sources if shape is not None else (), standing):
+    positions = _positions(stage, past, at_checkpoint)
+    for source, wanted in by_source(sources, shape.sources if shape is not None else (), positions):
         try:
             gone = tuple(missing(wanted, available(spark, source, wanted)))
         except (Py4JError, TypeError) as error:  # TypeError: a JVM that has Kafka's client under another name
@@ -62,7 +62,7 @@ def require_records(
 
 
 def by_source(
-    sources: Sequence[KafkaSource], recorded: Sequence[SourceShape], standing: Mapping[str, str]
+    sources: Sequence[KafkaSource], recorded: Sequence[SourceShape], positions: Mapping[str, str]
 ) -> Iterator[tuple[KafkaSource, Mapping[Partition, int]]]:
     """Iterate the Kafka sources of a stage that go on, each with the next offset of each partition.
 
@@ -72,9 +72,9 @@ def by_source(
     Args:
         sources: as they are declared, in the order of the plan.
         recorded: all sources of the stage, as the newest checkpoint has them.
-        standing: the line of each place in an offset file.
+        positions: the line of each place in an offset file.
     """
-    free = {place: found for place, offset in standing.items() if (found := kafka_offsets(offset))}
+    free = {place: found for place, offset in positions.items() if (found := kafka_offsets(offset))}
     named = dict(zip(map(str, range(len(recorded))), recorded, strict=True))
     if not recorded and len(free) == len(sources):
         yield from zip(sources, free.values(), strict=True)
@@ -94,7 +94,7 @@ def by_source(
         sources = left
 
 
-def _standing(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[str, str]:
+def _positions(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[str, str]:
     if at_checkpoint:
         snapshot = past.manifest.stage(stage) if past.manifest is not None else None
         text = snapshot.offsets if snapshot is not None else None

@@ -34,7 +34,7 @@ from spark_abs.protocol.changes import (
     Comparison,
     Recorded,
     StageChange,
-    Standing,
+    StageProgress,
     UnderWay,
     Verdict,
     newly_read,
@@ -42,7 +42,7 @@ from spark_abs.protocol.changes import (
 from spark_abs.protocol.compare import REBUILD_FIRST, compare
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
-from spark_abs.protocol.standing import begins_at, current_cut, standing_after, under_way, whole_after
+from spark_abs.protocol.stage_progress import begins_at, current_cut, sources_after, under_way, whole_after
 from spark_abs.sinks.commit_metadata import SinkMetadata
 from spark_abs.sinks.commit_metadata import note_of as sink_note
 from spark_abs.snapshots.materialise import METADATA
@@ -113,19 +113,21 @@ class Knowledge:
             DamageError: what is recorded cannot be read.
         """
         shapes = self._shapes(declared)
-        standings = {s.stage: self._standing(s) for s in shapes}
+        progress = {s.stage: self._progress(s) for s in shapes}
         begun = [
-            (s.stage, c) for s in declared.shapes for c in newly_read(s, standings.get(s.stage, Standing()))
+            (s.stage, c)
+            for s in declared.shapes
+            for c in newly_read(s, progress.get(s.stage, StageProgress()))
         ]
         begins = {c for _, c in begun if self._channel(c).exists()}
         wanted = {c for s, c in begun if c in begins and declared.begin.get(s) == "earliest"}
         recorded = Recorded(
             where=self._where,
             shapes=shapes,
-            standings=standings,
+            progress=progress,
             left=() if self._at_checkpoint else self._attempt.left,
-            ends={c: self._end(c, standings) for c in begins},
-            earliest={c: self._earliest(c, standings) for c in wanted},
+            ends={c: self._end(c, progress) for c in begins},
+            earliest={c: self._earliest(c, progress) for c in wanted},
             unread=self._unread,
             epoch=self._state.last_claimed,
         )
@@ -172,25 +174,25 @@ class Knowledge:
     def _channel(self, channel: ChannelId) -> Place:
         return self._root.place(self._root.channel(channel))
 
-    def _standing(self, shape: StageShape) -> Standing:
+    def _progress(self, shape: StageShape) -> StageProgress:
         snapshot, cut = self._snapshot(shape.stage), self._cut(shape.stage)
         at_cut = snapshot.offsets if snapshot is not None and cut != NO_BATCH else None
         stateful = snapshot is not None and bool(snapshot.operators)
         if self._at_checkpoint:
-            return Standing(self._sources(shape, at_cut), cut, stateful=stateful)
+            return StageProgress(self._sources(shape, at_cut), cut, stateful=stateful)
         native = self._native(shape.stage)
         log = NativeLog(native)
         finished, planned = log.newest_committed(), log.newest_planned()
         there = native.read(METADATA) is not None
         held = self._held(shape) if planned > finished or not there else []
         if planned < cut or (not there and any(batch is not None for batch in held)):
-            return Standing(self._sources(shape, at_cut), cut, stateful=stateful, lost=True)
+            return StageProgress(self._sources(shape, at_cut), cut, stateful=stateful, lost=True)
         way = under_way(finished, planned, held)
         if way is UnderWay.TORN and self._named(shape, planned):
             way = UnderWay.NAMED
-        newest, stands = standing_after(finished, planned, way)
+        newest, stands = sources_after(finished, planned, way)
         text = log.offsets_text(newest) if newest != NO_BATCH else None
-        return Standing(
+        return StageProgress(
             self._sources(shape, text, stands),
             finished,
             way,
@@ -278,15 +280,15 @@ class Knowledge:
             found.append(None if batch is None else BatchId(batch))
         return found
 
-    def _end(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
+    def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
         """Return the last entry behind which a stage that begins now reads."""
         if self._at_checkpoint and (cut := self._cuts().get(channel)) is not None:
             return cut
         table = Table.open(self._channel(channel))
-        ended = standings.get(producer(channel), Standing()).ended
+        ended = progress.get(producer(channel), StageProgress()).ended
         return current_cut(_newest_first(table), table.version, ended, self._attempt.id)
 
-    def _earliest(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
+    def _earliest(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
         """Return the entry behind which a channel has all the rows of its producer."""
         table, path = Table.open(self._channel(channel)), channel_path(self._state, channel)
         commits = map(table.read_commit, range(table.version, -1, -1))
@@ -294,7 +296,7 @@ class Knowledge:
             entry_of(commit) for commit in takewhile(lambda commit: commit is not None, commits) if commit
         )
         counted = (entry for entry in entries if counts(path, entry.attempt, entry.version))
-        ended = standings.get(producer(channel), Standing()).ended
+        ended = progress.get(producer(channel), StageProgress()).ended
         return max(earliest(self._root, channel), whole_after(counted, table.version, ended))
 
     def _unread(self, position: Position) -> int:

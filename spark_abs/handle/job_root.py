@@ -1,4 +1,7 @@
-"""One handle for all that can be asked of a root, and done with it, from outside of the job that owns it."""
+"""One handle for all that can be asked of a root, and done with it, from outside of the job that owns it.
+
+It is long because its docstrings are the reference: each method hands on to the room that does the work.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from spark_abs.restore.outside import NO_SINKS, Own
 from spark_abs.restore.refusals import ForceName, forces
 from spark_abs.settings import LiveSettings, StorageSettings
 from spark_abs.store.clock import now_ms
-from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
 
@@ -73,7 +76,7 @@ class JobRoot:
     clock_ms: Callable[[], int] = now_ms
     pause: Callable[[float], None] = time.sleep
     """Called with seconds between two looks at a running job."""
-    probe: Probe = no_probe
+    failpoint: Failpoint = no_failpoint
 
     def __repr__(self) -> str:
         return f"JobRoot({self.root.uri!r})"
@@ -275,7 +278,7 @@ class JobRoot:
         )
         if dry_run:
             return RestoreResult(prepared.plan, None)
-        return apply(self.root, prepared, spark=self.spark, probe=self.probe, progress=progress)
+        return apply(self.root, prepared, spark=self.spark, failpoint=self.failpoint, progress=progress)
 
     def edit(self, from_: str | int = "latest") -> Edit:
         """Begin to change a checkpoint or savepoint: `Edit.write` makes a new savepoint, the original stays.

@@ -104,7 +104,7 @@ def repeatable(frame: DataFrame) -> bool:
     return bool(plan.deterministic()) and all(name in _GIVEN for name in leaves)
 
 
-def held(frame: DataFrame) -> DataFrame:
+def pin_version(frame: DataFrame) -> DataFrame:
     """Return a frame that is nothing but a Delta table at the version it has now; any other as it is.
 
     Spark looks for a newer version of such a static table in every batch, also in one that is repeated.

@@ -15,7 +15,7 @@ from spark_abs.protocol.changes import Begin
 from spark_abs.settings import JobSettings
 from spark_abs.sinks.kinds import OWN
 from spark_abs.sinks.two_phase import TwoPhaseSink
-from spark_abs.store.probe import Probe
+from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.root import Root
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class JobSpec:
     """Settings as read from YAML."""
     settings: JobSettings
     """Settings that were given as arguments."""
-    probe: Probe
+    failpoint: Failpoint
     stages: Mapping[StageId, StageSpec]
     feedbacks: tuple[Feedback, ...]
     sinks: tuple[SinkSpec, ...]

@@ -67,7 +67,7 @@ class UnderWay(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StageProgress:
     """Where a stage stands that the root knows."""
 
     sources: tuple[Position | None, ...] = ()
@@ -96,16 +96,16 @@ class Standing:
         return BatchId(self.finished + 1) if self.under_way.decided else self.finished
 
 
-def newly_read(shape: StageShape, standing: Standing) -> frozenset[ChannelId]:
+def newly_read(shape: StageShape, reached: StageProgress) -> frozenset[ChannelId]:
     """Return the channels that a stage is declared to read and did not read before."""
-    return frozenset(_read(shape)) - {p.channel for p in standing.positions}
+    return frozenset(_read(shape)) - {p.channel for p in reached.positions}
 
 
-def less_read(standing: Standing, shape: StageShape | None) -> tuple[Position, ...]:
+def less_read(reached: StageProgress, shape: StageShape | None) -> tuple[Position, ...]:
     """Return where a stage stands, at the least, in each channel that it is declared to read less often."""
     now = _read(shape) if shape is not None else Counter[ChannelId]()
-    gone = Counter(p.channel for p in standing.positions) - now
-    found = {p.channel: p for p in sorted(standing.positions, key=lambda p: -p.version) if p.channel in gone}
+    gone = Counter(p.channel for p in reached.positions) - now
+    found = {p.channel: p for p in sorted(reached.positions, key=lambda p: -p.version) if p.channel in gone}
     return tuple(found.values())
 
 
@@ -120,7 +120,7 @@ class Recorded:
     where: str
     """Who recorded it, for messages: `the last run`, `checkpoint 7`."""
     shapes: tuple[StageShape, ...] = ()
-    standings: Mapping[StageId, Standing] = field(default_factory=dict)
+    progress: Mapping[StageId, StageProgress] = field(default_factory=dict)
     left: Collection[StageId] = ()
     """Stages that were left out since the attempt began."""
     ends: Mapping[ChannelId, Version] = field(default_factory=dict)

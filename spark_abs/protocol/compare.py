@@ -1,7 +1,8 @@
 """A job as it is declared against the job as its root last ran it: what goes on, begins, or is refused.
 
 Inputs, outputs and operators are found by name, never by place. Pure: `compatibility` gathers what goes in,
-and carries out what comes out; `check` only shows it.
+and carries out what comes out; `check` only shows it. It is long because one decision is taken here, and
+the reasons for which a start is refused have to be seen together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spark_abs.protocol.changes import (
     Layout,
     Recorded,
     StageChange,
-    Standing,
+    StageProgress,
     UnderWay,
     Verdict,
     first_position,
@@ -68,15 +69,15 @@ class _Comparing:
         begin: Mapping[StageId, Begin],
         leave: bool,
     ) -> None:
-        lacking = {c for standing in recorded.standings.values() for c in standing.lacks}
+        lacking = {c for reached in recorded.progress.values() for c in reached.lacks}
         self._recorded = replace(
             recorded, unread=lambda position: recorded.unread(position) + (position.channel in lacking)
         )
         self._declared, self._begin, self._leave = declared, begin, leave
         self._reads = {s.stage: [x.name for x in s.sources if x.kind == CHANNEL] for s in declared}
         self._given_up: dict[ChannelId, dict[StageId, Position]] = {}
-        for stage, standing in recorded.standings.items():
-            for position in standing.positions:
+        for stage, reached in recorded.progress.items():
+            for position in reached.positions:
                 if position.channel not in self._reads.get(stage, ()):
                     known = self._given_up.setdefault(position.channel, {}).get(stage, position)
                     self._given_up[position.channel][stage] = min(known, position, key=lambda p: p.version)
@@ -99,17 +100,17 @@ class _Comparing:
         ]
 
     def _stage(self, shape: StageShape) -> StageChange:
-        standing = self._recorded.standings.get(shape.stage)
-        if standing is None:
+        reached = self._recorded.progress.get(shape.stage)
+        if reached is None:
             return self._new(shape)
         before = self._recorded.shape(shape.stage)
-        names = _names(before, standing)
+        names = _names(before, reached)
         places = _match(names, shape.sources)
         notes: list[str] = []
-        reasons = list(_state_reasons(before, shape, standing))
-        gone = [i for i in range(len(standing.sources)) if i not in places]
+        reasons = list(_state_reasons(before, shape, reached))
+        gone = [i for i in range(len(reached.sources)) if i not in places]
         for place in gone:
-            reason, note = self._gone(standing.sources[place], names[place])
+            reason, note = self._gone(reached.sources[place], names[place])
             reasons += reason
             notes += note
         sources: list[int | Position | None] = list(places)
@@ -125,10 +126,10 @@ class _Comparing:
                 reasons += said
             else:
                 notes += said
-        same = places == list(range(len(standing.sources)))
-        batch_reasons, ends = _batch(before, shape, standing, same, self._begun() & set(standing.lacks))
+        same = places == list(range(len(reached.sources)))
+        batch_reasons, ends = _batch(before, shape, reached, same, self._begun() & set(reached.lacks))
         reasons += batch_reasons
-        if standing.lost and not same:
+        if reached.lost and not same:
             reasons.append(f"its inputs differ, and its native checkpoint is lost: {REBUILD_FIRST}")
         native = [source for source in names if source.kind not in (CHANNEL, _UNNAMED)]
         if not same and (again := [s for s in native if native.count(s) > 1]):
@@ -142,10 +143,10 @@ class _Comparing:
             notes.append(f"inputs are in another order: {_listed(shape.sources)}")
         layout = Layout(tuple(sources)) if not same else None
         notes += _said(before, shape)
-        begins = standing.first or standing.sources
+        begins = reached.first or reached.sources
         first = [begins[s] if isinstance(s, int) else s for s in sources]
         starts = tuple(Start(shape.stage, p) for p in first if p is not None)
-        if standing.finished != NO_BATCH or ends:
+        if reached.finished != NO_BATCH or ends:
             starts = ()  # its offset file says where it stands
         return StageChange(shape.stage, Verdict.KEPT, tuple(notes), starts, layout, ends)
 
@@ -175,16 +176,16 @@ class _Comparing:
         return StageChange(shape.stage, Verdict.NEW, tuple(notes), tuple(starts))
 
     def _left(self, stage: StageId) -> StageChange:
-        standing = self._recorded.standings.get(stage, Standing())
-        if standing.under_way is UnderWay.TORN:
-            said = f"batch {standing.finished + 1} is under way, which some of its outputs hold: {_ONCE}"
+        reached = self._recorded.progress.get(stage, StageProgress())
+        if reached.under_way is UnderWay.TORN:
+            said = f"batch {reached.finished + 1} is under way, which some of its outputs hold: {_ONCE}"
             return StageChange(stage, Verdict.REFUSED, (said,))
-        begun = standing.ended != NO_BATCH
-        held = ["state"] if standing.stateful and begun else []
-        held += ["positions in its sources"] if begun and None in standing.sources else []
+        begun = reached.ended != NO_BATCH
+        held = ["state"] if reached.stateful and begun else []
+        held += ["positions in its sources"] if begun and None in reached.sources else []
         held += [
             f"{n} unread entries of channel {p.channel}"
-            for p in less_read(standing, None)
+            for p in less_read(reached, None)
             if p.channel not in self._taken_over() and (n := self._recorded.unread(p))
         ]
         if held and not self._leave:
@@ -194,7 +195,7 @@ class _Comparing:
             )
             return StageChange(stage, Verdict.REFUSED, (said,))
         what = f"leaves behind {' and '.join(held)}" if held else "it had nothing that is needed"
-        return StageChange(stage, Verdict.LEFT, (what,), ends_batch=standing.under_way is UnderWay.NAMED)
+        return StageChange(stage, Verdict.LEFT, (what,), ends_batch=reached.under_way is UnderWay.NAMED)
 
     def _gone(self, position: Position | None, source: SourceShape) -> tuple[list[str], list[str]]:
         """Return why a source cannot be given up, or what to say if it can."""
@@ -225,14 +226,14 @@ class _Comparing:
         """Return the channels that a stage begins to read."""
         begun: set[ChannelId] = set()
         for shape in self._declared:
-            begun |= newly_read(shape, self._recorded.standings.get(shape.stage, Standing()))
+            begun |= newly_read(shape, self._recorded.progress.get(shape.stage, StageProgress()))
         return begun
 
     def _begins(self, stage: StageId, source: SourceShape) -> tuple[Position | None, list[str]]:
         """Return where a stage begins to read a channel and what to say of it; None if it cannot begin."""
         channel = ChannelId(source.name)
-        standing = self._recorded.standings.get(stage, Standing())
-        own = [p for p in standing.positions if p.channel == channel]
+        reached = self._recorded.progress.get(stage, StageProgress())
+        own = [p for p in reached.positions if p.channel == channel]
         if own:  # a second reading of the channel: the two have one first position
             position = min(own, key=lambda p: p.version)
             return position, [f"reads channel {channel} once more, from behind entry {position.version}"]
@@ -260,11 +261,11 @@ class _Comparing:
         return position, [f"begins channel {channel} behind entry {position.version}, {said}"]
 
 
-def _names(before: StageShape | None, standing: Standing) -> list[SourceShape]:
+def _names(before: StageShape | None, reached: StageProgress) -> list[SourceShape]:
     """Name the sources of an offset file; a native one has no name if the shape does not give it."""
-    known = before.sources if before is not None and len(before.sources) == len(standing.sources) else ()
+    known = before.sources if before is not None and len(before.sources) == len(reached.sources) else ()
     found = []
-    for place, position in enumerate(standing.sources):
+    for place, position in enumerate(reached.sources):
         if position is not None:
             found.append(SourceShape(CHANNEL, position.channel, position.feedback))
         else:
@@ -296,9 +297,9 @@ def _match(names: Sequence[SourceShape], declared: Sequence[SourceShape]) -> lis
     return found
 
 
-def _state_reasons(before: StageShape | None, shape: StageShape, standing: Standing) -> Iterator[str]:
+def _state_reasons(before: StageShape | None, shape: StageShape, reached: StageProgress) -> Iterator[str]:
     """Iterate why the state of a stage does not fit what is declared."""
-    begun = standing.finished != NO_BATCH or standing.under_way is not UnderWay.NOTHING
+    begun = reached.finished != NO_BATCH or reached.under_way is not UnderWay.NOTHING
     if before is None or not before.sources or not begun:
         return
     if not _fits(before.operators, shape.operators):
@@ -340,7 +341,11 @@ def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> b
 
 
 def _batch(
-    before: StageShape | None, shape: StageShape, standing: Standing, same: bool, begun: Collection[ChannelId]
+    before: StageShape | None,
+    shape: StageShape,
+    reached: StageProgress,
+    same: bool,
+    begun: Collection[ChannelId],
 ) -> tuple[list[str], bool]:
     """Say whether the batch under way has to be recorded as finished, or why it stands in the way.
 
@@ -349,19 +354,19 @@ def _batch(
     changed = not same or (before is not None and not _same_outputs(before, shape))
     differ = "its inputs or outputs differ" if changed else f"{_listed(sorted(begun))} gets a new reader"
     changed = changed or bool(begun)
-    if not changed or standing.under_way is UnderWay.NOTHING:
+    if not changed or reached.under_way is UnderWay.NOTHING:
         return [], False
-    if standing.under_way is UnderWay.PLANNED and not standing.calls_functions:
+    if reached.under_way is UnderWay.PLANNED and not reached.calls_functions:
         return [], False
-    if standing.under_way.decided and not (standing.stateful or standing.calls_functions):
+    if reached.under_way.decided and not (reached.stateful or reached.calls_functions):
         return [], True
-    number = standing.finished + 1
+    number = reached.finished + 1
     what = {
         UnderWay.PLANNED: "its sink functions may have seen",
         UnderWay.WRITTEN: "its outputs hold",
         UnderWay.TORN: "some of its outputs hold",
         UnderWay.NAMED: "some of its outputs hold",
-    }[standing.under_way]
+    }[reached.under_way]
     return [f"{differ} while batch {number} is under way, which {what}: {_ONCE}"], False
 
 

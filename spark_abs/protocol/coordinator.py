@@ -2,7 +2,7 @@
 
 Events in, effects out. It reads no clock and keeps nothing that cannot be lost: a fresh coordinator that is
 told `Claimed` again for the ids without an outcome completes them if their acknowledgements come again, and
-aborts them when their time is over.
+aborts them when their time is over. It is long because it is one state machine, with a method an event.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from spark_abs.protocol.messages import (
     Complete,
     Decided,
     Declined,
+    Discard,
     Effect,
     Event,
     FailJob,
@@ -33,7 +34,6 @@ from spark_abs.protocol.messages import (
     Left,
     Notify,
     Overtake,
-    Release,
     Requested,
     StatusChanged,
     Tick,
@@ -141,17 +141,17 @@ class Coordinator:
         self._status, self._why = event.status, event.why
         for pending in self.pending:
             if reason := self._forbidden(pending.barrier.kind):
-                self._abort(pending.id, reason, self._standing)
+                self._abort(pending.id, reason, self._status_text)
         refused = [r for r in self._waiting if self._forbidden(r.kind)]
         self._waiting = [r for r in self._waiting if r not in refused]
-        answers = [self._answer(r.id, None, False, self._standing) for r in refused]
+        answers = [self._answer(r.id, None, False, self._status_text) for r in refused]
         claim = self._claiming
         if claim and claim.request_id and self._status in (JobStatus.FAILED, JobStatus.FINISHED):
-            answers.append(self._answer(claim.request_id, None, False, self._standing))
+            answers.append(self._answer(claim.request_id, None, False, self._status_text))
         return tuple(answers)
 
     @property
-    def _standing(self) -> str:
+    def _status_text(self) -> str:
         """How the job stands, for whoever asked something of it."""
         return f"the job is {self._status}" + (f": {self._why}" if self._why else "")
 
@@ -176,7 +176,7 @@ class Coordinator:
         if request.id in under_way or (self._claiming and self._claiming.request_id == request.id):
             return ()
         if self._ended or self._forbidden(request.kind):
-            why = "the job ends with the savepoint taken" if self._ended else self._standing
+            why = "the job ends with the savepoint taken" if self._ended else self._status_text
             return (self._answer(request.id, None, False, why),)
         if request.name is not None and request.name in self._names():
             why = f"there is a savepoint {request.name!r} already, or under way: choose another name"
@@ -200,14 +200,14 @@ class Coordinator:
         if self._past.triggered_ms is None:  # a new coordinator that is told of its predecessor's claim
             self._past = replace(self._past, triggered_ms=event.now_ms)
         if reason := self._forbidden(barrier.kind):
-            self._abort(barrier.id, reason, self._standing)
+            self._abort(barrier.id, reason, self._status_text)
         return ()
 
     def _on_ack(self, event: Acked) -> tuple[Effect, ...]:
         result = self._count(event)
         answer = AckAnswer(event.id, event.snapshot.stage, result)
         if result in (AckResult.DISCARDED, AckResult.UNKNOWN):
-            return (answer, Release(event.id, event.snapshot.stage))
+            return (answer, Discard(event.id, event.snapshot.stage))
         return (answer,)
 
     def _count(self, event: Acked) -> AckResult:

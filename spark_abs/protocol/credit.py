@@ -51,7 +51,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Unread:
     """What a channel holds that its slowest consumer has not durably consumed."""
 
     entries: int
@@ -77,14 +77,14 @@ def slowest(consumers: Iterable[Version]) -> Version | None:
     return min(consumers, default=None)
 
 
-def held(loads: Iterable[Load], consumers: Iterable[Version]) -> Held:
+def unread(loads: Iterable[Load], consumers: Iterable[Version]) -> Unread:
     """Add up what lies behind the slowest consumer."""
     behind = slowest(consumers)
     sizes = [load.size for load in loads if behind is not None and load.version > behind]
-    return Held(len(sizes), sum(sizes))
+    return Unread(len(sizes), sum(sizes))
 
 
-def grants(found: Held, capacity: Capacity) -> bool:
+def grants(found: Unread, capacity: Capacity) -> bool:
     """Say whether a channel takes another batch, however large: an empty one always does."""
     entries = capacity.entries is None or found.entries < capacity.entries
     return not found.entries or (entries and (capacity.size is None or found.size < capacity.size))
@@ -95,7 +95,7 @@ def holds_back(loads: Iterable[Load], position: Version, capacity: Capacity) -> 
 
     A feedback edge is outside credit: its producer may be the head, which must not wait for itself (P17).
     """
-    return not grants(held(loads, [position]), capacity)
+    return not grants(unread(loads, [position]), capacity)
 
 
 def at_once(emission: Emission, written: CheckpointId, offered: CheckpointId) -> bool:

@@ -155,7 +155,7 @@ class AckAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Discard:
     """Let go of the handle of an acknowledgement that will never count."""
 
     id: CheckpointId
@@ -187,4 +187,4 @@ class FailJob:
     message: str
 
 
-Effect = Claim | Overtake | Complete | Abort | AckAnswer | Release | Notify | Answer | FailJob
+Effect = Claim | Overtake | Complete | Abort | AckAnswer | Discard | Notify | Answer | FailJob

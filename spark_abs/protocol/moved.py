@@ -80,8 +80,8 @@ def _begins(recorded: Recorded, change: StageChange) -> Sequence[Position]:
     """Return where a stage goes on, or begins, to read its channels."""
     if change.verdict is Verdict.NEW:
         return [start.position for start in change.starts]
-    standing = recorded.standings[change.stage]
+    reached = recorded.progress[change.stage]
     if change.layout is None:
-        return standing.positions
-    sources = (standing.sources[s] if isinstance(s, int) else s for s in change.layout.sources)
+        return reached.positions
+    sources = (reached.sources[s] if isinstance(s, int) else s for s in change.layout.sources)
     return [position for position in sources if position is not None]

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from spark_abs import errors
+import spark_abs.errors as errors
 from spark_abs.config import Settings
 from spark_abs.errors import ConfigError, DamageError, Fenced, Refused, UsageError
 from spark_abs.settings_table import SETTINGS, RestartStrategy

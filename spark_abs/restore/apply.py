@@ -53,10 +53,10 @@ from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import Heartbeat, own_lease, renew, write_lease
 from spark_abs.store.outcomes import abort_open
-from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from spark_abs.store.storage import in_object_store
 from spark_abs.store.table import Table
@@ -81,7 +81,7 @@ def apply(
     prepared: Prepared,
     *,
     spark: SparkSession | None = None,
-    probe: Probe = no_probe,
+    failpoint: Failpoint = no_failpoint,
     progress: Progress = SILENT,
 ) -> RestoreResult:
     """Carry out a plan, step by step in its order; arguments and errors as for `JobRoot.restore`.
@@ -91,25 +91,25 @@ def apply(
         CheckpointNotFound: the run that was alive has retired the checkpoint meanwhile.
     """
     try:
-        return _carry_out(root, prepared, spark, probe, progress)
+        return _carry_out(root, prepared, spark, failpoint, progress)
     finally:
         if prepared.ahead is not None:
             prepared.ahead.discard()
 
 
 def _carry_out(
-    root: Root, prepared: Prepared, spark: SparkSession | None, probe: Probe, progress: Progress
+    root: Root, prepared: Prepared, spark: SparkSession | None, failpoint: Failpoint, progress: Progress
 ) -> RestoreResult:
     restorer = _Restorer(root, prepared, spark)
     try:
         for number, step in enumerate(prepared.plan.steps, 1):
             name = f"restore.{number}.{type(step).__name__}"
-            probe(f"{name}.before")
+            failpoint(f"{name}.before")
             with progress.count(
                 f"{number}/{len(prepared.plan.steps)} {sentence(step)}", _size(step)
             ) as counted:
                 restorer.carry_out(step, counted)
-            probe(f"{name}.after")
+            failpoint(f"{name}.after")
     finally:
         restorer.give_lease_back()
     plan = prepared.plan

@@ -167,7 +167,7 @@ class _Editor:
             self._close(barrier, manifest, error)
             raise
         self.control.update(lambda s: ledger.settle(s, completed=(barrier.id,)))
-        self.kept.release(barrier.id, completed=True)
+        self.kept.unpin(barrier.id, completed=True)
         self._record(HistoryEvent.COMPLETED, barrier, manifest, new)
         return barrier.id
 

@@ -45,7 +45,7 @@ class OutsideFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MarkBounds:
     """What follows from a mark and the checkpoints that are kept."""
 
     line: tuple[Branch, ...]
@@ -80,13 +80,13 @@ def path_to(state: ControlState, manifest: Manifest, channel: ChannelId) -> tupl
     return (*path[:-1], replace(path[-1], until=version))
 
 
-def standing_of(
+def bounds_of(
     state: ControlState, channel: ChannelId, mark: Mark, manifests: Iterable[Manifest]
-) -> Standing:
+) -> MarkBounds:
     """Say what a mark means for the channel."""
     line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
     kept = [path_to(state, manifest, channel) for manifest in manifests]
-    return Standing(line, outside.needed_from(mark, line, kept), outside.undone_from(line, kept))
+    return MarkBounds(line, outside.needed_from(mark, line, kept), outside.undone_from(line, kept))
 
 
 def outside_facts(

@@ -1,7 +1,7 @@
 """The plan of a restore: pure, a list of typed steps with a sentence each (P18).
 
 Facts about the root go in, steps come out; `apply` carries them out. Everything that can refuse a
-restore is decided here, before anything is changed.
+restore is decided here, before anything is changed: that is why it is long.
 """
 
 from __future__ import annotations

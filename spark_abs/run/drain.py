@@ -23,10 +23,10 @@ from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.path import channel_path
+from spark_abs.run.running_stage import RunningStage
 from spark_abs.snapshots.layout import END_OF_TIME_MS, at_end_of_time, parse_offsets
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import forget_plans, plan_batch
-from spark_abs.stages.queries import run_only
 from spark_abs.stages.stage import StageRunner
 from spark_abs.store.control import Control
 
@@ -38,20 +38,48 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    """Who asked for a drain."""
+
+    savepoint: str
+    """The name of the one that the drain ends with."""
+    request: str | None
+    """The id of the request that is answered with it; None if only this run's start has asked."""
+
+
 @dataclass(slots=True)
 class Drain:
-    """Drains the stages of one run. `check` may be called from any thread, the rest from the watching one."""
+    """Drains the stages of one run. `run` is for the watching thread, the rest for any."""
 
     ctx: RunContext
     control: Control
     graph: JobGraph
     plans: Mapping[StageId, PlanFacts]
-    runners: Mapping[StageId, StageRunner]
-    queries: dict[StageId, StreamingQuery]
-    start: Callable[[StageId], StreamingQuery]
-    halted: set[StageId] = field(default_factory=set)
-    """Stages that read no more; that they have no query is no failure."""
+    stages: Mapping[StageId, RunningStage]
+    _asked: DrainRequest | None = None
+    _asking: threading.Lock = field(default_factory=threading.Lock)
     _pause: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def asked(self) -> DrainRequest | None:
+        """What the run is to be drained for, None if nobody has asked."""
+        with self._asking:
+            return self._asked
+
+    def ask(self, savepoint: str, request: str | None) -> None:
+        """Ask for a drain that ends with a savepoint, on behalf of a request; without waiting.
+
+        Raises:
+            UsageError: the job cannot be drained, or is, with another savepoint.
+        """
+        self.check()
+        with self._asking:
+            asked = self._asked
+            if asked is not None and asked.savepoint != savepoint:
+                raise UsageError(f"the job is being drained already, with savepoint {asked.savepoint!r}")
+            if asked is None or asked.request is None:
+                self._asked = DrainRequest(savepoint, request)
 
     def check(self) -> None:
         """Refuse what cannot be drained.
@@ -86,46 +114,47 @@ class Drain:
             StageFailed: a stage failed meanwhile; the next start goes on.
         """
         self.control.update(lambda state: ledger.begin_drain(state, self.ctx.run, name))
-        self.ctx.probe("drain.record.after")
+        self.ctx.failpoint("drain.record.after")
         for stage in self.graph.order():
             log.info("draining stage %s", stage.name)
             if stage.inputs:
                 self._drain_behind(stage, look)
             else:
                 self._drain_source(stage, look)
-            self.ctx.probe(f"drain.{stage.name}.after")
+            self.ctx.failpoint(f"drain.{stage.name}.after")
 
     def _drain_source(self, stage: StageDecl, look: Callable[[], None]) -> None:
         """Let a source end the batch under way and read no more, then flush what it holds itself."""
-        runner = self.runners[stage.name]
-        self._halt(stage.name, look)
+        running = self.stages[stage.name]
+        runner = running.runner
+        self._halt(running, look)
         planned = runner.native.newest_planned()
         if planned != runner.native.newest_committed():  # a run before this one was killed in it
-            run_only(lambda: self.start(stage.name), runner, planned, look)
+            running.run_only(planned, look)
         if self._needs_flush(stage, runner):
             self._plan_flush(stage, runner)
-            run_only(lambda: self.start(stage.name), runner, runner.native.newest_planned(), look)
+            running.run_only(runner.native.newest_planned(), look)
 
     def _drain_behind(self, stage: StageDecl, look: Callable[[], None]) -> None:
         """Wait until a stage has read what those before it have written, flush it, and let it run on."""
         self._read_all(stage, look)
-        runner = self.runners[stage.name]  # as it is now: it may have been started again
+        running = self.stages[stage.name]
+        runner = running.runner  # as it is now: it may have been started again
         if not self._needs_flush(stage, runner):
             return
-        self._halt(stage.name, look)
+        self._halt(running, look)
         self._plan_flush(stage, runner)
-        runner.only = None
-        self.queries[stage.name] = self.start(stage.name)
-        self.halted.discard(stage.name)
+        running.read_on()
         self._read_all(stage, look)
 
     def _read_all(self, stage: StageDecl, look: Callable[[], None]) -> None:
         """Wait until nothing is left to read for a stage, and its query has found nothing more to do."""
         while True:
             look()
-            query = self.queries[stage.name]
+            query = self.stages[stage.name].query
+            assert query is not None, "stages behind channels are started with the run"
             self._await_end(query, look)
-            idle = query.isActive and self.runners[stage.name].native.idle_at() is not None
+            idle = query.isActive and self.stages[stage.name].runner.native.idle_at() is not None
             if idle and not self._has_unread(stage):
                 return
             self._pause.wait(_POLL_S)
@@ -145,20 +174,19 @@ class Drain:
 
     def _has_unread(self, stage: StageDecl) -> bool:
         state = self.control.state
-        for position in self.runners[stage.name].consumed():
+        for position in self.stages[stage.name].runner.consumed():
             follower = follow(self.ctx.root, position.channel, channel_path(state, position.channel))
             if next(follower.after(position.version), None) is not None:
                 return True
         return False
 
-    def _halt(self, stage: StageId, look: Callable[[], None]) -> None:
+    def _halt(self, stage: RunningStage, look: Callable[[], None]) -> None:
         """End the query of a stage behind its batch under way; a batch that was planned meanwhile is dropped.
 
         Nothing of such a batch was done: it was refused at its entry, before its function began.
         """
-        self.halted.add(stage)
-        runner, query = self.runners[stage], self.queries.get(stage)
-        runner.only = NO_BATCH
+        stage.read_no_more()
+        runner, query = stage.runner, stage.query
         if query is None:  # a source, of a run that begins with the drain
             return
         runner.batch_lock.await_quiet()
@@ -169,7 +197,7 @@ class Drain:
         if runner.failure is not None:
             failure = runner.failure
             raise StageFailed(
-                f"stage {stage!r} failed in batch {failure.batch} while it was drained: "
+                f"stage {stage.name!r} failed in batch {failure.batch} while it was drained: "
                 f"{type(failure.error).__name__}: {failure.error}; start the job again, the drain goes on"
             ) from failure.error
         forget_plans(runner.native.place)
@@ -185,6 +213,6 @@ class Drain:
         last = runner.native.newest_committed()
         text = at_end_of_time(runner.native.offsets_text(last))
         assert parse_offsets(text).watermark_ms == END_OF_TIME_MS
-        self.ctx.probe(f"drain.{stage.name}.plan.before")
+        self.ctx.failpoint(f"drain.{stage.name}.plan.before")
         plan_batch(runner.native.place, BatchId(last + 1), text)
-        self.ctx.probe(f"drain.{stage.name}.plan.after")
+        self.ctx.failpoint(f"drain.{stage.name}.plan.after")

@@ -11,48 +11,45 @@ from pyspark.errors import StreamingQueryException
 
 from spark_abs.model import BatchId, CheckpointId, StageId
 from spark_abs.run.loops import Loops
+from spark_abs.run.running_stage import RunningStage
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.stage import StageRunner
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-_LOOK_S = 0.1
 _ENDING = CheckpointId(-1)
 """What the stages of a loop are held for while it is found out whether it has come to its end."""
-_quiet = threading.Event()
 
 
 class EndOfInput:
     """Finds out which stages have read all that there is, and ends them. For one thread."""
 
-    def __init__(self, ctx: RunContext, stages: Mapping[StageId, StageRunner], loops: Loops) -> None:
+    def __init__(self, ctx: RunContext, stages: Mapping[StageId, RunningStage], loops: Loops) -> None:
         self._ctx, self._stages, self._loops = ctx, stages, loops
         self._before: dict[StageId, BatchId] = {}
         """The newest batch that each stage had planned when it was first looked at."""
         self._processed: dict[StageId, threading.Thread] = {}
-        self.ended: set[StageId] = set()
-        """The stages that have come to their end."""
 
-    def finish_stages(self, queries: Mapping[StageId, StreamingQuery]) -> bool:
+    def finish_stages(self) -> bool:
         """End stages whose input has ended, producers first; say whether all have."""
-        for name, query in queries.items():
-            if name in self.ended:
+        for name, stage in self._stages.items():
+            runner, query = stage.runner, stage.query
+            if stage.halted or query is None:
                 continue
-            runner = self._stages[name]
             self._before.setdefault(name, runner.native.newest_planned())
             if query.isActive:
-                if not (self._drained(runner, queries) if runner.reads_channels else self._rests(runner)):
+                if not (self._drained(runner) if runner.reads_channels else self._rests(runner)):
                     continue
-                halt(self._ctx, runner, query)
+                stage.halt()
             if runner.failure is None and (query.exception() is None or runner.batch_lock.refused):
-                self._ctx.probe(f"end.{name}.before")
+                self._ctx.failpoint(f"end.{name}.before")
                 runner.end()
-                self._ctx.probe(f"end.{name}.after")
-                self.ended.add(name)
-        return len(self.ended) == len(queries)
+                self._ctx.failpoint(f"end.{name}.after")
+                stage.halted = True
+        return all(stage.halted for stage in self._stages.values())
 
-    def _drained(self, runner: StageRunner, queries: Mapping[StageId, StreamingQuery]) -> bool:
+    def _drained(self, runner: StageRunner) -> bool:
         """Say whether a stage has read its channels to the end, and what its native sources had by then.
 
         The head of a loop has when its loop has come to an end: no stage of it works while that is found out.
@@ -62,7 +59,7 @@ class EndOfInput:
             for other in around:
                 self._processed.pop(other.name, None)
             return False
-        still = {other.name: self._has_processed_all(other, queries) for other in around}
+        still = {other.name: self._has_processed_all(other) for other in around}
         if not all(still.values()):
             return False
         for other in around:
@@ -73,21 +70,21 @@ class EndOfInput:
         """Look once more while no stage of a loop begins a batch; if it has ended, its head stays held."""
         around = self._loops.around(head)
         for runner in around:
-            runner.batch_lock.hold(_ENDING)
+            runner.batch_lock.block(_ENDING)
         ended = self._has_ended(head)
         for runner in around:
             if runner is not head or not ended:
-                runner.batch_lock.release(_ENDING)
+                runner.batch_lock.unblock(_ENDING)
         return ended
 
     def _has_ended(self, runner: StageRunner) -> bool:
         return self._loops.has_ended(runner, lambda other: self._done(other) is not None)
 
-    def _has_processed_all(self, runner: StageRunner, queries: Mapping[StageId, StreamingQuery]) -> bool:
+    def _has_processed_all(self, runner: StageRunner) -> bool:
         """Let Spark say that a query has nothing to do: in a thread, since a batch may wait for credit."""
         processing = self._processed.get(runner.name)
         if processing is None:
-            query = queries[runner.name]
+            query = self._stages[runner.name].query
             processing = threading.Thread(target=_process_all, args=(query,), daemon=True)
             self._processed[runner.name] = processing
             processing.start()
@@ -110,16 +107,8 @@ class EndOfInput:
         return batch > self._before.get(runner.name, batch) and runner.native.repeats(batch)
 
 
-def halt(ctx: RunContext, runner: StageRunner, query: StreamingQuery) -> None:
-    """Stop a query in order: its batch ends, one that was planned meanwhile is left to the next run."""
-    runner.batch_lock.stop()
-    ctx.probe(f"end.{runner.name}.halt")
-    while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
-        _quiet.wait(_LOOK_S)
-    query.stop()
-
-
-def _process_all(query: StreamingQuery) -> None:
+def _process_all(query: StreamingQuery | None) -> None:
     """Return when a query has nothing more to do; if it fails, the next look for failures says so."""
     with suppress(StreamingQueryException):
-        query.processAllAvailable()
+        if query is not None:
+            query.processAllAvailable()

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-from pyspark.errors import StreamingQueryException
 
 from spark_abs.channels.gate import BackEdge, GateSpec
 from spark_abs.channels.opening import open_gate
 from spark_abs.channels.writer import create_channel
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
-from spark_abs.checkpointing.coordination import Coordination
+from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.checkpointing.sending import Senders, open_senders, sendings
-from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
+from spark_abs.errors import CheckpointNotFound, UsageError
 from spark_abs.manifest import StageShape
 from spark_abs.model import (
-    NO_BATCH,
     ChannelId,
     StageId,
-    Version,
     channel_id,
 )
 from spark_abs.plan.columns import narrowed, widened
@@ -37,9 +32,11 @@ from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.restarts import RestartPolicy
 from spark_abs.run.drain import Drain
 from spark_abs.run.laps import Laps
+from spark_abs.run.lifecycle import Termination
 from spark_abs.run.rebuild import Rebuild, repeat_batches
 from spark_abs.run.recovery import Recovery
 from spark_abs.run.run import Run
+from spark_abs.run.running_stage import RunningStage, StageParts
 from spark_abs.sinks.create import ensure_sink
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.state_storage import StateStorage
@@ -47,22 +44,20 @@ from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.driver_jvm import drain_events, sleep_until_stopped
-from spark_abs.stages.native import NativeLog, check_native
-from spark_abs.stages.outputs import Outputs, newest_output, open_writers
+from spark_abs.stages.native import NativeLog
+from spark_abs.stages.outputs import Outputs, open_writers
 from spark_abs.stages.progress import LateRows
-from spark_abs.stages.queries import QueryStart, start_queries
-from spark_abs.stages.snapshotter import Listener, Snapshotter, StageFacts
+from spark_abs.stages.queries import start_queries
+from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import StageRunner
-from spark_abs.state.declared import NOTHING, Before, Declared
+from spark_abs.state.declared import NOTHING, Before
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-_WELCOME_POLL_S = 0.1
 log = logging.getLogger(__name__)
 
 
@@ -98,7 +93,7 @@ def launch(given: Launch) -> Run:
         for s in graph.stages
         for o in graph.consumed(s.name)
     }
-    ctx.probe("start.channels.after")
+    ctx.failpoint("start.channels.after")
     tables = {s.name: _attach(given, s, s.table) for s in job.sinks if s.table is not None}
     attached = [
         AttachedSink(s.source.stage, s.name, tables[s.name].uri, tables[s.name].table_id)
@@ -106,26 +101,15 @@ def launch(given: Launch) -> Run:
         if s.name in tables
     ]
     given.control.update(lambda state: attach(state, attached))
-    ctx.probe("start.sinks.after")
-    late, declared = LateRows(), dict(given.drafts.declared)
-    queries: dict[StageId, StreamingQuery] = {}
+    ctx.failpoint("start.sinks.after")
     manifests = Checkpoints.open(ctx.root, ctx.job).load_all()
-    kept = StateStorage.open(ctx.root, ctx.job, ctx.run, manifests, ctx.probe)
+    kept = StateStorage.open(ctx.root, ctx.job, ctx.run, manifests, ctx.failpoint)
     senders = open_senders(ctx, sendings(job.sinks, given.drafts.schemas), given.control, manifests)
-    ctx.probe("start.state.after")
-    facts = {
-        s.name: StageFacts(
-            {t: Version(v) for t, v in given.plans[s.name].static_tables.items()},
-            partial(_dropped_late, late, queries, declared, s.name),
-            given.plans[s.name].functions,
-        )
-        for s in graph.stages
-    }
+    ctx.failpoint("start.state.after")
+    termination, events, late = Termination(), Events(), LateRows()
     cleaner = CheckpointCleaner(ctx, {s.name: s.inputs for s in graph.stages}, kept, senders)
-    snapshots = Snapshotter(ctx, kept, facts, cleaner)
-    runners: dict[StageId, StageRunner] = {}
-    for stage in graph.stages:
-        runners[stage.name] = _runner(given, stage, tables, snapshots, senders)
+    snapshots = Snapshotter(ctx, kept, cleaner, events.put, termination.fail)
+    runners = {s.name: _runner(given, s, tables, snapshots, senders) for s in graph.stages}
     frames = build_frames(
         job,
         graph,
@@ -133,103 +117,73 @@ def launch(given: Launch) -> Run:
         partial(before, given),
         given.drafts.declared,
     )
-    declared.update(frames.declared)  # from now on: these count what they drop
+    stages = {
+        s.name: _stage(given, s, frames, runners[s.name], snapshots, senders, late) for s in graph.stages
+    }
     given.laps.over("channels and sinks")
-
-    def restart(stage: StageDecl) -> None:
-        _restart(given, stage, frames, snapshots, senders, runners, queries, coordination)
-
-    recovery = Recovery(ctx, given.policy, {s.name: partial(restart, s) for s in graph.stages})
-    drain = Drain(
+    drain = Drain(ctx, given.control, graph, given.plans, stages)
+    coordination = Coordination(
         ctx,
-        given.control,
-        graph,
-        given.plans,
+        events,
         runners,
-        queries,
-        lambda name: _start(given, name, frames, runners[name]),
+        partial(_shapes, given.shapes, ids),
+        snapshots,
+        termination.request,
+        drain.ask,
+        _refuse_forget,
+        termination.fail,
+        senders.completed,
     )
+    restarts = {name: partial(stage.restart, coordination) for name, stage in stages.items()}
     run = Run(
         ctx,
-        runners,
+        termination,
+        stages,
         graph.loops(),
+        coordination,
         snapshots,
-        recovery,
+        Recovery(ctx, given.policy, restarts),
         drain,
         senders,
         partial(_stop_listening, job.spark, late),
     )
-    coordination = Coordination(
-        ctx,
-        runners,
-        partial(_shapes, given.shapes, ids),
-        snapshots,
-        run.request_stop,
-        run.request_drain,
-        _refuse_forget,
-        run.fail,
-        senders.completed,
-    )
-    snapshots.report_to(Listener(coordination.put, lambda name: runners[name].batch_lock.wake(), run.fail))
     job.spark.streams.addListener(late)
     try:
-        for rebuild in given.rebuilds:
-            name = rebuild.stage
-            again = partial(_start, given, name, frames, runners[name])
-            repeat_batches(ctx, given.control, rebuild, runners[name], again)
-        if given.drain is not None:
-            run.request_drain(given.drain, None)
-        starts = []
-        for stage in reversed(graph.order()):  # consumers first: a source that is ahead takes their cores
-            if given.drain is not None and not stage.inputs:
-                drain.halted.add(stage.name)
-                runners[stage.name].only = NO_BATCH
-                continue
-            take = partial(_started, ctx, queries, stage.name)
-            starts.append(_query_start(given, stage.name, frames, runners[stage.name], take))
-        start_queries(job.spark, ctx, starts)
-        given.laps.over("queries")
-        log.info("job %s has started run %s in %s", job.name, ctx.run, given.laps)
+        _start_queries(given, stages, drain)
     except Exception as error:
-        run.fail(error)
+        termination.fail(error)
         given.started()
-        run.begin(queries, coordination)
+        run.begin()
         run.await_termination()
         raise
     given.started()
-    run.begin(queries, coordination)
+    run.begin()
     return run
+
+
+def _start_queries(given: Launch, stages: Mapping[StageId, RunningStage], drain: Drain) -> None:
+    """Let stages that were lost repeat their batches, then start all queries.
+
+    Of a run that begins with a drain, those of sources are not started.
+    """
+    for rebuild in given.rebuilds:
+        repeat_batches(given.ctx, given.control, rebuild, stages[rebuild.stage])
+    if given.drain is not None:
+        drain.ask(given.drain, None)
+    starts = []
+    for decl in reversed(given.graph.order()):  # consumers first: a source that is ahead takes their cores
+        if given.drain is not None and not decl.inputs:
+            stages[decl.name].read_no_more()
+        else:
+            starts.append(stages[decl.name].query_start())
+    start_queries(given.job.spark, given.ctx, starts)
+    given.laps.over("queries")
+    log.info("job %s has started run %s in %s", given.job.name, given.ctx.run, given.laps)
 
 
 def _stop_listening(spark: SparkSession, late: LateRows) -> None:
     spark.streams.removeListener(late)
     drain_events(spark)
-
-
-def _started(
-    ctx: RunContext, queries: dict[StageId, StreamingQuery], stage: StageId, query: StreamingQuery
-) -> None:
-    queries[stage] = query
-    ctx.probe(f"start.{stage}.query.after")
-
-
-def _query_start(
-    given: Launch,
-    stage: StageId,
-    frames: Frames,
-    runner: StageRunner,
-    take: Callable[[StreamingQuery], None],
-) -> QueryStart:
-    keeps_state = given.plans[stage].keeps_state
-    return QueryStart(given.job.stages[stage], frames.stages[stage], runner, keeps_state, take)
-
-
-def _start(given: Launch, stage: StageId, frames: Frames, runner: StageRunner) -> StreamingQuery:
-    """Start the query of one stage."""
-    started: list[StreamingQuery] = []
-    one = _query_start(given, stage, frames, runner, started.append)
-    start_queries(given.job.spark, given.ctx, [one])
-    return started[0]
 
 
 def _refuse_forget(stage: StageId) -> str:
@@ -252,7 +206,7 @@ def _runner(
     writers = open_writers(ctx, spec, given.graph.consumed(stage.name))
     for writer in writers:
         writer.begin()
-        ctx.probe(f"start.{stage.name}.fence-{writer.output}.after")
+        ctx.failpoint(f"start.{stage.name}.fence-{writer.output}.after")
     sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
     certain = given.plans[stage.name].repeatable
     outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain)
@@ -263,41 +217,35 @@ def _runner(
     return runner
 
 
-def _restart(
+def _stage(
     given: Launch,
     stage: StageDecl,
     frames: Frames,
+    runner: StageRunner,
     snapshots: Snapshotter,
     senders: Senders,
-    runners: dict[StageId, StageRunner],
-    queries: dict[StageId, StreamingQuery],
-    coordination: Coordination,
-) -> None:
-    """Start a stage whose query has failed again, from its native checkpoint, within the same run.
+    late: LateRows,
+) -> RunningStage:
+    parts = StageParts(
+        given.job.spark,
+        given.ctx,
+        given.graph,
+        stage,
+        given.job.stages[stage.name],
+        given.plans[stage.name],
+        frames.stages[stage.name],
+        frames.declared[stage.name],
+        snapshots,
+        late,
+        partial(_reopened, given, stage, snapshots, senders),
+    )
+    return RunningStage(parts, runner)
 
-    1. The failed query is over, in all its threads.  2. A query that found nothing would begin with batch 0
-    in silence: look.  3. A new runner with new handles.  4. It takes over what the old one was told, in the
-    coordinator's thread, so that nothing is told to the old one any more.  5. The query.
 
-    Raises:
-        DamageError: the native checkpoint is missing or damaged.
-    """
-    ctx, name = given.ctx, stage.name
-    runners[name].batch_lock.stop()  # 1
-    with suppress(StreamingQueryException):
-        queries[name].awaitTermination()
-    finding = check_native(ctx.native(name), newest_output(ctx, given.graph, name))  # 2
-    if finding is not None:
-        raise DamageError(f"{finding}; start the job again: it says what can be done about it")
-    mine = [s for s in given.job.sinks if s.source.stage == name]
-    tables = {s.name: _attach(given, s, s.table) for s in mine if s.table is not None}  # 3
-    runner = _runner(given, stage, tables, snapshots, senders)
-    welcomed = coordination.join(runner)  # 4
-    while not welcomed.wait(_WELCOME_POLL_S):
-        if not coordination.is_alive:
-            return  # the run ends with the error of the coordination
-    runners[name] = runner
-    queries[name] = _start(given, name, frames, runner)  # 5
+def _reopened(given: Launch, stage: StageDecl, snapshots: Snapshotter, senders: Senders) -> StageRunner:
+    mine = [s for s in given.job.sinks if s.source.stage == stage.name]
+    tables = {s.name: _attach(given, s, s.table) for s in mine if s.table is not None}
+    return _runner(given, stage, tables, snapshots, senders)
 
 
 def _credit(ctx: RunContext, graph: JobGraph, stage: StageId, senders: Senders) -> Credit:
@@ -332,15 +280,6 @@ def before(given: Launch, stage: StageId) -> Before:
         origin = ()  # retired, and so there is a later one, and records
     functions = {f.uid: f for shape in origin if shape.stage == stage for f in shape.functions}
     return Before(NativeLog(ctx.native(stage)).watermark_ms(), functions)
-
-
-def _dropped_late(
-    late: LateRows,
-    queries: Mapping[StageId, StreamingQuery],
-    declared: Mapping[StageId, Declared],
-    stage: StageId,
-) -> int:
-    return declared[stage].dropped() + (late.dropped(str(queries[stage].id)) if stage in queries else 0)
 
 
 def _gate(given: Launch, stage: StageId, channel: ChannelId, schema: StructType) -> DataFrame:

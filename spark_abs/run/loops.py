@@ -9,6 +9,7 @@ from spark_abs.model import Position, StageId
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.loops import Loop, Member, has_ended
 from spark_abs.protocol.path import channel_path
+from spark_abs.run.running_stage import RunningStage
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.stage import StageRunner
 from spark_abs.store.control import Control
@@ -17,7 +18,9 @@ from spark_abs.store.control import Control
 class Loops:
     """Asked by the thread that ends stages, about those whose other inputs have ended; reads logs."""
 
-    def __init__(self, ctx: RunContext, found: Sequence[Loop], stages: Mapping[StageId, StageRunner]) -> None:
+    def __init__(
+        self, ctx: RunContext, found: Sequence[Loop], stages: Mapping[StageId, RunningStage]
+    ) -> None:
         self._ctx = ctx
         self._found = found
         self._stages = stages
@@ -27,7 +30,7 @@ class Loops:
         loop = self._loop(stage)
         if loop is None:
             return (stage,)
-        return tuple(runner for name, runner in self._stages.items() if name in loop.stages)
+        return tuple(one.runner for name, one in self._stages.items() if name in loop.stages)
 
     def has_ended(self, stage: StageRunner, is_idle: Callable[[StageRunner], bool]) -> bool:
         """Say whether nothing comes to an idle stage any more whose other inputs have ended.

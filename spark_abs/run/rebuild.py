@@ -25,6 +25,7 @@ from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
 from spark_abs.protocol.restarts import is_final
+from spark_abs.run.running_stage import RunningStage
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets
@@ -33,8 +34,6 @@ from spark_abs.snapshots.verify import verify_state
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog, plan_batch
 from spark_abs.stages.outputs import newest_output
-from spark_abs.stages.queries import run_only
-from spark_abs.stages.stage import StageRunner
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -44,7 +43,6 @@ from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +115,9 @@ class Rebuilder:
         """Record the new places, write the directories, and return the context that knows them."""
         ctx = self._ctx
         for rebuild in rebuilds:
-            ctx.probe(f"rebuild.{rebuild.stage}.record.before")
+            ctx.failpoint(f"rebuild.{rebuild.stage}.record.before")
             self._control.update(partial(_recorded, ctx, rebuild.record))
-            ctx.probe(f"rebuild.{rebuild.stage}.record.after")
+            ctx.failpoint(f"rebuild.{rebuild.stage}.record.after")
         attempt = self._control.state.attempt
         ctx = replace(ctx, directories=attempt.directories)
         heartbeat = partial(Heartbeat(ctx.root, self._control), ctx.run)
@@ -133,7 +131,7 @@ class Rebuilder:
             )
             if not rebuild.goes_on:
                 self._write(ctx, rebuild, heartbeat)
-            ctx.probe(f"rebuild.{rebuild.stage}.write.after")
+            ctx.failpoint(f"rebuild.{rebuild.stage}.write.after")
         return ctx
 
     def _write(self, ctx: RunContext, rebuild: Rebuild, heartbeat: Callable[[], None]) -> None:
@@ -254,23 +252,22 @@ def _require_readable_again(found: Sequence[Repeat[str]], snapshot: StageSnapsho
 def _repeat(
     ctx: RunContext,
     repeat: Repeat[str],
-    runner: StageRunner,
-    start: Callable[[], StreamingQuery],
+    stage: RunningStage,
     heartbeat: Callable[[], None],
 ) -> None:
     """Run one batch again, more than once if need be: so many starts of a query want some patience."""
-    native = ctx.native(runner.name)
+    native = ctx.native(stage.name)
     for tries_left in reversed(range(_TRIES)):
-        ctx.probe(f"rebuild.{runner.name}.plan.before")
+        ctx.failpoint(f"rebuild.{stage.name}.plan.before")
         plan_batch(native, repeat.batch, repeat.plan)
-        ctx.probe(f"rebuild.{runner.name}.plan.after")
+        ctx.failpoint(f"rebuild.{stage.name}.plan.after")
         try:
-            run_only(start, runner, repeat.batch, heartbeat)
+            stage.run_only(repeat.batch, heartbeat)
         except StageFailed as error:
             if not tries_left or (error.__cause__ is not None and is_final(error.__cause__)):
                 raise
             log.warning("%s; it is tried again", error)
-            runner.failure = None
+            stage.runner.failure = None
         else:
             return
 
@@ -279,8 +276,7 @@ def repeat_batches(
     ctx: RunContext,
     control: Control,
     rebuild: Rebuild,
-    runner: StageRunner,
-    start: Callable[[], StreamingQuery],
+    rebuilt: RunningStage,
 ) -> None:
     """Let a stage repeat its batches, one after the other, then record that it is rebuilt.
 
@@ -294,10 +290,10 @@ def repeat_batches(
     began, stage = now_ms(), rebuild.stage
     heartbeat = partial(Heartbeat(ctx.root, control), ctx.run)
     for repeat in rebuild.repeats:
-        _repeat(ctx, repeat, runner, start, heartbeat)
-        ctx.probe(f"rebuild.{stage}.batch.after")
+        _repeat(ctx, repeat, rebuilt, heartbeat)
+        ctx.failpoint(f"rebuild.{stage}.batch.after")
     control.update(partial(_recorded, ctx, replace(rebuild.record, done=True)))
-    ctx.probe(f"rebuild.{stage}.done.after")
+    ctx.failpoint(f"rebuild.{stage}.done.after")
     took = now_ms() - began
     said = f"{len(rebuild.repeats)} batches repeated, now in {ctx.native(stage)}"
     log.warning("stage %s is rebuilt after %s ms: %s", stage, took, said)

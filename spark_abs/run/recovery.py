@@ -119,7 +119,7 @@ class Recovery:
         """
         for due in [d for d in self._due.values() if d.decision.ms <= now_ms()]:
             end = due.end
-            self._ctx.probe(f"restart.{end.stage}.before")
+            self._ctx.failpoint(f"restart.{end.stage}.before")
             del self._due[end.stage]
             try:
                 self._restart[end.stage]()

@@ -73,13 +73,13 @@ def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool,
         AttemptNotReady: a restore was begun and not finished.
     """
     before = read_lease(job.root)
-    job.probe("start.run.before")
+    job.failpoint("start.run.before")
     state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
     run = state.runs[-1].id
     checkpoints = Checkpoints.open(job.root, job.name)
-    job.probe("start.run.after")
+    job.failpoint("start.run.after")
     checkpoints.fence(run)
-    job.probe("start.fence.after")
+    job.failpoint("start.fence.after")
     if takeover and before is not None:
         # The replaced run sees the fence and ends its queries; two must not run on one native checkpoint.
         pause = threading.Event()
@@ -89,9 +89,9 @@ def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool,
             pause.wait(_LEASE_POLL_S)
     write_lease(job.root, own_lease(run, now_ms()))
     clear_ahead(job.root.anywhere(state.attempt.natives), run)
-    job.probe("start.abort.before")
+    job.failpoint("start.abort.before")
     state = abort_open(control, checkpoints, run)
-    job.probe("start.abort.after")
+    job.failpoint("start.abort.after")
     History(job.root).append(
         [
             HistoryRow(
@@ -117,7 +117,7 @@ def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool,
         settings=settings,
         batches_retained=batches_retained(job.spark),
         bounded=bounded,
-        probe=job.probe,
+        failpoint=job.failpoint,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -21,17 +20,16 @@ from spark_abs.protocol.messages import (
 )
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.run.drain import Drain
-from spark_abs.run.end_of_input import EndOfInput, halt
+from spark_abs.run.end_of_input import EndOfInput
+from spark_abs.run.lifecycle import Lifecycle, Termination
 from spark_abs.run.loops import Loops
 from spark_abs.run.process_end import Guest, attend
 from spark_abs.run.recovery import Recovery, StageEnd
-from spark_abs.run.registration import end
+from spark_abs.run.running_stage import RunningStage
 from spark_abs.run.signals import SignalledStop
 from spark_abs.settings import LiveSettings
-from spark_abs.stages.causes import one_line
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.snapshotter import Snapshotter
-from spark_abs.stages.stage import StageRunner
 from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:
@@ -48,8 +46,10 @@ class Run:
     def __init__(
         self,
         ctx: RunContext,
-        stages: Mapping[StageId, StageRunner],
+        termination: Termination,
+        stages: Mapping[StageId, RunningStage],
         loops: Sequence[Loop],
+        coordination: Coordination,
         snapshots: Snapshotter,
         recovery: Recovery,
         drain: Drain,
@@ -57,29 +57,30 @@ class Run:
         on_end: Callable[[], None],
     ) -> None:
         self._ctx = ctx
+        self._termination = termination
         self._stages = stages
+        self._coordination = coordination
         self._recovery = recovery
         self._drain = drain
         self._senders = senders
-        self._drain_asked: tuple[str, str | None] | None = None
-        """The savepoint that a drain ends with, and the id of the request for it."""
         self._last_savepoint: CheckpointId | None = None
-        self._asking = threading.Lock()
         self._end = EndOfInput(ctx, stages, Loops(ctx, loops, stages))
-        self._snapshots = snapshots
-        self._on_end = on_end
-        self._queries: dict[StageId, StreamingQuery] = {}
-        self._stop = threading.Event()
-        self._done = threading.Event()
-        self._failure: Exception | None = None
-        self._said = ""
-        """What the coordinator was last told of stages that fail."""
-        self._coordination: Coordination | None = None
         self._signals = SignalledStop(ctx.job, ctx.settings.stop_timeout_ms, self._stop_for_signal)
-        self._watcher = threading.Thread(target=self._watch, name=f"spark-abs-watch-{ctx.job}", daemon=True)
+        self._lifecycle = Lifecycle(
+            ctx,
+            f"job {ctx.job}",
+            termination,
+            coordination,
+            snapshots,
+            watch=self._watch,
+            stop_queries=self._stop_queries,
+            finish=self._end_sending,
+            on_end=on_end,
+        )
 
     def __repr__(self) -> str:
-        how = "active" if self.is_active else "ended" if self._failure is None else "failed"
+        failed = self._termination.failure is not None
+        how = "active" if self.is_active else "failed" if failed else "ended"
         return f"Run({self.id} of job {self._ctx.job!r}, attempt {self.attempt}, {how})"
 
     @property
@@ -95,7 +96,7 @@ class Run:
     @property
     def is_active(self) -> bool:
         """Whether the job still runs."""
-        return not self._done.is_set()
+        return not self._termination.over.is_set()
 
     def query(self, stage: str) -> StreamingQuery:
         """Return the native streaming query of a stage; another one once the stage was started again.
@@ -103,10 +104,11 @@ class Run:
         Raises:
             UsageError: the job has no such stage.
         """
+        queries = self._queries()
         try:
-            return self._queries[StageId(stage)]
+            return queries[StageId(stage)]
         except KeyError:
-            raise UsageError(f"no stage {stage!r}: the job has {', '.join(self._queries)}") from None
+            raise UsageError(f"no stage {stage!r}: the job has {', '.join(queries)}") from None
 
     def savepoint(self, name: str, timeout: float | None = None) -> CheckpointId:
         """Take a savepoint and return its id.
@@ -152,9 +154,9 @@ class Run:
         taken = (
             self._request(CheckpointKind.SYNC_SAVEPOINT, savepoint, None) if savepoint is not None else None
         )
-        self._stop.set()
-        self._done.wait()
-        self._raise_failure()
+        self._termination.request()
+        self._termination.over.wait()
+        self._termination.raise_failure()
         return taken
 
     def await_termination(self, timeout: float | None = None) -> bool:
@@ -169,44 +171,26 @@ class Run:
             StageFailed: a stage failed; names the stage, the batch and the cause.
             Fenced: the run was replaced.
         """
-        ended = self._signals.wait(self._done, timeout)
+        ended = self._signals.wait(self._termination.over, timeout)
         if ended:
-            self._raise_failure()
+            self._termination.raise_failure()
         return ended
 
-    def begin(self, queries: dict[StageId, StreamingQuery], coordination: Coordination) -> None:
-        """Start watching; called once by whoever started the queries, who replaces those started again."""
-        self._queries = queries
-        self._coordination = coordination
-        self._senders.start(self.fail)
-        coordination.start()
-        self._watcher.start()
-        settings = self._ctx.settings
-        attend(Guest(self._ctx.job, self.request_stop, self._done, settings.stop_timeout_ms / 1000))
-
-    def fail(self, error: Exception) -> None:
-        """Stop because of an error; the first one is kept."""
-        if self._failure is None:
-            self._failure = error
-        self._stop.set()
-
-    def request_drain(self, name: str, request: str | None) -> None:
-        """Drain the job, take the savepoint `name` for a request, and stop; without waiting.
-
-        Raises:
-            UsageError: the job cannot be drained, or is, with another savepoint.
-        """
-        self._drain.check()
-        with self._asking:
-            asked = self._drain_asked
-            if asked is not None and asked[0] != name:
-                raise UsageError(f"the job is being drained already, with savepoint {asked[0]!r}")
-            if asked is None or asked[1] is None:
-                self._drain_asked = (name, request)
+    def begin(self) -> None:
+        """Start watching; called once, by whoever has started the queries."""
+        termination, patience_s = self._termination, self._ctx.settings.stop_timeout_ms / 1000
+        self._senders.start(termination.fail)
+        self._coordination.start()
+        self._lifecycle.start()
+        attend(Guest(self._ctx.job, self.request_stop, termination.over, patience_s))
 
     def request_stop(self) -> None:
         """Stop in order, without waiting."""
-        self._stop.set()
+        self._termination.request()
+
+    def _queries(self) -> dict[StageId, StreamingQuery]:
+        """Return the queries that were started, as they are now."""
+        return {name: stage.query for name, stage in self._stages.items() if stage.query is not None}
 
     def _stop_for_signal(self) -> None:
         settings = self._ctx.settings
@@ -216,7 +200,7 @@ class Run:
                 self._request(CheckpointKind.SYNC_SAVEPOINT, name, patience_s)
             except AbsError as error:
                 log.warning("job %s stops without savepoint %r: %s", self._ctx.job, name, error)
-        self._stop.set()
+        self._termination.request()
 
     def _request(self, kind: CheckpointKind, name: str | None, timeout: float | None) -> CheckpointId:
         coordination = self._running()
@@ -228,7 +212,7 @@ class Run:
         return answer.id
 
     def _running(self) -> Coordination:
-        if self._coordination is None or self._done.is_set():
+        if not self.is_active:
             raise Refused("the job is not running")
         return self._coordination
 
@@ -238,65 +222,49 @@ class Run:
             try:
                 return answers.get(timeout=_WATCH_S)
             except queue.Empty:
-                if self._done.is_set():
-                    self._raise_failure()
+                if not self.is_active:
+                    self._termination.raise_failure()
                     raise Refused("the job ended first") from None
         raise CheckpointPending(
             f"no answer within {timeout} s: the checkpoint may still complete, see `spark-abs list`"
         )
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _watch(self) -> None:
-        how = "stopped"
-        try:
-            while not self._stop.wait(_WATCH_S):
-                self._look()
-                if self._drain_asked is not None:
-                    how = self._run_drain(self._drain_asked[0])
-                    break
-                if self._ctx.bounded and self._end.finish_stages(self._queries):
-                    self._last_checkpoint()
-                    how = "finished"
-                    break
-            else:
-                self._look_for_failures()  # of the last moment: a stop does not hide them
-                if self._recovery.failing:
-                    how = f"stopped, while {self._recovery.failing}"
-        except Exception as error:  # noqa: BLE001 - the thread's edge: whoever waits for the run gets it
-            self.fail(error)
-        try:
-            self._shut_down(how)
-        except Exception as error:  # noqa: BLE001 - the same
-            self.fail(error)
-        finally:
-            self._done.set()
+    def _watch(self) -> str:
+        """Wait until the run is to end, and return how it ends."""
+        while not self._termination.await_request(_WATCH_S):
+            self._look()
+            drain = self._drain.asked
+            if drain is not None:
+                return self._run_drain(drain.savepoint)
+            if self._ctx.bounded and self._end.finish_stages():
+                self._last_checkpoint()
+                return "finished"
+        self._look_for_failures()  # of the last moment: a stop does not hide them
+        failing = self._recovery.failing
+        return f"stopped, while {failing}" if failing else "stopped"
 
     def _stop_drained(self, savepoint: str | None) -> CheckpointId | None:
         if savepoint is None:
             raise UsageError("a drain ends with a savepoint: give it a name")
         self._running().check_name(savepoint)
-        self.request_drain(savepoint, uuid.uuid4().hex)
-        self._done.wait()
-        self._raise_failure()
+        self._drain.ask(savepoint, uuid.uuid4().hex)
+        self._termination.over.wait()
+        self._termination.raise_failure()
         return self._last_savepoint
 
     def _run_drain(self, name: str) -> str:
         """Drain all stages and take the savepoint; no other checkpoint is taken meanwhile."""
-        assert self._coordination is not None
         self._coordination.put(StatusChanged(now_ms(), JobStatus.STOPPING))
         self._drain.run(name, self._look_while_draining)
-        with self._asking:
-            request = (self._drain_asked or (name, None))[1] or uuid.uuid4().hex
+        asked = self._drain.asked
+        request = (asked.request if asked is not None else None) or uuid.uuid4().hex
         answers = self._coordination.request(Request(request, CheckpointKind.SYNC_SAVEPOINT, name))
         while True:
             try:
                 answer = answers.get(timeout=_WATCH_S)
                 break
             except queue.Empty:
-                self._raise_failure()
+                self._termination.raise_failure()
                 self._look()
         if not answer.ok:
             raise Refused(
@@ -307,41 +275,33 @@ class Run:
         return f"drained, with savepoint {name!r}"
 
     def _look_while_draining(self) -> None:
-        self._raise_failure()
-        if self._stop.is_set():
+        self._termination.raise_failure()
+        if self._termination.requested:
             raise Refused("stopped while it was being drained: the next start goes on with the drain")
         self._look()
 
     def _look(self) -> None:
         """Look for stages that have failed, and start those again whose time has come."""
         self._look_for_failures()
-        if self._recovery.failing != self._said:
-            self._say_failing()
+        status = JobStatus.RUNNING if self._drain.asked is None else JobStatus.STOPPING
+        self._lifecycle.report(status, self._recovery.failing)
         self._recovery.start_due()
 
-    def _say_failing(self) -> None:
-        """Let whoever asks something of the job hear what fails."""
-        assert self._coordination is not None
-        self._said = self._recovery.failing
-        status = JobStatus.RUNNING if self._drain_asked is None else JobStatus.STOPPING
-        self._coordination.put(StatusChanged(now_ms(), status, self._said))
-
     def _look_for_failures(self) -> None:
-        passed_over = self._end.ended | self._drain.halted
-        for name, query in self._queries.items():
-            if name in passed_over or query.isActive or self._recovery.waits(name):
+        for name, query in self._queries().items():
+            stage = self._stages[name]
+            if stage.halted or query.isActive or self._recovery.waits(name):
                 continue
             error = query.exception()
-            failure = self._stages[name].failure
+            failure = stage.runner.failure
             if failure is not None:
                 self._recovery.take(StageEnd(name, failure.batch, failure.error))
             elif error is not None:
-                self._recovery.take(StageEnd(name, self._stages[name].native.newest_planned(), error))
+                self._recovery.take(StageEnd(name, stage.runner.native.newest_planned(), error))
 
     def _last_checkpoint(self) -> None:
-        assert self._coordination is not None
         answers = self._coordination.request(Request("end-of-input", CheckpointKind.CHECKPOINT))
-        while not self._stop.is_set():
+        while not self._termination.requested:
             try:
                 answer = answers.get(timeout=_WATCH_S)
             except queue.Empty:
@@ -350,37 +310,28 @@ class Run:
                 log.warning("no checkpoint at the end of input: %s", answer.message)
             return
 
-    def _shut_down(self, how: str) -> None:
-        assert self._coordination is not None
-        status = JobStatus.STOPPING if self._failure is None else JobStatus.FAILED
-        why = self._said if self._failure is None else one_line(str(self._failure))
-        self._coordination.put(StatusChanged(now_ms(), status, why))
-        for runner in self._stages.values():
-            runner.batch_lock.refuse()
+    def _stop_queries(self) -> None:
+        for stage in self._stages.values():
+            stage.runner.batch_lock.refuse()
         log.info("job %s is stopping%s", self._ctx.job, self._under_way())
-        for name, query in self._queries.items():
-            halt(self._ctx, self._stages[name], query)
-        self._coordination.close()
-        self._snapshots.close()
-        self._end_sending()
-        end(self._ctx, how if self._failure is None else self._failure)
-        ended = how if self._failure is None else f"failed: {why}"
-        log.info("job %s: run %s has ended: %s", self._ctx.job, self.id, ended)
-        self._on_end()
+        for stage in self._stages.values():
+            stage.halt()
 
     def _end_sending(self) -> None:
         """Send what checkpoints are behind; what cannot be sent now goes out with the next start."""
-        patience_s = self._ctx.settings.stop_timeout_ms / 1000 if self._failure is None else 1.0
+        in_order = self._termination.failure is None
+        patience_s = self._ctx.settings.stop_timeout_ms / 1000 if in_order else 1.0
         left = "; ".join(self._senders.close(patience_s))
-        if left and self._failure is None:
+        if left and in_order:
             log.warning(
                 "job %s ends before all was sent: %s; the next start goes on with it", self._ctx.job, left
             )
             if self._ctx.bounded:
-                self.fail(SinkUnreachable(f"not all was sent: {left}; start the job again, it goes on"))
+                said = f"not all was sent: {left}; start the job again, it goes on"
+                self._termination.fail(SinkUnreachable(said))
 
     def _under_way(self) -> str:
         """Say which batches a stop waits for."""
-        logs = {name: self._stages[name].native for name, query in self._queries.items() if query.isActive}
+        logs = {n: self._stages[n].runner.native for n, query in self._queries().items() if query.isActive}
         busy = [f"{name} (batch {n.newest_planned()})" for name, n in logs.items() if n.idle_at() is None]
         return f": it waits for {', '.join(busy)}" if busy else ""

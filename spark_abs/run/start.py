@@ -101,7 +101,7 @@ def start_job(
             started = check_functions(past, drafted.frames, plans, lost)
             control.update(lambda state: start_functions(state, ctx.run, started))
             ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
-            job.probe("start.natives.after")
+            job.failpoint("start.natives.after")
             laps.over("root")
             shapes = found.job.shapes
             given = Launch(

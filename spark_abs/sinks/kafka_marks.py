@@ -84,11 +84,17 @@ class KafkaMark:
         return replace(self, ends=tuple(ends))
 
     def behind(self, back: Version) -> str | None:
-        """Say which offsets hold what was committed behind an entry, for a person; None if not known."""
+        """Say which offsets hold what was committed behind an entry, for a person.
+
+        Returns:
+            Empty if nothing was sent, None if it is not known what was.
+        """
         then = next((e.offsets for e in self.ends if e.version == back), None)
         if then is None:
             return None
         now = self.ends[-1].offsets
+        if any(_made_anew(ends, now.get(topic, ())) for topic, ends in then.items()):
+            return None
         return ", ".join(
             f"{topic}[{partition}] {begin} to {end - 1}"
             for topic, ends in sorted(now.items())
@@ -97,6 +103,10 @@ class KafkaMark:
             )
             if begin < end
         )
+
+
+def _made_anew(then: Sequence[int], now: Sequence[int]) -> bool:
+    return len(now) < len(then) or any(end < begin for begin, end in zip(then, now, strict=False))
 
 
 def _padded(then: Sequence[int], now: Sequence[int]) -> Sequence[int]:

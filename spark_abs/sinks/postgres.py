@@ -1,4 +1,7 @@
-"""PostgreSQL as a sink: rows and mark in one transaction, appended, or merged by key."""
+"""PostgreSQL as a sink: rows and mark in one transaction, appended, or merged by key.
+
+It is long because every part of the contract of a `TwoPhaseSink` is one transaction, with its refusals.
+"""
 
 from __future__ import annotations
 

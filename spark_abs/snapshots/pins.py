@@ -19,16 +19,16 @@ class Pins:
     """
 
     def __init__(self) -> None:
-        self._held: dict[CheckpointId, dict[str, dict[str, Location]]] = {}
+        self._pinned: dict[CheckpointId, dict[str, dict[str, Location]]] = {}
         self._left: dict[str, dict[str, Location]] = {}
 
-    def hold(self, checkpoint: CheckpointId, directory: str, files: Mapping[str, Location]) -> None:
-        """Pin what a checkpoint's capture of a native directory names, by hash, until `release`."""
-        self._held.setdefault(checkpoint, {}).setdefault(directory, {}).update(files)
+    def pin(self, checkpoint: CheckpointId, directory: str, files: Mapping[str, Location]) -> None:
+        """Pin what a checkpoint's capture of a native directory names, by hash, until `unpin`."""
+        self._pinned.setdefault(checkpoint, {}).setdefault(directory, {}).update(files)
 
-    def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
+    def unpin(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Let go of what a checkpoint pinned; if it was aborted, leave that to the next captures."""
-        for directory, files in self._held.pop(checkpoint, {}).items():
+        for directory, files in self._pinned.pop(checkpoint, {}).items():
             if not completed:
                 self._left.setdefault(directory, {}).update(files)
 
@@ -46,7 +46,7 @@ class Pins:
             follow(files, gone, moved)
 
     def _all(self) -> list[dict[str, Location]]:
-        return [*self._left.values(), *(files for held in self._held.values() for files in held.values())]
+        return [*self._left.values(), *(files for held in self._pinned.values() for files in held.values())]
 
 
 def follow(files: dict[str, Location], gone: Collection[str], moved: Mapping[str, Location]) -> None:

@@ -28,7 +28,7 @@ from spark_abs.snapshots.packs import (
     resolve,
 )
 from spark_abs.snapshots.pins import Pins, follow
-from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -52,17 +52,19 @@ class Stored:
 class StateStorage:
     """`state/` as one run writes it. Thread-safe; one per process and root.
 
-    Every byte that a capture names or reuses is pinned under the checkpoint's id until `release`, so that
+    Every byte that a capture names or reuses is pinned under the checkpoint's id until `unpin`, so that
     sweeping cannot take it away before the manifest names it; of an aborted checkpoint until the next
     capture of the same stage is in, which then need not copy it again.
     """
 
-    def __init__(self, root: Root, job: str, run: RunId, table: Table, probe: Probe = no_probe) -> None:
+    def __init__(
+        self, root: Root, job: str, run: RunId, table: Table, failpoint: Failpoint = no_failpoint
+    ) -> None:
         self.root = root
         self.run = run
         self._job = job
         self._table = table
-        self._probe = probe
+        self._failpoint = failpoint
         self.lock = threading.RLock()
         """Held while sweeping: nothing is pinned, released or committed meanwhile."""
         self._known: dict[str, Location] = {}
@@ -79,7 +81,7 @@ class StateStorage:
         job: str,
         run: RunId,
         manifests: Sequence[Manifest] = (),
-        probe: Probe = no_probe,
+        failpoint: Failpoint = no_failpoint,
     ) -> StateStorage:
         """Open `state/` for a run, creating it if there is none, and refuse older runs from now on.
 
@@ -88,12 +90,12 @@ class StateStorage:
             job: its name.
             run: this run.
             manifests: what is retained now: bytes that they name are not written again.
-            probe: called at named points; for tests of failures.
+            failpoint: called at named points; for tests of failures.
 
         Raises:
             Fenced: a newer run has done so already.
         """
-        kept = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), probe)
+        kept = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), failpoint)
         with kept.lock:
             kept._table.commit(kept._fence)
             with PackReader(root) as reader:
@@ -112,7 +114,7 @@ class StateStorage:
         """Copy captured files into `state/`, but for what it already has, as one pack in one commit.
 
         Killed here, a pack without a commit is left, which sweeping removes. Repeated here, everything is
-        found again. The bytes stay pinned until `release(checkpoint)`.
+        found again. The bytes stay pinned until `unpin(checkpoint)`.
 
         Raises:
             StaleCapture: a file is not any more what the capture saw; what was copied before it is kept.
@@ -144,7 +146,7 @@ class StateStorage:
                     stored.append(StoredFile(file.path, file.size, sha256, at))
             add = writer.close() if writer else None
             if add is not None:
-                self._probe("capture.pack.commit.before")
+                self._failpoint("capture.pack.commit.before")
                 self._commit(checkpoint, directory, add, fresh)
         except StaleCapture:
             if writer is not None and whole and fresh:
@@ -167,10 +169,10 @@ class StateStorage:
             hashes = self._hashes.get(directory, {})
             return frozenset(file for file, sha256 in hashes.items() if sha256 in self._known)
 
-    def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
+    def unpin(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Let go of what a checkpoint pinned: its outcome is durable. Repeatable."""
         with self.lock:
-            self._pins.release(checkpoint, completed=completed)
+            self._pins.unpin(checkpoint, completed=completed)
 
     def missing(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
         """Return the files whose bytes `state/` has no more: ask it before a manifest is committed.
@@ -244,7 +246,7 @@ class StateStorage:
         with self.lock:
             at = self._known.get(sha256)
             if at is not None:
-                self._pins.hold(checkpoint, directory, {sha256: at})
+                self._pins.pin(checkpoint, directory, {sha256: at})
             return at
 
     def _commit(
@@ -253,7 +255,7 @@ class StateStorage:
         with self.lock:
             self._table.commit(lambda table: self._if_current(table, Commit([add])))
             self._known.update(fresh)
-            self._pins.hold(checkpoint, directory, fresh)
+            self._pins.pin(checkpoint, directory, fresh)
 
     def _fence(self, table: Table) -> Commit | None:
         fence = self._if_current(table, Commit(transactions={run_app_id(self._job): self.run}))

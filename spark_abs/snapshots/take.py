@@ -32,7 +32,7 @@ def snapshot_stage(kept: StateStorage, checkpoint: CheckpointId, native: Place, 
     """Copy everything from which a stage starts again after `batch` (P11).
 
     Runs beside the query, in any thread, several at a time for different stages.
-    The copy is pinned in `state/` until `kept.release(checkpoint)`, also when this raises.
+    The copy is pinned in `state/` until `kept.unpin(checkpoint)`, also when this raises.
 
     Args:
         kept: the run's handle on `state/`.

@@ -20,7 +20,7 @@ ENTRIES_AT_THE_END = 16
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStanding:
+class CheckpointProgress:
     """How far a stage is with a checkpoint that it has not acknowledged."""
 
     aligning_since_ms: int | None

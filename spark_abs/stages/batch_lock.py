@@ -1,4 +1,4 @@
-"""The lock of a stage: a batch takes it, or the agent of an idle stage; nobody while the stage is held."""
+"""The lock of a stage: a batch takes it, or the agent of an idle stage; nobody while the stage is blocked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BatchLock:
         self._stopping = False
         self.ended = False
         """Whether the stage has ended in order."""
-        self._held: CheckpointId | None = None
+        self._blocked_by: CheckpointId | None = None
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
         self.parked = False
@@ -41,8 +41,8 @@ class BatchLock:
     def batch(self, may_begin: Callable[[], bool]) -> Iterator[int]:
         """Enter a batch; yields the milliseconds it had to wait.
 
-        Waits while the stage is held, the agent is at work, or `may_begin` says no. That one may look at the
-        store: it is asked again and again, and nobody else waits for its answer.
+        Waits while the stage is blocked, the agent is at work, or `may_begin` says no. That one may look at
+        the store: it is asked again and again, and nobody else waits for its answer.
 
         Raises:
             StageStopped: the stage is being stopped.
@@ -61,7 +61,7 @@ class BatchLock:
             if self._stopping:
                 self.refused = True
                 raise StageStopped("the stage is being stopped; the batch will be repeated by the next run")
-            if permitted and not self._busy and self._held is None:
+            if permitted and not self._busy and self._blocked_by is None:
                 self._busy = True
                 return True
             self._change.wait(_POLL_S)
@@ -93,24 +93,24 @@ class BatchLock:
         finally:
             self._leave()
 
-    def hold(self, checkpoint: CheckpointId) -> None:
-        """Let no batch begin until `release`: the stage has passed the barrier of an exact savepoint."""
+    def block(self, checkpoint: CheckpointId) -> None:
+        """Let no batch begin until `unblock`: the stage has passed the barrier of an exact savepoint."""
         with self._change:
-            self._held = checkpoint
+            self._blocked_by = checkpoint
 
-    def release(self, checkpoint: CheckpointId) -> None:
-        """Let batches begin again if it was this savepoint that held them."""
+    def unblock(self, checkpoint: CheckpointId) -> None:
+        """Let batches begin again if it was this savepoint that blocked them."""
         with self._change:
-            if self._held == checkpoint:
-                self._held = None
+            if self._blocked_by == checkpoint:
+                self._blocked_by = None
             self._change.notify_all()
 
     def succeed(self, before: BatchLock) -> None:
-        """Stand where a stage stood that this one replaces: it may be held."""
+        """Stand where a stage stood that this one replaces: it may be blocked."""
         with before._change:
-            held = before._held
-        if held is not None:
-            self.hold(held)
+            blocked_by = before._blocked_by
+        if blocked_by is not None:
+            self.block(blocked_by)
 
     def wake(self) -> None:
         """Ask `may_begin` again."""

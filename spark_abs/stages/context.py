@@ -22,7 +22,7 @@ from spark_abs.model import (
     owner_of,
 )
 from spark_abs.protocol.changes import first_position
-from spark_abs.store.probe import Probe
+from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 
@@ -45,7 +45,7 @@ class RunContext:
     batches_retained: int
     bounded: bool
     """Whether the job ends with its input; only then do channel inputs close."""
-    probe: Probe
+    failpoint: Failpoint
     directories: Mapping[StageId, str] = field(default_factory=dict)
     """Names of native checkpoints that were rebuilt elsewhere, by stage."""
     starts: Mapping[tuple[StageId, ChannelId], Position] = field(default_factory=dict)

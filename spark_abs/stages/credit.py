@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from spark_abs.channels.follow import follow
 from spark_abs.model import ChannelId, Entry, Version
-from spark_abs.protocol.credit import Capacity, Load, grants, held, load_of, loads_of, slowest
+from spark_abs.protocol.credit import Capacity, Load, grants, load_of, loads_of, slowest, unread
 from spark_abs.protocol.path import channel_path
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.context import RunContext
@@ -98,7 +98,7 @@ class Credit:
 
     def _find_full(self) -> tuple[ChannelId, ...]:
         """Return the channels that take no batch, as of the last look at consumers."""
-        found = {channel: held(loads, [self._start]) for channel, loads in self._loads.items()}
+        found = {channel: unread(loads, [self._start]) for channel, loads in self._loads.items()}
         return tuple(channel for channel, now in found.items() if not grants(now, self._capacity))
 
     def _look(self) -> bool:

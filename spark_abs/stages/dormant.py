@@ -8,7 +8,7 @@ from dataclasses import replace
 from spark_abs.manifest import StageSnapshot, Timings
 from spark_abs.model import Barrier, CheckpointId, CheckpointKind
 from spark_abs.protocol.messages import Acked
-from spark_abs.stages.alignment import CheckpointStanding
+from spark_abs.stages.alignment import CheckpointProgress
 from spark_abs.stages.barriers import BarrierProgress, Barriers
 from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.store.clock import now_ms
@@ -43,7 +43,7 @@ class DormantStage:
         for barrier in self.barriers.above(self.progress.taken):
             self.progress.handed_over(barrier.id)
             if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
-                self.batch_lock.hold(barrier.id)
+                self.batch_lock.block(barrier.id)
             now = now_ms()
             timings = Timings(end_to_end_ms=max(0, now - barrier.timestamp_ms))
             part = replace(self.part, size_new=0, dropped_late=0, timings=timings)
@@ -57,12 +57,12 @@ class DormantStage:
         """Say whether a checkpoint was answered."""
         return self.progress.taken >= checkpoint
 
-    def standing(self, _barrier: Barrier) -> CheckpointStanding:
+    def checkpoint_progress(self, _barrier: Barrier) -> CheckpointProgress:
         """Say what a checkpoint waits for here."""
-        return CheckpointStanding(None, "the query does not run")
+        return CheckpointProgress(None, "the query does not run")
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""
         self.barriers.settle(checkpoint, completed)
         if not completed:
-            self.batch_lock.release(checkpoint)
+            self.batch_lock.unblock(checkpoint)

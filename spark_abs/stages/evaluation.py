@@ -47,7 +47,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _Committed:
     """What tables hold of a batch that is repeated."""
 
     tables: frozenset[str]
@@ -111,22 +111,22 @@ class Evaluator:
         for directory in [d for d, staged in self._staged.items() if staged < batch]:
             delete_staged(self._ctx.root, directory)
             del self._staged[directory]
-        standing = self._standing(batch)
+        committed = self._already_committed(batch)
         self._newest = max(self._newest, batch)
         with ExitStack() as stack:
-            yield self._settle(stack, frame, batch, standing)
+            yield self._settle(stack, frame, batch, committed)
 
     def _settle(
-        self, stack: ExitStack, frame: DataFrame, batch: BatchId, standing: _Standing | None
+        self, stack: ExitStack, frame: DataFrame, batch: BatchId, committed: _Committed | None
     ) -> Evaluated:
         """Take what a commit names and evaluate the rest, over the main output's files if those decide.
 
         Only a frame that is read more than once is kept in memory.
         """
-        named = standing.named if standing is not None else ()
-        consumers = [c for c in self._consumers() if standing is None or c.table not in standing.tables]
+        named = committed.named if committed is not None else ()
+        consumers = [c for c in self._consumers() if committed is None or c.table not in committed.tables]
         how, there = missing(consumers, named), files_of(named)
-        if standing is not None and not named and how.anew:
+        if committed is not None and not named and how.anew:
             self._warn(batch, how.anew)
         done = _Work(batch, {table: self._find(one, batch) for table, one in how.own.items()}, {}, {})
         for table, one in how.lent.items():
@@ -140,7 +140,7 @@ class Evaluator:
         over_main = MAIN_OUTPUT in there and bool(work or direct)
         spooled = bool(work) and work[0].output == MAIN_OUTPUT and not self._repeatable[MAIN_OUTPUT]
         reads = 0 if over_main else 1 if spooled else len(work) + len(direct)
-        for_state = not reads or (standing is not None and not work)
+        for_state = not reads or (committed is not None and not work)
         if reads + for_state > 1:
             _keep(stack, frame)
         if for_state:
@@ -157,7 +157,7 @@ class Evaluator:
             if output != MAIN_OUTPUT and direct.count(output) > 1:
                 _keep(stack, done.frames[output])
         return Evaluated(
-            done.files, self._names(work, consumers, done) if standing is None else (), done.frames
+            done.files, self._names(work, consumers, done) if committed is None else (), done.frames
         )
 
     def _write(self, write: Write, rows: DataFrame, done: _Work, consumers: Sequence[Consumer]) -> None:
@@ -213,7 +213,7 @@ class Evaluator:
         found = [Consumer(writer.output, table) for table, writer in self._channels.items()]
         return found + [Consumer(s.source.name, uri, t.plain) for uri, (s, t) in self._tables.items()]
 
-    def _standing(self, batch: BatchId) -> _Standing | None:
+    def _already_committed(self, batch: BatchId) -> _Committed | None:
         """Return what stands of a batch; None for one that was never begun, without a look."""
         if batch > self._newest:
             return None
@@ -228,11 +228,11 @@ class Evaluator:
         if newest < batch:
             return None
         if newest > batch:
-            return _Standing(frozenset(takers), ())  # one that is behind it had no rows
+            return _Committed(frozenset(takers), ())  # one that is behind it had no rows
         held = [table for table in takers if last[table] == batch]
         notes = (takers[table].note_of_batch(batch) for table in held)
         named = next((note.evaluated for note in notes if note is not None and note.evaluated), ())
-        return _Standing(frozenset(held), named)
+        return _Committed(frozenset(held), named)
 
     def _unsure(self, frame: DataFrame, called: Sequence[str]) -> frozenset[str]:
         """Return the outputs that may have other rows the next time; each is looked at once."""

@@ -169,7 +169,7 @@ class Outputs:
             plans = self._plans(table, facts) if files is not None and files.written.files else ()
             if table.commit_batch(files, facts.batch, plans, named) is not None:
                 named = ()
-            self._ctx.probe(f"batch.{self._spec.name}.commit-{sink.name}.after")
+            self._ctx.failpoint(f"batch.{self._spec.name}.commit-{sink.name}.after")
 
     def call_functions(self, given: Evaluated, batch: BatchId, epoch: CheckpointId) -> None:
         """Call the sink functions with the rows that the commits have settled."""
@@ -232,7 +232,7 @@ class Outputs:
                 return None
             versions[writer.output] = standing.entry.version
             self.progress.in_first(barrier.id)
-            self._ctx.probe(f"agent.{self._spec.name}.commit-{writer.output}.after")
+            self._ctx.failpoint(f"agent.{self._spec.name}.commit-{writer.output}.after")
         self.progress.in_every(barrier.id)
         return IdleCut(batch, versions)
 
@@ -272,7 +272,7 @@ class Outputs:
             evaluated=given.named if writer is self.channels[0] else (),
             at=at,
         ).entry
-        self._ctx.probe(f"batch.{self._spec.name}.commit-{writer.output}.after")
+        self._ctx.failpoint(f"batch.{self._spec.name}.commit-{writer.output}.after")
         if writer is self.channels[0]:
             self.progress.in_first(Marker(entry.barrier, entry.cancel).id)
         return entry

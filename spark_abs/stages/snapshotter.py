@@ -69,15 +69,6 @@ class StageFacts:
     """As `PlanFacts.functions`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """Who hears of copies: the coordinator, the stage that may go on, and the run if it was fenced."""
-
-    event: Callable[[Acked | Declined], None]
-    wake: Callable[[StageId], None]
-    failure: Callable[[Exception], None]
-
-
 class Snapshotter:
     """Copies cuts in its own threads (P11). `submit` and `permits` are called by batch threads and agents.
 
@@ -89,29 +80,43 @@ class Snapshotter:
         self,
         ctx: RunContext,
         kept: StateStorage,
-        facts: Mapping[StageId, StageFacts],
         tidy: Callable[[], None],
+        on_event: Callable[[Acked | Declined], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
+        """Take the run and its storage of state.
+
+        Args:
+            ctx: the run.
+            kept: where copies go.
+            tidy: retires and sweeps.
+            on_event: hears what has become of a copy.
+            on_failure: hears that the run was fenced.
+        """
         self._ctx = ctx
         self._kept = kept
-        self._facts = facts
+        self._facts: dict[StageId, StageFacts] = {}
+        self._wake: dict[StageId, Callable[[], None]] = {}
         self._tidy = tidy
+        self._on_event = on_event
+        self._on_failure = on_failure
         self._pool = ThreadPoolExecutor(ctx.settings.copy_threads, thread_name_prefix="spark-abs-copy")
         self._lock = threading.Lock()
         self._open: dict[tuple[StageId, CheckpointId], BatchId] = {}
         self._copying: dict[StageId, threading.Lock] = {}
         self._closing = threading.Event()
         self._tidying = threading.Lock()
-        self._listener: Listener | None = None
 
-    def report_to(self, listener: Listener) -> None:
-        """Say who hears of the copies; called once, before the first cut."""
-        self._listener = listener
+    def register(self, stage: StageId, facts: StageFacts, wake: Callable[[], None]) -> None:
+        """Take a stage, or its new runner, before its first cut.
 
-    @property
-    def _to(self) -> Listener:
-        assert self._listener is not None
-        return self._listener
+        Args:
+            stage: its name.
+            facts: what its snapshots say.
+            wake: lets it ask `permits` again.
+        """
+        with self._lock:
+            self._facts[stage], self._wake[stage] = facts, wake
 
     def submit(self, taken: Taken) -> None:
         """Capture and copy a cut as soon as Spark has recorded the end of its batch, then acknowledge it.
@@ -130,7 +135,7 @@ class Snapshotter:
             return True
         return not self._ctx.settings.synchronous and batch - min(mine) <= self._ctx.batches_retained // 2
 
-    def release(self, checkpoint: CheckpointId, *, completed: bool) -> None:
+    def settle(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Let go of what a checkpoint has pinned; its outcome is durable.
 
         What an aborted one has copied, or is still copying, is left to the next copy of the same stage.
@@ -141,8 +146,8 @@ class Snapshotter:
             for key in late:
                 del self._open[key]
         for stage, _ in late:
-            self._to.wake(stage)
-        self._pool.submit(partial(self._kept.release, checkpoint, completed=completed))
+            self._wake[stage]()
+        self._pool.submit(partial(self._kept.unpin, checkpoint, completed=completed))
 
     def missing(self, manifest: Manifest) -> tuple[str, ...]:
         """Return the files that a manifest would name and that are not there."""
@@ -160,11 +165,11 @@ class Snapshotter:
 
     def _work(self, taken: Taken) -> None:
         try:
-            self._to.event(Acked(now_ms(), taken.barrier.id, self._snapshot(taken)))
+            self._on_event(Acked(now_ms(), taken.barrier.id, self._snapshot(taken)))
         except _Unwanted:
             pass
         except Fenced as error:
-            self._to.failure(error)
+            self._on_failure(error)
         except (AbsError, DeltaError, OSError) as error:
             self._decline(taken, error)
         except Exception as error:
@@ -174,18 +179,18 @@ class Snapshotter:
             with self._lock:
                 late = self._open.pop((taken.stage, taken.barrier.id), None) is None
             if late:
-                self._kept.release(taken.barrier.id, completed=False)
-            self._to.wake(taken.stage)
+                self._kept.unpin(taken.barrier.id, completed=False)
+            self._wake[taken.stage]()
 
     def _snapshot(self, taken: Taken) -> StageSnapshot:
         ctx, stage = self._ctx, taken.stage
-        ctx.probe(f"capture.{stage}.await.before")
+        ctx.failpoint(f"capture.{stage}.await.before")
         self._await_commit(taken)
-        ctx.probe(f"capture.{stage}.copy.before")
+        ctx.failpoint(f"capture.{stage}.copy.before")
         with self._turn(taken):
             began = now_ms()
             copy = snapshot_stage(self._kept, taken.barrier.id, ctx.native(stage), taken.batch)
-        ctx.probe(f"capture.{stage}.copy.after")
+        ctx.failpoint(f"capture.{stage}.copy.after")
         facts = self._facts[stage]
         took = now_ms() - began
         snapshot = StageSnapshot(
@@ -212,7 +217,7 @@ class Snapshotter:
                 taken.backpressured_ms,
             ),
         )
-        ctx.probe(f"ack.{stage}.before")
+        ctx.failpoint(f"ack.{stage}.before")
         return snapshot
 
     def _await_commit(self, taken: Taken) -> None:
@@ -254,7 +259,7 @@ class Snapshotter:
 
     def _decline(self, taken: Taken, error: Exception) -> None:
         detail = f"{type(error).__name__}: {error}"
-        self._to.event(Declined(now_ms(), taken.barrier.id, taken.stage, AbortReason.DECLINED, detail))
+        self._on_event(Declined(now_ms(), taken.barrier.id, taken.stage, AbortReason.DECLINED, detail))
 
     def _tidy_once(self) -> None:
         if not self._tidying.acquire(blocking=False):
@@ -262,7 +267,7 @@ class Snapshotter:
         try:
             self._tidy()
         except Fenced as error:
-            self._to.failure(error)
+            self._on_failure(error)
         except (AbsError, DeltaError, OSError) as error:
             log.warning("tidying up failed, it is tried again after the next checkpoint: %s", error)
         finally:

@@ -31,7 +31,7 @@ from spark_abs.protocol.gate import Settled, exceeds, waiting
 from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Declined
 from spark_abs.snapshots.layout import parse_offsets
-from spark_abs.stages.alignment import AlignmentWatch, CheckpointStanding
+from spark_abs.stages.alignment import AlignmentWatch, CheckpointProgress
 from spark_abs.stages.barriers import BarrierChoice, Barriers
 from spark_abs.stages.batch import Admission, BatchFacts, Planned
 from spark_abs.stages.batch_lock import BatchLock, StageStopped
@@ -58,9 +58,10 @@ class Failure:
 class StageRunner:
     """The batch function of one stage, and the agent that takes barriers while the stage is idle.
 
-    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit`, `standing`,
-    `notify` and `succeed` from the coordinator's thread. Both commit to the outputs, and never at once: a
-    batch holds its turn from its admission to its end, and the agent goes away while somebody holds one.
+    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit`,
+    `checkpoint_progress`, `notify` and `succeed` from the coordinator's thread. Both commit to the outputs,
+    and never at once: a batch has the lock from its admission to its end, and the agent goes away while
+    somebody has it.
     """
 
     def __init__(
@@ -104,9 +105,9 @@ class StageRunner:
         Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
         batch decides for the others, and 4 takes the files that it names. After it, commits are skipped.
         """
-        batch, probe = BatchId(batch_id), self._ctx.probe
+        batch, failpoint = BatchId(batch_id), self._ctx.failpoint
         try:
-            probe(f"batch.{self.name}.wait.before")  # 1
+            failpoint(f"batch.{self.name}.wait.before")  # 1
             planned, credited_ms = self._planned(batch), self.credit.waited_ms
             with self.batch_lock.batch(partial(self._admit, planned)) as waited_ms:
                 if self.only is not None and batch != self.only:
@@ -147,19 +148,19 @@ class StageRunner:
         return Admission(full=self.credit.full())
 
     def _run(self, frame: DataFrame, planned: Planned, waited_ms: int) -> None:
-        began, probe = now_ms(), self._ctx.probe
+        began, failpoint = now_ms(), self._ctx.failpoint
         facts, after = planned.facts, planned.after
         batch = facts.batch
-        probe(f"batch.{self.name}.read.before")  # 2
+        failpoint(f"batch.{self.name}.read.before")  # 2
         marker = self._outputs.marker_of(batch)
-        probe(f"batch.{self.name}.find.before")  # 3
+        failpoint(f"batch.{self.name}.find.before")  # 3
         if marker is None:
             self._take_ahead(batch, planned.before)
             marker = self._choice.of_inputs(planned)
         self._watch_alignment(after, began)
-        probe(f"batch.{self.name}.files.before")  # 4
+        failpoint(f"batch.{self.name}.files.before")  # 4
         with self._outputs.evaluated(frame, batch) as given:
-            probe(f"batch.{self.name}.files.after")
+            failpoint(f"batch.{self.name}.files.after")
             if marker is None:  # 5: what is open now, not what was open before the rows were there
                 done = self._outputs.commit_free(given, facts, self._choice.now(after))
             else:
@@ -167,11 +168,11 @@ class StageRunner:
             self.credit.wrote({w.channel: done.entries[w.output] for w in self._outputs.channels})
             self._outputs.commit_sinks(given, facts)
             self._outputs.call_functions(given, batch, max((p.epoch for p in after), default=NO_EPOCH))  # 6
-        probe(f"batch.{self.name}.handover.before")
+        failpoint(f"batch.{self.name}.handover.before")
         if done.barrier is not None and done.barrier.id > max(self.progress.taken, self._ctx.floor):  # 7
             versions = {output: entry.version for output, entry in done.entries.items()}
             self._hand_over(done.barrier, batch, after, versions, began, waited_ms)
-        probe(f"batch.{self.name}.handover.after")
+        failpoint(f"batch.{self.name}.handover.after")
 
     def _take_ahead(self, batch: BatchId, before: tuple[Position, ...]) -> None:
         """Take unaligned barriers ahead of a batch that no output holds yet (P16)."""
@@ -180,10 +181,10 @@ class StageRunner:
             if barrier is None:
                 return
             began, last = now_ms(), BatchId(batch - 1)
-            self._ctx.probe(f"batch.{self.name}.overtake.before")
+            self._ctx.failpoint(f"batch.{self.name}.overtake.before")
             cut = self._outputs.commit_barrier(barrier, lambda last=last: last)  # type: ignore[misc]
             if cut is not None:
-                self._ctx.probe(f"batch.{self.name}.overtake.after")
+                self._ctx.failpoint(f"batch.{self.name}.overtake.after")
                 self._hand_over(barrier, last, before, cut.channels, began, 0)
 
     def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
@@ -220,10 +221,10 @@ class StageRunner:
         self._cuts[barrier.id] = batch
         reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
-            self.batch_lock.hold(barrier.id)
+            self.batch_lock.block(barrier.id)
             # Its abort may have come before there was anything to release.
             if barrier.id in self.barriers.aborted:
-                self.batch_lock.release(barrier.id)
+                self.batch_lock.unblock(barrier.id)
         first = self._aligning_since.pop(barrier.id, began_ms)
         self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
         self._snapshots.submit(
@@ -264,13 +265,13 @@ class StageRunner:
             if barrier is None:
                 return
             began = now_ms()
-            self._ctx.probe(f"agent.{self.name}.commit.before")
+            self._ctx.failpoint(f"agent.{self.name}.commit.before")
             cut = self._outputs.commit_barrier(
                 barrier, lambda: batch if self._last_batch_if_idle() == batch else None
             )
             if cut is None:
                 return
-            self._ctx.probe(f"agent.{self.name}.commit.after")
+            self._ctx.failpoint(f"agent.{self.name}.commit.after")
             self._hand_over(barrier, batch, positions, cut.channels, began, 0)
 
     def _last_batch_if_idle(self) -> BatchId | None:
@@ -301,12 +302,12 @@ class StageRunner:
         """Say whether the stage has made its cut of a checkpoint."""
         return self.progress.taken >= checkpoint
 
-    def standing(self, barrier: Barrier) -> CheckpointStanding:
+    def checkpoint_progress(self, barrier: Barrier) -> CheckpointProgress:
         """Say how far the stage is with a checkpoint, off its newest planned batch."""
         since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
         waited_ms = self.credit.waited_ms - self._reported_ms
         if self.has_taken(barrier.id):
-            return CheckpointStanding(since, "its state is being copied", backpressured_ms=waited_ms)
+            return CheckpointProgress(since, "its state is being copied", backpressured_ms=waited_ms)
         batch = self.native.newest_planned()
         positions = self.start if batch == NO_BATCH else self.native.positions(batch)
         late = sorted(
@@ -317,7 +318,7 @@ class StageRunner:
             what = f"the batch that takes the barrier, after {batch}, has not ended"
         if self.credit.waiting:
             what += f"; it waits for credit on {', '.join(self.credit.waiting)}"
-        return CheckpointStanding(since, what, size if late else 0, waited_ms)
+        return CheckpointProgress(since, what, size if late else 0, waited_ms)
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Hear of an outcome (P15)."""
@@ -327,7 +328,7 @@ class StageRunner:
         if completed and batch is not None:
             self.progress.completed(batch)
         if not completed:
-            self.batch_lock.release(checkpoint)
+            self.batch_lock.unblock(checkpoint)
         self.batch_lock.wake()
 
     def succeed(self, before: Member) -> None:

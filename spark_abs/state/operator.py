@@ -1,4 +1,7 @@
-"""A stateful operator over Arrow tables: what one key group does in one batch. Runs without Spark."""
+"""A stateful operator over Arrow tables: what one key group does in one batch. Runs without Spark.
+
+It is long because what a batch is given, what it leaves and the steps between are one contract.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
     python -m spark_abs.testing.changing --seed 4711        # see one again
 
 What decides is the product's own: the comparison, what it rests on, gates, cuts, the coordinator.
+It is long because a change, what a start makes of it and what must hold then share one seeded story.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The volatile half of the simulated cluster: a driver with its processes, and a restore.
 
 A driver may be dropped at any step (killed), or kept and stepped on after another took over (frozen).
+It is long because a crash may come between any two effects: each effect has a method of its own.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from spark_abs.protocol.messages import (
     Complete,
     Decided,
     Declined,
+    Discard,
     Effect,
     Event,
     Notify,
     Overtake,
-    Release,
     Requested,
     StatusChanged,
     Tick,
@@ -277,7 +278,7 @@ class Driver:
                     self.run.open = tuple(b for b in self.run.open if b.id > checkpoint)
                 case Answer():
                     self.answers[effect.request_id] = effect
-                case Release():
+                case Discard():
                     pass
         if isinstance(event, Claimed) and self._is_collecting(event.barrier):
             self.run.open = (*self.run.open, event.barrier)

@@ -50,7 +50,7 @@ def has_room(
     if behind is None:
         return True
     loads = (parts.load(entry) for entry in table.after(behind, path))
-    return credit.grants(credit.held([load for load in loads if load], [behind]), parts.capacity)
+    return credit.grants(credit.unread([load for load in loads if load], [behind]), parts.capacity)
 
 
 def may_begin(process: Planning, batch: BatchId) -> bool:

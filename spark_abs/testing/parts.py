@@ -18,7 +18,7 @@ from spark_abs.model import (
     StageId,
     Version,
 )
-from spark_abs.protocol import credit, cut, gate, loops, rebuild, standing
+from spark_abs.protocol import credit, cut, gate, loops, rebuild, stage_progress
 from spark_abs.protocol.changes import Comparison, UnderWay
 from spark_abs.protocol.compare import compare
 from spark_abs.protocol.control import ControlState
@@ -95,7 +95,7 @@ class Parts:
     at_once: Callable[..., bool] = credit.at_once
     loop_ended: Callable[..., bool] = loop_ended
     compare: Callable[..., Comparison] = compare
-    under_way: Callable[..., UnderWay] = standing.under_way
+    under_way: Callable[..., UnderWay] = stage_progress.under_way
     first_positions: Callable[[ControlState], Mapping[tuple[StageId, ChannelId], Position]] = first_positions
     sink_app: SinkApp = named_by_writer
     table_version: Callable[[Checkpoint, str, Sinks], Version | None] = table_version

@@ -1,7 +1,7 @@
 """A stage of the simulated job as it runs: batches in numbered steps, and the agent of a stage without input.
 
-Between two steps the process may be killed, frozen, or overtaken by somebody else. What a step has done is on
-storage; what the next one needs of it is a frozen value, the process's memory: so a process can be copied.
+Between two steps it may be killed, frozen or overtaken. What a step has done is on storage, what the next one
+needs is a frozen value, to be copied. It is long because it is one machine, with a method for each step.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ from spark_abs.protocol.changes import (
     Comparison,
     Recorded,
     StageChange,
-    Standing,
+    StageProgress,
     first_position,
     newly_read,
 )
 from spark_abs.protocol.path import BranchPoint
-from spark_abs.protocol.standing import begins_at, current_cut, standing_after, whole_after
+from spark_abs.protocol.stage_progress import begins_at, current_cut, sources_after, whole_after
 from spark_abs.testing.cluster import Checkpoint, Graph, Native, Stage, Storage
 from spark_abs.testing.parts import Parts
 from spark_abs.testing.recovery import Clock, abort_open
@@ -77,17 +77,17 @@ class Root(Storage):
         """Compare a declared job with what is known of the one before."""
         known = self._shapes()
         now = shapes(declared)
-        standings = {shape.stage: self._standing(shape) for shape in known}
-        begun = [(s.stage, c) for s in now for c in newly_read(s, standings.get(s.stage, Standing()))]
+        progress = {shape.stage: self._progress(shape) for shape in known}
+        begun = [(s.stage, c) for s in now for c in newly_read(s, progress.get(s.stage, StageProgress()))]
         begins = {c for _, c in begun if c in self.tables}
         read = {channel for stage in declared for channel in stage.inputs}
         recorded = Recorded(
             where="the last run",
             shapes=known,
-            standings=standings,
+            progress=progress,
             left=self.state.attempt.left,
-            ends={c: self._end(c, standings) for c in read if c in self.tables},
-            earliest={c: self._earliest(c, standings) for c in begins},
+            ends={c: self._end(c, progress) for c in read if c in self.tables},
+            earliest={c: self._earliest(c, progress) for c in begins},
             unread=self._unread,
             epoch=self.state.last_claimed,
         )
@@ -111,11 +111,11 @@ class Root(Storage):
         found = manifest.snapshots if manifest is not None else ()
         return next((s for s in found if s.stage == stage), None)
 
-    def _standing(self, shape: StageShape) -> Standing:
+    def _progress(self, shape: StageShape) -> StageProgress:
         native = self.native.get((self.state.attempt.id, shape.stage), Native(Planned((), 0)))
         finished, planned = native.committed, native.planned
         way = self.parts.under_way(finished, planned, list(self._held(shape)))
-        newest, stands = standing_after(finished, planned, way)
+        newest, stands = sources_after(finished, planned, way)
         positions = native.offsets[newest].positions if newest != NO_BATCH else ()
         channels = (
             [p.channel for p in positions]
@@ -124,7 +124,7 @@ class Root(Storage):
         )
         begins = tuple(self._start(shape.stage, channel) for channel in channels)
         numbers = [None for s in shape.sources if s.kind != CHANNEL]
-        return Standing(
+        return StageProgress(
             (*(positions if stands else begins), *numbers),
             finished,
             way,
@@ -148,14 +148,14 @@ class Root(Storage):
             batch = table.transactions.get(app) if table is not None else None
             yield None if batch is None else BatchId(batch)
 
-    def _end(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
+    def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
         table, (producer, _) = self.tables[channel], parted(channel)
-        ended = standings.get(StageId(producer), Standing()).ended
+        ended = progress.get(StageId(producer), StageProgress()).ended
         return current_cut(reversed(table.entries), table.version, ended, self.state.attempt.id)
 
-    def _earliest(self, channel: ChannelId, standings: Mapping[StageId, Standing]) -> Version:
+    def _earliest(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
         table, (producer, _) = self.tables[channel], parted(channel)
-        ended = standings.get(StageId(producer), Standing()).ended
+        ended = progress.get(StageId(producer), StageProgress()).ended
         entries = table.newest_first(self.path(channel, self.state.attempt.id))
         kept = Version(max(table.entries.count(None) - 1, 0))
         return max(kept, whole_after(entries, table.version, ended))

@@ -4,6 +4,7 @@
     python -m spark_abs.testing.simulate --seed 4711        # see one again
 
 The protocol that runs is the product's own; what is simulated is Spark, storage, time and bad luck.
+It is long because all faults and all invariants of one story draw from one seed, in one order.
 """
 
 from __future__ import annotations

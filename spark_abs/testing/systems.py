@@ -1,5 +1,7 @@
 """Small systems to explore: the simulated job with its scheduling left open.
 
+The module is long because the rules below and the code that keeps to them have to be read side by side.
+
 What the simulator leaves to chance is enumerated here or fixed. Enumerated: which process takes the next
 step, which message the coordinator hears next, when the one crash strikes and when time runs out. Fixed: a
 batch takes one record or entry of each input, no message is lost or comes twice but by a crash, nothing

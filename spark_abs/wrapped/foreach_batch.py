@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
-from spark_abs.checkpointing.coordination import Coordination
+from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.errors import UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
@@ -24,9 +24,8 @@ from spark_abs.plan.jvm import active_query, refuse_unsupported_session
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
-from spark_abs.protocol.messages import StatusChanged
-from spark_abs.protocol.trigger import JobStatus
-from spark_abs.run.registration import begin, end, refuse_second
+from spark_abs.run.lifecycle import Lifecycle, Termination
+from spark_abs.run.registration import begin, refuse_second
 from spark_abs.session import check_session
 from spark_abs.settings import JobSettings
 from spark_abs.snapshots.state_storage import StateStorage
@@ -37,12 +36,12 @@ from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.driver_jvm import hush, sleep_until_stopped
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
-from spark_abs.stages.snapshotter import Listener, Snapshotter, StageFacts
+from spark_abs.stages.snapshotter import Snapshotter, StageFacts
 from spark_abs.stages.stage import StageRunner
 from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.probe import no_probe
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, location_of
 from spark_abs.wrapped.location import wrapped_settings
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.5
-_WELCOME_POLL_S = 0.1
 
 
 def foreach_batch(
@@ -154,7 +152,7 @@ class _Host:
         hush(spark)
         refuse_unsupported_session(spark)
         resolved = wrapped_settings(dict(spark.conf.getAll), settings)
-        job = JobSpec(WRAPPED_JOB, root, spark, {}, {}, no_probe, {}, (), ())
+        job = JobSpec(WRAPPED_JOB, root, spark, {}, {}, no_failpoint, {}, (), ())
         control = Control.create(root, job.name, now_ms(), resolved.require_root)
         refuse_second(job, False, resolved)
         self._job, self._spark = job, spark
@@ -162,28 +160,41 @@ class _Host:
         log.info("queries at %s: run %s begins", root.uri, self._ctx.run)
         self._checkpoints = Checkpoints.open(root, job.name)
         kept = StateStorage.open(root, job.name, self._ctx.run, self._checkpoints.load_all())
-        self._facts: dict[StageId, StageFacts] = {}
+        self._termination, self._events = Termination(), Events()
         self._guests: dict[StageId, _Guest] = {}
         self._dormant = {part.stage: self._sleeper(part) for part in self._recorded()}
-        self._snapshots = Snapshotter(self._ctx, kept, self._facts, CheckpointCleaner(self._ctx, {}, kept))
+        fail = self._termination.fail
+        cleaner = CheckpointCleaner(self._ctx, {}, kept)
+        self._snapshots = Snapshotter(self._ctx, kept, cleaner, self._events.put, fail)
         self._coordination = Coordination(
             self._ctx,
+            self._events,
             self._dormant,
             self._shapes,
             self._snapshots,
-            self._ask_to_stop,
+            self._termination.request,
             _refuse_drain,
             self._forget,
-            self._fail,
+            fail,
         )
-        self._snapshots.report_to(Listener(self._coordination.put, self._wake, self._fail))
+        self._lifecycle = Lifecycle(
+            self._ctx,
+            f"queries at {root.uri}",
+            self._termination,
+            self._coordination,
+            self._snapshots,
+            watch=self._watch,
+            stop_queries=self._stop_queries,
+        )
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._watcher: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._watched = False
         self._ending = False
-        self.alive = True
         self._coordination.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the run has not ended."""
+        return not self._termination.over.is_set()
 
     def join(self, wrapped: _Wrapped, batch: BatchId) -> StageRunner:
         """Add a query with its first batch of this run; it takes the place of its recorded part.
@@ -211,25 +222,19 @@ class _Host:
             Control.open(ctx.root).update(lambda state: remember(ledger.attach(state, found), stage))
             self._guests[stage] = guest
             self._dormant.pop(stage, None)
-            self._facts[stage] = StageFacts({}, lambda: 0)
+            self._snapshots.register(stage, StageFacts({}, lambda: 0), guest.runner.batch_lock.wake)
             welcomed = self._coordination.join(guest.runner)
-        self._await(welcomed)
+        if not self._coordination.await_welcome(welcomed):
+            self.raise_failure()
+            raise StageStopped("the run of the root is ending; start the query again")
         return guest.runner
 
     def watch(self) -> None:
         """End the run when no query is left: after every join, whether it was accepted or not."""
         with self._lock:
-            if self._watcher is None:
-                name = f"spark-abs-watch-{self._ctx.root.uri}"
-                self._watcher = threading.Thread(target=self._watch, name=name, daemon=True)
-                self._watcher.start()
-
-    def _await(self, welcomed: threading.Event) -> None:
-        """Wait until the coordination has a member: what its predecessor was told is then handed on."""
-        while not welcomed.wait(_WELCOME_POLL_S):
-            self.raise_failure()
-            if not self._coordination.is_alive:
-                raise StageStopped("the run of the root is ending; start the query again")
+            if not self._watched:
+                self._watched = True
+                self._lifecycle.start()
 
     def has(self, runner: StageRunner) -> bool:
         """Say whether a runner takes part in this run."""
@@ -244,12 +249,11 @@ class _Host:
     def _sleeper(self, part: StageSnapshot) -> DormantStage:
         said = "query %s does not run: checkpoints carry its part of checkpoint %s on, until it comes"
         log.info(said, part.stage, part.carried)
-        return DormantStage(part, lambda acked: self._coordination.put(acked))
+        return DormantStage(part, self._events.put)
 
     def raise_failure(self) -> None:
         """Raise what ended the run, in the batch thread that comes next."""
-        if self._failure is not None:
-            raise self._failure
+        self._termination.raise_failure()
 
     def _runner(self, wrapped: _Wrapped) -> StageRunner:
         source = Output(self._job, wrapped.stage, MAIN_OUTPUT)
@@ -265,17 +269,6 @@ class _Host:
         with self._lock:
             names = sorted(self._guests.keys() | self._dormant.keys())
         return tuple(StageShape(s, (), {}, {}, {s: MAIN_OUTPUT}) for s in names)
-
-    def _wake(self, stage: StageId) -> None:
-        if (guest := self._guests.get(stage)) is not None:
-            guest.runner.batch_lock.wake()
-
-    def _ask_to_stop(self) -> None:
-        self._stop.set()
-
-    def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        self._stop.set()
 
     def _forget(self, stage: StageId) -> str:
         """Do without a query that does not run; called in the coordination's thread.
@@ -321,28 +314,20 @@ class _Host:
                     self._dormant[stage] = self._sleeper(part)
                     self._coordination.join(self._dormant[stage])
 
-    def _watch(self) -> None:
-        """Wait until no query is left or somebody asks to stop; then end the run."""
-        try:
-            while self._goes_on() and not self._stop.wait(_WATCH_S):
-                self._put_to_sleep()
-        except Exception as error:
-            log.debug("watching failed", exc_info=True)
-            self._fail(error)
+    def _watch(self) -> str:
+        """Wait until no query is left or somebody asks to stop."""
+        while self._goes_on() and not self._termination.await_request(_WATCH_S):
+            self._put_to_sleep()
+        return "stopped"
+
+    def _stop_queries(self) -> None:
         with self._lock:
             self._ending = True
-        failed = self._failure is not None
-        self._coordination.put(StatusChanged(now_ms(), JobStatus.FAILED if failed else JobStatus.STOPPING))
         for guest in list(self._guests.values()):
             guest.runner.batch_lock.stop()
             query = active_query(self._spark, guest.query)
             if query is not None:
                 query.stop()
-        self.alive = False
-        self._coordination.close()
-        self._snapshots.close()
-        end(self._ctx, self._failure or "stopped")
-        log.info("queries at %s: run %s has ended", self._ctx.root.uri, self._ctx.run)
 
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_abs.cli.main import main
-from spark_abs.cli.verb import Context
+from spark_abs.cli.root_command import Context
 from tests.root_support import SmallJob
 
 
@@ -33,16 +33,16 @@ class Cli:
     pause: Callable[[float], None] = field(default=_never)
     now_ms: Callable[[], int] = field(default=lambda: 1_000_000)
 
-    def __call__(self, verb: str, *arguments: str, exits: int = 0) -> Result:
-        """Run a verb, and require its exit code."""
+    def __call__(self, command: str, *arguments: str, exits: int = 0) -> Result:
+        """Run a command, and require its exit code."""
         context = Context(now_ms=self.now_ms, pause=self.pause)
-        result = CliRunner().invoke(main, [verb, self.root, *arguments], obj=context)
+        result = CliRunner().invoke(main, [command, self.root, *arguments], obj=context)
         assert result.exit_code == exits, (result.output, result.exception)
         return result
 
-    def json(self, verb: str, *arguments: str, exits: int = 0) -> Any:
-        """Run a verb and return what it prints as JSON."""
-        return json.loads(self(verb, *arguments, "--output", "json", exits=exits).stdout)
+    def json(self, command: str, *arguments: str, exits: int = 0) -> Any:
+        """Run a command and return what it prints as JSON."""
+        return json.loads(self(command, *arguments, "--output", "json", exits=exits).stdout)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
 from spark_abs.store.lease import own_lease, renew
 from tests.cli.conftest import Cli
-from tests.root_support import SmallJob, probed
+from tests.root_support import SmallJob, with_failpoint
 
 Move = Callable[[], None]
 
@@ -71,10 +71,10 @@ def test_a_no_is_an_error_with_the_reason(job: SmallJob, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [("savepoint", "s"), ("stop",), ("stop", "--savepoint", "s"), ("set", "timeout=5m")]
+    "command", [("savepoint", "s"), ("stop",), ("stop", "--savepoint", "s"), ("set", "timeout=5m")]
 )
-def test_nobody_is_asked_when_nobody_is_alive(job: SmallJob, cli: Cli, verb: tuple[str, ...]) -> None:
-    result = cli(*verb, exits=1)
+def test_nobody_is_asked_when_nobody_is_alive(job: SmallJob, cli: Cli, command: tuple[str, ...]) -> None:
+    result = cli(*command, exits=1)
     assert "no run of job 'job' is alive: run 1 died" in result.stderr
     assert job.state.commands == ()
 
@@ -137,12 +137,12 @@ def test_stop_with_a_savepoint_names_it(job: SmallJob, cli: Cli) -> None:
         ("latest", "means the newest checkpoint"),
     ],
 )
-@pytest.mark.parametrize("verb", [("savepoint",), ("stop", "--savepoint")])
+@pytest.mark.parametrize("command", [("savepoint",), ("stop", "--savepoint")])
 def test_a_bad_name_is_refused_before_anybody_is_asked(
-    job: SmallJob, cli: Cli, verb: tuple[str, ...], name: str, why: str
+    job: SmallJob, cli: Cli, command: tuple[str, ...], name: str, why: str
 ) -> None:
     job.come_alive()
-    assert why in cli(*verb, name, exits=2).stderr
+    assert why in cli(*command, name, exits=2).stderr
     assert job.state.commands == ()
 
 
@@ -175,11 +175,11 @@ def test_during_a_restore_nobody_is_asked(job: SmallJob, cli: Cli) -> None:
     job.checkpoint(1)
     told: list[str] = []
 
-    def probe(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "restore.3.FenceRoot.before":
             told.append(cli("savepoint", "s", exits=1).stderr)
 
-    probed(job.root.uri, probe).restore(1)
+    with_failpoint(job.root.uri, failpoint).restore(1)
     assert "is being restored" in told[0]
 
 

@@ -15,7 +15,7 @@ from spark_abs.cli.output import moment
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
 from tests.cli.conftest import Cli
-from tests.root_support import SmallJob, probed
+from tests.root_support import SmallJob, with_failpoint
 
 
 def test_list_shows_what_is_complete_and_marks_what_was_left_behind(job: SmallJob, cli: Cli) -> None:
@@ -122,12 +122,12 @@ def test_status_says_that_a_restore_is_unfinished(job: SmallJob, cli: Cli) -> No
 
 
 def stop_at(job: SmallJob, point: str) -> None:
-    def probe(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name.startswith(point):
             raise KeyboardInterrupt
 
     try:
-        probed(job.root.uri, probe).restore("latest")
+        with_failpoint(job.root.uri, failpoint).restore("latest")
     except KeyboardInterrupt:
         return
     raise AssertionError(f"no point {point}")
@@ -143,8 +143,8 @@ def test_history_keeps_the_order_and_a_limit(job: SmallJob, cli: Cli) -> None:
 
 def test_looking_writes_nothing(job: SmallJob, cli: Cli) -> None:
     before = sorted(Path(job.root.uri).rglob("*"))
-    for verb in ("list", "status", "history", "verify"):
-        cli(verb)
+    for command in ("list", "status", "history", "verify"):
+        cli(command)
     cli("show", "1", exits=1)
     assert sorted(Path(job.root.uri).rglob("*")) == before
 

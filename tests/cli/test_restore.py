@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 import spark_abs
 from spark_abs import restore
-from spark_abs.cli import restore as verb
+from spark_abs.cli import restore as command
 from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
 from spark_abs.model import AttemptId, Branch, CheckpointId, Version, counts
 from spark_abs.observe.tables import table_at
@@ -24,7 +24,7 @@ from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.manifest_listing import list_manifests
 from tests.cli.conftest import Cli
-from tests.root_support import CHANNEL, SmallJob, offsets_of, probed
+from tests.root_support import CHANNEL, SmallJob, offsets_of, with_failpoint
 
 
 class Killed(BaseException):
@@ -32,11 +32,11 @@ class Killed(BaseException):
 
 
 def kill_at(point: str) -> Any:
-    def probe(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == point:
             raise Killed(name)
 
-    return probe
+    return failpoint
 
 
 def points_of(job: SmallJob, to: str) -> list[str]:
@@ -142,7 +142,7 @@ def test_killed_at_every_point_the_same_command_goes_on(job: SmallJob) -> None:
         begun = "before" not in point or "BeginAttempt" not in point
         attempts = len(job.state.attempts)
         with pytest.raises(Killed):
-            probed(job.root.uri, kill_at(point)).restore(1)
+            with_failpoint(job.root.uri, kill_at(point)).restore(1)
         done = point == points[-1]
         if begun and not done:
             with pytest.raises(AttemptNotReady, match=r"restore\(root, 1\)"):
@@ -165,7 +165,7 @@ def test_another_target_gives_the_unfinished_restore_up(job: SmallJob) -> None:
     job.step(3)
     (point,) = [p for p in points_of(job, "1") if p.endswith("RestoreSink.after")]
     with pytest.raises(Killed):
-        probed(job.root.uri, kill_at(point)).restore(1)
+        with_failpoint(job.root.uri, kill_at(point)).restore(1)
     assert job.rows() == [1]
     plan = restore(job.root.uri, 2).plan
     assert (plan.attempt, plan.continues) == (3, False)
@@ -179,7 +179,7 @@ def test_a_repeat_by_latest_finds_the_unfinished_one(job: SmallJob) -> None:
     job.checkpoint(1)
     job.checkpoint(2)
     with pytest.raises(Killed):
-        probed(job.root.uri, kill_at("restore.2.FenceRoot.after")).restore(1)
+        with_failpoint(job.root.uri, kill_at("restore.2.FenceRoot.after")).restore(1)
     assert restore(job.root.uri, "latest").plan.checkpoint == 1
 
 
@@ -336,7 +336,7 @@ def test_at_a_terminal_it_asks(
     from spark_abs.cli.main import main
 
     job.checkpoint(1)
-    monkeypatch.setattr(verb, "at_terminal", lambda: True)
+    monkeypatch.setattr(command, "at_terminal", lambda: True)
     result = CliRunner().invoke(main, ["restore", job.root.uri, "--to", "1"], input=answer)
     assert result.exit_code == code, result.output
     assert "Carry this out?" in result.stderr
@@ -370,12 +370,12 @@ def test_a_checkpoint_that_is_retired_as_its_restore_begins_is_refused_and_anoth
     first, second = job.checkpoint(1), job.checkpoint(2)
     job.step(3)
 
-    def probe(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "restore.1.BeginAttempt.after":
             job.checkpoints.retire((CheckpointId(first),), job.run)
 
     with pytest.raises(CheckpointNotFound, match=r"retired while .* does not start until"):
-        probed(job.root.uri, probe).restore(first)
+        with_failpoint(job.root.uri, failpoint).restore(first)
     assert [attempt.ready for attempt in job.state.attempts] == [True, False]
     assert job.rows() == [1, 2, 3]
     restore(job.root.uri, second)
@@ -403,7 +403,7 @@ def test_every_byte_is_read_once_and_before_anything_is_changed(
         read.append(sha256)
         return chunks(reader, at, sha256, size)
 
-    def probe(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "restore.1.BeginAttempt.before":
             assert sorted(read) == sorted(
                 f.sha256 for s in manifest.stages for f in s.files if f.path != "metadata"
@@ -412,7 +412,7 @@ def test_every_byte_is_read_once_and_before_anything_is_changed(
             read.clear()
 
     monkeypatch.setattr(PackReader, "chunks", reading)
-    probed(job.root.uri, probe).restore(1)
+    with_failpoint(job.root.uri, failpoint).restore(1)
     assert (job.rows(), read, ahead_of(job)) == ([1], [], [])
 
 

@@ -64,7 +64,7 @@ class Gathering:
 
 @dataclass(slots=True)
 class Walk:
-    """The probe of one job: parks a thread at each point, one point after the other."""
+    """The failpoint of one job: parks a thread at each point, one point after the other."""
 
     base: Path
     points: Sequence[str]

@@ -13,11 +13,11 @@ import spark_abs
 def main() -> None:
     root, to, point = sys.argv[1:]
 
-    def probe(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == point:
             os.killpg(0, signal.SIGKILL)
 
-    replace(spark_abs.open(root), probe=probe).restore(to)
+    replace(spark_abs.open(root), failpoint=failpoint).restore(to)
 
 
 if __name__ == "__main__":

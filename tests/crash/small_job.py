@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
-from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 
 SCHEMA = "id long, key string, kind string, amount long"
 STAGES = ("events", "pair", "tail")
@@ -50,7 +50,7 @@ def declare(
     spark: SparkSession,
     base: Path,
     config: Mapping[str, object],
-    probe: Probe = no_probe,
+    failpoint: Failpoint = no_failpoint,
     in_python: bool = False,
     through: bool = False,
     outside: bool = False,
@@ -62,7 +62,7 @@ def declare(
     totals, to PostgreSQL, to tables in the schema that is called like `base`.
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config)
-    job.probe = probe
+    job.failpoint = failpoint
     files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(base / "input"))
     drawn = files.withColumn("token", F.expr("uuid()"))  # two evaluations of a batch do not agree
     events = job.source("events", drawn, outputs={"orders": lambda batch: batch.where("kind = 'order'")})

@@ -112,8 +112,8 @@ def verified(job: Small, *checkpoint: str) -> str:
     return done.output
 
 
-def call(verb: str, job: Small, *arguments: str) -> Result:
-    return CliRunner().invoke(main, [verb, job.root.uri, *arguments])
+def call(command: str, job: Small, *arguments: str) -> Result:
+    return CliRunner().invoke(main, [command, job.root.uri, *arguments])
 
 
 def native(job: Small) -> Path:

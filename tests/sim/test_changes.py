@@ -26,13 +26,13 @@ from spark_abs.protocol.changes import (
     Layout,
     Recorded,
     StageChange,
-    Standing,
+    StageProgress,
     UnderWay,
     Verdict,
 )
 from spark_abs.protocol.compare import compare
 from spark_abs.protocol.control import ControlState
-from spark_abs.protocol.standing import under_way
+from spark_abs.protocol.stage_progress import under_way
 from spark_abs.testing.changing import main, simulate_changes, simulate_two_roots
 from spark_abs.testing.cluster import Checkpoint
 from spark_abs.testing.invariants import InvariantViolated
@@ -86,7 +86,7 @@ def positions_by_place(recorded: Recorded, declared: Any, **more: Any) -> Compar
     def by_place(change: StageChange) -> StageChange:
         if change.layout is None:
             return change
-        stands = recorded.standings[change.stage].sources
+        stands = recorded.progress[change.stage].sources
         sources: list[int | Position | None] = []
         for place, (source, right) in enumerate(
             zip(shapes[change.stage].sources, change.layout.sources, strict=True)
@@ -108,7 +108,7 @@ def begins_new_readers(
     found = compare(recorded, declared, **more)
 
     def moved(stage: StageId, position: Position) -> Position:
-        had = recorded.standings.get(stage, Standing()).positions
+        had = recorded.progress.get(stage, StageProgress()).positions
         if position.channel in {p.channel for p in had} or position.channel not in recorded.ends:
             return position
         return replace(position, version=where(position))
@@ -170,8 +170,8 @@ def recomputed(recorded: Recorded, declared: Any, **more: Any) -> Comparison:
 
 def begins_behind_its_first_batch(recorded: Recorded, declared: Any, **more: Any) -> Comparison:
     """Take where the offset file of a first batch has a stage for where it begins."""
-    standings = {stage: replace(standing, first=()) for stage, standing in recorded.standings.items()}
-    return compare(replace(recorded, standings=standings), declared, **more)
+    progress = {stage: replace(reached, first=()) for stage, reached in recorded.progress.items()}
+    return compare(replace(recorded, progress=progress), declared, **more)
 
 
 def without_root(state: ControlState, attempt: AttemptId, stage: StageId, sink: str) -> str:
@@ -195,7 +195,7 @@ def at_entry_0_once_more(recorded: Recorded, declared: Any, **more: Any) -> Comp
     found = compare(recorded, declared, **more)
 
     def changed(change: StageChange) -> StageChange:
-        had = {p.channel for p in recorded.standings.get(change.stage, Standing()).positions}
+        had = {p.channel for p in recorded.progress.get(change.stage, StageProgress()).positions}
         if change.layout is None:
             return change
         sources = (
@@ -212,8 +212,8 @@ def unbegun_stays(recorded: Recorded, declared: Any, **more: Any) -> Comparison:
     found = compare(recorded, declared, **more)
     unbegun = {
         stage
-        for stage, standing in recorded.standings.items()
-        if standing.finished == NO_BATCH and standing.under_way is UnderWay.NOTHING
+        for stage, reached in recorded.progress.items()
+        if reached.finished == NO_BATCH and reached.under_way is UnderWay.NOTHING
     }
     stages = (replace(c, layout=None) if c.stage in unbegun else c for c in found.stages)
     return replace(found, stages=tuple(stages))

@@ -194,7 +194,7 @@ class World:
             self.written[name].append(number)
             self.feeds[name].write({"id": number, "ts": number % 1000})
 
-    def job(self, variant: Variant, probe: Callable[[str], None] = lambda _: None) -> Job:
+    def job(self, variant: Variant, failpoint: Callable[[str], None] = lambda _: None) -> Job:
         job = Job(
             "changes",
             root=str(self.base / "root"),
@@ -203,7 +203,7 @@ class World:
             num_retained=10,
             mode=variant.checkpoint_mode,
         )
-        job.probe = probe
+        job.failpoint = failpoint
         variant.declare(self, job)
         return job
 
@@ -220,13 +220,13 @@ class World:
             return
         reached = Event()
 
-        def probe(point: str) -> None:
+        def failpoint(point: str) -> None:
             if point == _POINT:
                 reached.set()
                 if how == "kill":
                     raise Killed(point)
 
-        run = self.job(BASE, probe).start()
+        run = self.job(BASE, failpoint).start()
         assert reached.wait(300), "no batch within five minutes"
         try:
             run.stop()

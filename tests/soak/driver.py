@@ -54,7 +54,7 @@ DECLARE: dict[str, Declare] = {"attribution": attribution, "small": small}
 
 @dataclass(slots=True)
 class Schedule:
-    """The kills that are left, and the probe that counts where the job is."""
+    """The kills that are left, and the failpoint that counts where the job is."""
 
     kills: list[Kill]
     events: Events
@@ -63,7 +63,7 @@ class Schedule:
     lock: threading.Lock = field(default_factory=threading.Lock)
     passed: int = 0
 
-    def probe(self, name: str) -> None:
+    def failpoint(self, name: str) -> None:
         """Count; nobody waits in it: what is killed is killed at work."""
         with self.lock:
             if not self.kills or name != self.kills[0].point:
@@ -123,7 +123,7 @@ def supervise(spark: SparkSession, job: dict[str, Any], schedule: Schedule, even
     try:
         while True:
             declared = DECLARE[job["job"]](spark.newSession(), base, job["files_per_batch"])
-            declared.probe = schedule.probe
+            declared.failpoint = schedule.failpoint
             run = None
             try:
                 run = declared.start(**options)

@@ -50,12 +50,12 @@ class Pair:
             "pair", root=self.root.uri, spark=self.spark, interval="1h",
             capacity_entries=ROOM, max_entries_per_batch=1,
         )  # fmt: skip
-        job.probe = self._probe
+        job.failpoint = self._failpoint
         slow = job.stage("slow", [job.source("numbers", self.feed.stream())], lambda frame: frame)
         job.sink("slow", slow, table=str(self.table))
         return job
 
-    def _probe(self, at: str) -> None:
+    def _failpoint(self, at: str) -> None:
         if at == "batch.numbers.commit-main.after":
             self.backlogs.append(self.backlog())
         self.hold(at)

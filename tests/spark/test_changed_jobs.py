@@ -22,7 +22,7 @@ from spark_abs.cli.main import main
 from spark_abs.errors import AbsError, Refused
 from spark_abs.job import Job
 from spark_abs.plan.specs import Output
-from spark_abs.store.probe import Probe, no_probe
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start
 
@@ -67,11 +67,11 @@ class Numbers:
     def sink(self, job: Job, name: str, source: Output, table: str | None = None) -> None:
         job.sink(name, source, table=str(self.tmp / "tables" / (table or name)))
 
-    def job(self, declare: Declare, probe: Probe = no_probe, **settings: Any) -> Job:
+    def job(self, declare: Declare, failpoint: Failpoint = no_failpoint, **settings: Any) -> Job:
         job = Job(
             "numbers", root=self.root, spark=self.spark, **{"interval": "1h", "num_retained": 10, **settings}
         )
-        job.probe = probe
+        job.failpoint = failpoint
         declare(self, job)
         return job
 
@@ -188,7 +188,7 @@ def test_new_readers_of_two_outputs_begin_behind_one_batch(numbers: Numbers) -> 
     numbers.run(read())
     numbers.write("a", 2)
     with pytest.raises(AbsError, match="commit-main"):
-        numbers.start(numbers.job(read(), probe=kill), available_now=True).await_termination()
+        numbers.start(numbers.job(read(), failpoint=kill), available_now=True).await_termination()
     numbers.run(read("new-main", "new-same"))
     for table in ("main", "same"):
         numbers.exact(table, "a")

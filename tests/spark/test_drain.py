@@ -39,14 +39,14 @@ def test_a_drain_lets_out_every_window_also_when_it_is_interrupted(
     clicks, orders = Feed(spark, tmp_path / "clicks", SCHEMA), Feed(spark, tmp_path / "orders", SCHEMA)
     dies_at = ["drain.counts.plan.after"]
 
-    def probe(point: str) -> None:
+    def failpoint(point: str) -> None:
         if point in dies_at:
             dies_at.remove(point)
             raise OSError("no power")
 
     def declare() -> Job:
         job = Job("drained", root=root, spark=spark, interval="1s")
-        job.probe = probe
+        job.failpoint = failpoint
         sources = [job.source("clicks", clicks.stream()), job.source("orders", orders.stream())]
         pairs = job.stage("pairs", sources, lambda one, two: matched(in_time(one), in_time(two)))
         counts = job.stage("counts", [pairs], lambda f: counted(f.withWatermark("clicked", "10 minutes")))

@@ -227,7 +227,7 @@ def test_a_checkpoint_that_expires_lets_a_blocked_input_go(
     rows = partial(rows_if_any, table)
     hold = hold_until("batch.slow.files.before", lambda: rows() == [1, 2])
     job = Job("expiry", root=root, spark=spark, interval="1h", timeout="5s", poll_interval="0ms")
-    job.probe = hold
+    job.failpoint = hold
     inputs = [job.source("fast", fast.stream()), job.source("slow", slow.stream())]
     job.sink("both", job.stage("both", inputs, lambda one, two: one.union(two)), table=str(table))
     slow.write(*numbers(0))

@@ -28,8 +28,8 @@ from spark_abs.errors import (
 from spark_abs.job import Job
 from spark_abs.model import CheckpointKind
 from spark_abs.store.control import Control
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.history import HistoryEvent
-from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
 from tests.job_support import (
     Feed,
@@ -55,7 +55,7 @@ class Line:
     spark: SparkSession
     tmp: Path
     twice: str = "2 * id"
-    probe: Callable[[str], None] = lambda _: None
+    failpoint: Callable[[str], None] = lambda _: None
     feed: Feed = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Line:
 
     def job(self, name: str = "line", **settings: Any) -> Job:
         job = Job(name, root=self.root, spark=self.spark, **{"interval": "1h", **settings})
-        job.probe = self.probe
+        job.failpoint = self.failpoint
         numbers = job.source("numbers", self.feed.stream())
         twice = job.stage("twice", [numbers], lambda frame: frame.selectExpr("id", f"{self.twice} AS twice"))
         job.sink("numbers", numbers, table=str(self.tables / "numbers"))
@@ -156,7 +156,7 @@ def test_a_bounded_run_ends_also_where_timers_of_processing_time_never_rest(line
 
 def test_a_stopped_job_goes_on_where_it_was(line: Line, start: Start) -> None:
     """A checkpoint under way at the stop is aborted. The next run takes its own; another job may not."""
-    line.probe = hold_until("capture.twice.copy.before", lambda: 1 in line.aborted())
+    line.failpoint = hold_until("capture.twice.copy.before", lambda: 1 in line.aborted())
     line.write(3)
     run = start(line.job())
     with ThreadPoolExecutor(1) as pool:
@@ -185,7 +185,7 @@ def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start:
     """Behind `stop(savepoint=...)` nothing has been processed, though there was much more to read (P21)."""
     line.write(12)
     batches, hold = count(1), hold_until("batch.numbers.read.before", line.claimed)
-    line.probe = lambda at: hold(at) if at == "batch.numbers.read.before" and next(batches) > 3 else None
+    line.failpoint = lambda at: hold(at) if at == "batch.numbers.read.before" and next(batches) > 3 else None
     run = start(line.job())
     eventually(run, lambda: (line.tables / "twice/data").exists(), "a first batch through")
     taken = run.stop(savepoint="exact")
@@ -198,7 +198,7 @@ def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start:
     assert newest_data(Path(line.root, "channels/numbers.main")) <= (versions.pop("main") or 0)
     assert versions == {name: newest_data(line.tables / name) for name in ("numbers", "twice")}
 
-    line.probe = no_probe
+    line.failpoint = no_failpoint
     again = start(line.job())
     eventually(again, line.has_all, "the rest through")
     with pytest.raises(UsageError, match="already"):
@@ -210,7 +210,9 @@ def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start:
 
 def test_an_exact_savepoint_that_expires_lets_the_job_go_on(line: Line, start: Start) -> None:
     """It is aborted while a stage writes the batch of the cut: the stage must not stand still behind it."""
-    line.probe = hold_until("batch.twice.handover.before", lambda: 1 in line.aborted() or not line.claimed())
+    line.failpoint = hold_until(
+        "batch.twice.handover.before", lambda: 1 in line.aborted() or not line.claimed()
+    )
     line.write(2)
     run = start(line.job(timeout="1s"))
     eventually(run, line.has_all, "the first rows through")
@@ -264,7 +266,7 @@ def test_a_job_fails_when_more_checkpoints_fail_in_a_row_than_it_tolerates(line:
         if at == "capture.twice.copy.before":
             raise OSError("no room")
 
-    line.probe = no_room
+    line.failpoint = no_room
     line.write(2)
     run = start(line.job(interval="100ms", tolerable_failures=2))
     with pytest.raises(
@@ -274,7 +276,7 @@ def test_a_job_fails_when_more_checkpoints_fail_in_a_row_than_it_tolerates(line:
     each = str(failure.value).splitlines()[1:]
     assert [line.partition(": ")[2] for line in each] == ["declined, stage twice: OSError: no room"] * 3
 
-    line.probe = no_probe
+    line.failpoint = no_failpoint
     again = start(line.job(tolerable_failures=0))
     eventually(again, line.has_all, "all rows through")
     again.checkpoint()
@@ -284,7 +286,9 @@ def test_a_job_fails_when_more_checkpoints_fail_in_a_row_than_it_tolerates(line:
 
 def test_a_second_start_is_refused_or_fences_the_first(line: Line, start: Start) -> None:
     """What the first run had under way is aborted by the run that replaces it."""
-    line.probe = hold_until("capture.twice.copy.before", lambda: Control.open(Root(line.root)).state.runs[1:])
+    line.failpoint = hold_until(
+        "capture.twice.copy.before", lambda: Control.open(Root(line.root)).state.runs[1:]
+    )
     line.write(3)
     first = start(line.job())
     with ThreadPoolExecutor(1) as pool:
@@ -396,11 +400,11 @@ def test_the_next_batch_waits_for_the_copy_only_in_the_synchronous_arm(
 
     hold = hold_until("capture.twice.copy.before", next_batch_began)
 
-    def probe(point: str) -> None:
+    def failpoint(point: str) -> None:
         seen.append(point)
         hold(point)
 
-    line.probe = probe
+    line.failpoint = failpoint
     line.write(12)
     run = start(line.job(synchronous=synchronous, max_entries_per_batch=1))
     eventually(run, lambda: "batch.twice.handover.before" in seen, "a first batch")

@@ -21,9 +21,9 @@ from spark_abs.model import AttemptId, Entry, StageId, channel_id
 from spark_abs.observe.events import event_rows
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.control import Control
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.log import read_commit
-from spark_abs.store.probe import Probe, no_probe
 from spark_abs.store.root import Root
 from tests.job_support import Feed, events, eventually, hold_until, manifests, read_table
 from tests.spark.conftest import Start
@@ -38,7 +38,7 @@ class Pair:
 
     spark: SparkSession
     tmp: Path
-    probe: Probe = no_probe
+    failpoint: Failpoint = no_failpoint
     left: Feed = field(init=False)
     right: Feed = field(init=False)
 
@@ -54,7 +54,7 @@ class Pair:
     def job(self, **settings: Any) -> Job:
         given = {"interval": "1h", **settings}
         job = Job("pair", root=self.root, spark=self.spark, **given)
-        job.probe = lambda at: self.probe(at)
+        job.failpoint = lambda at: self.failpoint(at)
         left, right = job.source("left", self.left.stream()), job.source("right", self.right.stream())
         both = job.stage("both", [left, right], lambda a, b: a.union(b))
         job.sink("tail", job.stage("tail", [both], lambda frame: frame), table=str(self.tmp / "tail"))
@@ -105,7 +105,7 @@ def test_a_younger_checkpoint_that_completes_first_subsumes_the_older_one(
     """Two are open at once; the copy of the older one hangs, and nobody waits for it (P3, P8)."""
     line = Line(spark, tmp_path)
     hold, copies = hold_until("capture.twice.copy.before", lambda: 1 in line.aborted()), count()
-    line.probe = lambda at: hold(at) if at == "capture.twice.copy.before" and not next(copies) else None
+    line.failpoint = lambda at: hold(at) if at == "capture.twice.copy.before" and not next(copies) else None
     line.write(2)
     run = start(line.job(interval="300ms", max_concurrent=2))
     eventually(run, lambda: len(manifests(line.root)) > 1, "two checkpoints completed")
@@ -127,11 +127,11 @@ def test_a_stage_passes_a_cancel_marker_on_where_the_barrier_would_be(pair: Pair
     told, seen = threading.Event(), set[str]()
     hold = hold_until("batch.both.find.before", lambda: pair.claimed() == 0 or told.is_set())
 
-    def probe(at: str) -> None:
+    def failpoint(at: str) -> None:
         seen.add(at)
         hold(at)
 
-    pair.probe = probe
+    pair.failpoint = failpoint
     for feed in (pair.left, pair.right):
         pair.write(feed)
     run = start(pair.job())
@@ -195,9 +195,9 @@ def test_a_batch_planned_while_a_bounded_run_ends_is_left_to_the_next_run(
             planned = hold_until(at, lambda: native.idle_at() is None)
             planned(at)
 
-    def rows(probe: Probe) -> tuple[list[int], int]:
+    def rows(failpoint: Failpoint) -> tuple[list[int], int]:
         job = Job("mixed", root=root, spark=spark, interval="1h", timeout="2m")
-        job.probe = probe
+        job.failpoint = failpoint
         source = job.source("numbers", numbers.stream())
         mixed = job.stage("mixed", [source, extra.stream()], lambda one, two: one.union(two))
         job.sink("mixed", mixed, table=str(table))
@@ -207,13 +207,15 @@ def test_a_batch_planned_while_a_bounded_run_ends_is_left_to_the_next_run(
     numbers.write({"id": 1})
     extra.write({"id": 2})
     assert rows(one_more) == ([1, 2], 1)
-    assert rows(no_probe) == ([1, 2, 3], 2)
+    assert rows(no_failpoint) == ([1, 2, 3], 2)
 
 
 def test_an_alignment_that_holds_up_too_much_is_given_up(pair: Pair, start: Start) -> None:
     """`right` does not get on while `left` writes behind its barrier: its rows go on all the same (P6)."""
     go_on = threading.Event()
-    pair.probe = hold_until("batch.right.wait.before", lambda: len(pair.right.files) < 2 or go_on.is_set())
+    pair.failpoint = hold_until(
+        "batch.right.wait.before", lambda: len(pair.right.files) < 2 or go_on.is_set()
+    )
     for feed in (pair.left, pair.right):
         pair.write(feed)
     run = start(pair.job(alignment_limit="1kb"))

@@ -44,14 +44,14 @@ class Retries:
         self.clicks = Feed(spark, tmp / "clicks", retries.CLICKS)
         self.orders = Feed(spark, tmp / "orders", retries.ORDERS)
         self.root = Root(f"{tmp}/root")
-        self.probe: Callable[[str], None] = lambda _: None
+        self.failpoint: Callable[[str], None] = lambda _: None
 
     def job(self, interval: str = "300ms") -> Job:
         job = retries.declare(
             self.spark, self.clicks.stream(), self.orders.stream(), str(self.base),
             interval=interval, num_retained=50, poll_interval="0ms",
         )  # fmt: skip
-        job.probe = lambda at: self.probe(at)
+        job.failpoint = lambda at: self.failpoint(at)
         return job
 
     def order(self, rng: Random, count: int) -> None:
@@ -89,10 +89,10 @@ def counted(frame: pd.DataFrame) -> Counter[tuple[object, ...]]:
 
 
 def kill_after(calls: int) -> Callable[[str], None]:
-    """Return a probe that kills whatever thread comes by after so many calls, and every other one then."""
+    """Return a failpoint that kills whatever thread comes by after so many calls, then every other one."""
     left, lock = calls, threading.Lock()
 
-    def probe(at: str) -> None:
+    def failpoint(at: str) -> None:
         nonlocal left
         if at.startswith(("batch.", "agent.", "claim.", "manifest.")):
             with lock:
@@ -100,7 +100,7 @@ def kill_after(calls: int) -> Callable[[str], None]:
             if left < 0:
                 raise Killed(at)
 
-    return probe
+    return failpoint
 
 
 def test_killed_and_restored_at_ten_random_moments_the_loop_gives_what_a_batch_query_gives(
@@ -116,29 +116,29 @@ def test_killed_and_restored_at_ten_random_moments_the_loop_gives_what_a_batch_q
             run.checkpoint()
         # An order's batch carries the barrier of a savepoint: what it sends round is in flight then.
         claimed = threading.Event()
-        here.probe = hold_until("batch.orders.files.before", claimed.is_set)
+        here.failpoint = hold_until("batch.orders.files.before", claimed.is_set)
         here.order(rng, 8)
         eventually(run, lambda: pending_batch(here), "the orders are about to be read")
         savepoint = pool.submit(run.savepoint, "round")
         eventually(run, lambda: "round" in open_names(here), "the savepoint is under way")
         claimed.set()
         taken = savepoint.result()
-    here.probe = kill_after(rng.randrange(5, 40))
+    here.failpoint = kill_after(rng.randrange(5, 40))
     for kill in range(KILLS):
         here.order(rng, 5)
         with pytest.raises((AbsError, Killed)):
             assert not run.await_termination(120), "nobody was killed"
         found = [m for m in manifests(here.root.uri) if m.id >= taken]
         to = taken if not kill else rng.choice(found[-3:]).id
-        here.probe = lambda _: None
+        here.failpoint = lambda _: None
         spark_abs.restore(here.root.uri, to=int(to), spark=spark)
         if not kill:
             assert here.in_flight(next(m for m in found if m.id == taken)) > 0
-        here.probe = kill_after(rng.randrange(20, 90))
+        here.failpoint = kill_after(rng.randrange(20, 90))
         run = start(here.job())
     with pytest.raises((AbsError, Killed)):
         assert not run.await_termination(120), "nobody was killed"
-    here.probe = lambda _: None
+    here.failpoint = lambda _: None
     assert start(here.job(), available_now=True).await_termination(240)
     here.assert_tables()
     assert here.in_flight(manifests(here.root.uri)[-1]) == 0

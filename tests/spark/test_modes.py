@@ -28,7 +28,7 @@ FILES = 5
 
 @dataclass
 class Hold:
-    """A probe that stops whoever comes to a point, until it is opened."""
+    """A failpoint that stops whoever comes to a point, until it is opened."""
 
     point: str
 
@@ -42,7 +42,7 @@ class Hold:
 
 
 class Paced:
-    """A probe that lets whoever comes to a point go on once for each step, and tells what was passed."""
+    """A failpoint that lets whoever comes to a point go on once for each step, and tells what was passed."""
 
     def __init__(self, point: str) -> None:
         self.point, self.steps, self.seen = point, threading.Semaphore(0), set[str]()
@@ -61,9 +61,9 @@ class Two:
         self.clicks, self.orders = Feed(spark, path / "clicks"), Feed(spark, path / "orders")
         self.tables = path / "tables"
 
-    def job(self, probe: Callable[[str], None] = lambda _: None) -> Job:
+    def job(self, failpoint: Callable[[str], None] = lambda _: None) -> Job:
         job = Job("modes", root=self.root, spark=self.spark, interval="1h", **self.settings)
-        job.probe = probe
+        job.failpoint = failpoint
         clicks = job.source("clicks", self.clicks.stream())
         orders = job.source("orders", self.orders.stream())
         both = job.stage("both", [clicks, orders], lambda a, b: a.unionByName(b))
@@ -266,10 +266,10 @@ def test_rows_in_flight_are_added_to_the_state_that_an_edit_has_put_in(
         held.update((total,))
         yield (total,)
 
-    def job(probe: Callable[[str], None] = lambda _: None) -> Job:
+    def job(failpoint: Callable[[str], None] = lambda _: None) -> Job:
         settings: dict[str, Any] = {"interval": "1h", "mode": "unaligned", "max_entries_per_batch": 1}
         job = Job("edited", root=root, spark=spark, **settings)
-        job.probe = probe
+        job.failpoint = failpoint
         sums = job.stage(
             "sums",
             [job.source("rows", feed.stream())],

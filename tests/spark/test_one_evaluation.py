@@ -55,14 +55,14 @@ class Drawn:
         first = ROWS * len(self.feed.files)
         self.feed.write(*({"id": first + i} for i in range(ROWS)))
 
-    def probe(self, point: str) -> None:
+    def failpoint(self, point: str) -> None:
         if point == self.fails_at:
             self.fails_at = ""
             raise OSError(f"no luck at {point}")
 
     def declare(self) -> Job:
         job = Job("drawn", root=str(self.base / "root"), spark=self.spark, interval="1h")
-        job.probe = self.probe
+        job.failpoint = self.failpoint
         priced = self.spark.read.format("delta").load(str(self.base / "prices"))
         numbers = job.source(
             "numbers",

@@ -23,7 +23,7 @@ from tests.spark.test_job_life import Line
 
 
 class Failing:
-    """A probe that raises at a point so many times, from when it is told to."""
+    """A failpoint that raises at a point so many times, from when it is told to."""
 
     def __init__(self, point: str) -> None:
         self.point = point
@@ -45,7 +45,7 @@ def test_a_stage_that_fails_twice_comes_back_alone_also_with_a_checkpoint_under_
     line: Line, start: Start
 ) -> None:
     """It fails behind the commit of its table, and takes the barrier that came meanwhile."""
-    line.probe = failing = Failing("batch.twice.commit-twice.after")
+    line.failpoint = failing = Failing("batch.twice.commit-twice.after")
     line.write(2)
     run = start(line.job(restart_strategy="fixed-delay", restart_delay="100ms"))
     eventually(run, line.has_all, "the first rows through")
@@ -93,7 +93,7 @@ def test_stages_without_their_native_checkpoints_are_rebuilt_alone(
 
     def declare() -> Job:
         job = Job("rebuilt", root=root, spark=spark, interval="1h", num_retained=1000)
-        job.probe = failing
+        job.failpoint = failing
         clicks, orders = (job.source(name, given.stream()) for name, given in feeds.items())
         OUTER.add(job, clicks, orders, tables)
         joined = Output(job, StageId("outer_join"), MAIN_OUTPUT)

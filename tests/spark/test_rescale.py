@@ -18,7 +18,7 @@ from spark_abs.model import ProviderName, StageId
 from spark_abs.plan.specs import Output, Stage
 from spark_abs.restore.steps import Rescale
 from tests.job_support import Feed, assert_tables_at_every_cut, manifests
-from tests.root_support import probed
+from tests.root_support import with_failpoint
 from tests.spark.conftest import Start
 from tests.spark.shapes import (
     DISTINCT,
@@ -120,12 +120,12 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
     assert (set(spread), plan.needs_spark) == (set(STATEFUL), True)
     first, second = spread
 
-    def probe(point: str) -> None:
+    def failpoint(point: str) -> None:
         if point == f"{spread[second]}.after":
             raise Killed
 
     with pytest.raises(Killed):
-        probed(root, probe, spark).restore("two", shuffle_partitions=5)
+        with_failpoint(root, failpoint, spark).restore("two", shuffle_partitions=5)
     # As if Spark had been killed in the first before it recorded what it did: its half is thrown away.
     (step,) = [s for s in plan.steps if isinstance(s, Rescale) and s.stage == first]
     for name in (f"{step.batch}", f".{step.batch}.crc"):

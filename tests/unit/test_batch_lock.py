@@ -37,7 +37,7 @@ def test_a_stop_ends_the_waiting(held: bool) -> None:
     """For credit, captures, or while the stage is held: the batch does not begin any more."""
     turns, permitted, asked = BatchLock(), threading.Event(), threading.Event()
     if held:
-        turns.hold(CheckpointId(1))
+        turns.block(CheckpointId(1))
         permitted.set()
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(begin, turns, permitted, asked)

@@ -23,7 +23,7 @@ class LostStage:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def standing(self, _: Barrier) -> None:
+    def checkpoint_progress(self, _: Barrier) -> None:
         raise self.error
 
 

@@ -24,7 +24,7 @@ from spark_abs.protocol.changes import (
     Comparison,
     Recorded,
     StageChange,
-    Standing,
+    StageProgress,
     UnderWay,
     Verdict,
     first_position,
@@ -32,7 +32,7 @@ from spark_abs.protocol.changes import (
     newly_read,
 )
 from spark_abs.protocol.compare import compare
-from spark_abs.protocol.standing import current_cut, whole_after
+from spark_abs.protocol.stage_progress import current_cut, whole_after
 
 FILES = SourceShape("json", "/in")
 COUNT = OperatorShape("Aggregate", ("by k bigint", "count(1)"))
@@ -52,12 +52,12 @@ def shape(name: str, *sources: SourceShape, **more: Any) -> StageShape:
     return replace(found, **more)
 
 
-def standing(*sources: Position | None, finished: int = 4, **more: Any) -> Standing:
-    return replace(Standing(sources, BatchId(finished)), **more)
+def progress(*sources: Position | None, finished: int = 4, **more: Any) -> StageProgress:
+    return replace(StageProgress(sources, BatchId(finished)), **more)
 
 
 A, B = shape("a", FILES), shape("b", reading("a.main"))
-STANDS = {StageId("a"): standing(None), StageId("b"): standing(at("a.main", 7))}
+STANDS = {StageId("a"): progress(None), StageId("b"): progress(at("a.main", 7))}
 SEEN = Recorded(
     "the last run",
     (A, B),
@@ -96,7 +96,7 @@ def test_an_unchanged_job_goes_on_and_nothing_is_written() -> None:
 def test_inputs_in_another_order_keep_their_positions() -> None:
     x, y = at("x.main", 3), at("y.main", 8)
     before = shape("u", reading("x.main"), reading("y.main"))
-    seen = Recorded("the last run", (before,), {StageId("u"): standing(x, y)})
+    seen = Recorded("the last run", (before,), {StageId("u"): progress(x, y)})
     found = compare(seen, (shape("u", reading("y.main"), reading("x.main")),))
     change = of(found, "u")
     assert (change.verdict, change.layout and change.layout.sources) == (Verdict.KEPT, (1, 0))
@@ -104,14 +104,14 @@ def test_inputs_in_another_order_keep_their_positions() -> None:
 
 def test_a_channel_read_twice_keeps_both_positions() -> None:
     before = shape("u", reading("x.main"), reading("x.main"))
-    seen = Recorded("the last run", (before,), {StageId("u"): standing(at("x.main", 3), at("x.main", 8))})
+    seen = Recorded("the last run", (before,), {StageId("u"): progress(at("x.main", 3), at("x.main", 8))})
     assert of(compare(seen, (before,)), "u").layout is None
 
 
 def test_a_native_source_read_twice_stays_as_it_is_or_is_refused() -> None:
     """Spark keeps its files once, and its position twice."""
     before = shape("u", FILES, FILES, reading("x.main"))
-    stands = {StageId("u"): standing(None, None, at("x.main", 3))}
+    stands = {StageId("u"): progress(None, None, at("x.main", 3))}
     seen = Recorded("the last run", (before,), stands)
     assert of(compare(seen, (before,)), "u").layout is None
     moved = of(compare(seen, (shape("u", reading("x.main"), FILES, FILES),)), "u")
@@ -139,12 +139,12 @@ def test_a_stage_put_between_two_begins_where_the_one_behind_it_stood() -> None:
 
 def test_readers_that_stood_at_different_places_hand_nothing_over() -> None:
     other = shape("c", reading("a.main"))
-    stands = {**STANDS, StageId("c"): standing(at("a.main", 8))}
-    seen = replace(SEEN, shapes=(A, B, other), standings=stands)
+    stands = {**STANDS, StageId("c"): progress(at("a.main", 8))}
+    seen = replace(SEEN, shapes=(A, B, other), progress=stands)
     both = shape("d", reading("a.main"))
     found = compare(seen, (A, both))
     assert "'b' after entry 7, 'c' after entry 8" in of(found, "d").notes[0]
-    same = replace(seen, standings={**stands, StageId("c"): standing(at("a.main", 7))})
+    same = replace(seen, progress={**stands, StageId("c"): progress(at("a.main", 7))})
     assert starts(compare(same, (A, both)), "d") == {"a.main": 7}
 
 
@@ -162,16 +162,16 @@ def test_a_channel_that_is_read_once_more_is_read_from_where_the_stage_stands() 
     layout = of(compare(SEEN, (A, twice)), "b").layout
     assert layout is not None
     assert layout.sources == (0, at("a.main", 7))
-    fresh = {**STANDS, StageId("b"): standing(at("a.main", 3), finished=NO_BATCH)}
-    assert starts(compare(replace(SEEN, standings=fresh), (A, twice)), "b") == {"a.main": 3}
+    fresh = {**STANDS, StageId("b"): progress(at("a.main", 3), finished=NO_BATCH)}
+    assert starts(compare(replace(SEEN, progress=fresh), (A, twice)), "b") == {"a.main": 3}
 
 
 def test_a_channel_that_is_read_once_less_is_read_to_its_end_before() -> None:
     slow, fast = at("a.main", 3), at("a.main", 7)
-    assert less_read(standing(slow, fast), B) == (slow,)
-    assert less_read(standing(fast, at("c.main", 1)), shape("b", reading("a.main"))) == (at("c.main", 1),)
-    assert less_read(standing(fast), None) == (fast,)
-    assert newly_read(shape("b", reading("a.main"), reading("c.main")), standing(fast)) == {"c.main"}
+    assert less_read(progress(slow, fast), B) == (slow,)
+    assert less_read(progress(fast, at("c.main", 1)), shape("b", reading("a.main"))) == (at("c.main", 1),)
+    assert less_read(progress(fast), None) == (fast,)
+    assert newly_read(shape("b", reading("a.main"), reading("c.main")), progress(fast)) == {"c.main"}
 
 
 def entries(*batches: int) -> list[Entry | None]:
@@ -184,7 +184,7 @@ def test_the_current_cut_is_behind_every_batch_that_all_outputs_hold() -> None:
     assert ends == [1, 3, 4]
     assert current_cut(entries(0, 1), Version(2), NO_BATCH, AttemptId(2)) == 2, "of an attempt that was left"
     way = {UnderWay.WRITTEN: 5, UnderWay.TORN: 4, UnderWay.PLANNED: 4, UnderWay.NOTHING: 4}
-    assert {w: standing(None, under_way=w).ended for w in way} == way, "written: only its end is not recorded"
+    assert {w: progress(None, under_way=w).ended for w in way} == way, "written: only its end is not recorded"
 
 
 def test_the_earliest_is_behind_the_batches_that_nobody_read() -> None:
@@ -202,20 +202,20 @@ def only(found: list[Entry | None]) -> list[Entry]:
 
 def test_a_first_batch_that_is_repeated_begins_where_it_began() -> None:
     """Its outputs hold it and its state does not: begun behind itself, its rows would be in no state."""
-    first = standing(
+    first = progress(
         at("a.main", 9),
         finished=NO_BATCH,
         under_way=UnderWay.WRITTEN,
         stateful=True,
         first=(at("a.main", 3),),
     )
-    seen = replace(SEEN, standings={**STANDS, StageId("b"): first})
+    seen = replace(SEEN, progress={**STANDS, StageId("b"): first})
     assert starts(compare(seen, (A, B)), "b") == {"a.main": 3}
 
 
 def test_a_native_source_is_found_by_what_it_reads() -> None:
     other = SourceShape("json", "/other")
-    seen = Recorded("the last run", (shape("s", FILES, other),), {StageId("s"): standing(None, None)})
+    seen = Recorded("the last run", (shape("s", FILES, other),), {StageId("s"): progress(None, None)})
     swapped = of(compare(seen, (shape("s", other, FILES),)), "s").layout
     assert swapped is not None
     assert swapped.sources == (1, 0)
@@ -225,7 +225,7 @@ def test_a_native_source_is_found_by_what_it_reads() -> None:
 
 def test_native_sources_of_earlier_versions_are_taken_in_order() -> None:
     other = SourceShape("json", "/other")
-    old = Recorded("checkpoint 3", (shape("s"),), {StageId("s"): standing(None, at("a.main", 1), None)})
+    old = Recorded("checkpoint 3", (shape("s"),), {StageId("s"): progress(None, at("a.main", 1), None)})
     found = compare(old, (shape("s", FILES, other, reading("a.main")),))
     layout = of(found, "s").layout
     assert layout is not None
@@ -234,14 +234,14 @@ def test_native_sources_of_earlier_versions_are_taken_in_order() -> None:
 
 
 def test_a_stage_that_is_gone_is_named_with_what_it_has() -> None:
-    stands = {StageId("a"): standing(None), StageId("b"): standing(at("a.main", 7), stateful=True)}
-    seen = replace(SEEN, standings=stands, unread=lambda _: 2)
+    stands = {StageId("a"): progress(None), StageId("b"): progress(at("a.main", 7), stateful=True)}
+    seen = replace(SEEN, progress=stands, unread=lambda _: 2)
     found = compare(seen, ())
     assert "positions in its sources" in of(found, "a").notes[0]
     assert "state and 2 unread entries of channel a.main" in of(found, "b").notes[0]
     assert verdicts(compare(seen, (), leave=True)) == {"a": "left", "b": "left"}
-    never = {StageId("b"): standing(at("a.main", 0), finished=NO_BATCH)}
-    assert verdicts(compare(replace(SEEN, shapes=(B,), standings=never), ())) == {"b": "left"}
+    never = {StageId("b"): progress(at("a.main", 0), finished=NO_BATCH)}
+    assert verdicts(compare(replace(SEEN, shapes=(B,), progress=never), ())) == {"b": "left"}
 
 
 def test_a_stage_that_was_left_out_does_not_come_back() -> None:
@@ -261,7 +261,7 @@ def test_a_stage_that_was_left_out_does_not_come_back() -> None:
 )
 def test_state_fits_its_operators(operators: tuple[OperatorShape, ...], mode: str, word: str | None) -> None:
     before = shape("b", reading("a.main"), operators=(COUNT,))
-    seen = Recorded("the last run", (before,), {StageId("b"): standing(at("a.main", 7), stateful=True)})
+    seen = Recorded("the last run", (before,), {StageId("b"): progress(at("a.main", 7), stateful=True)})
     found = compare(seen, (replace(before, operators=operators, output_mode=mode),))
     assert found.ok == (word is None)
     assert word is None or word in of(found, "b").notes[0]
@@ -270,7 +270,7 @@ def test_state_fits_its_operators(operators: tuple[OperatorShape, ...], mode: st
 def test_the_sides_of_a_join_stay() -> None:
     join = OperatorShape("InnerJoin", ("on (id = id)",), (("channel x.main",), ("channel y.main",)))
     before = shape("j", reading("x.main"), reading("y.main"), operators=(join,))
-    stands = {StageId("j"): standing(at("x.main", 3), at("y.main", 3), stateful=True)}
+    stands = {StageId("j"): progress(at("x.main", 3), at("y.main", 3), stateful=True)}
     seen = Recorded("the last run", (before,), stands)
     crossed = replace(join, sides=join.sides[::-1])
     assert not compare(seen, (replace(before, operators=(crossed,)),)).ok
@@ -296,8 +296,8 @@ def test_a_batch_under_way_is_settled_before_inputs_or_outputs_change(
     under_way: UnderWay, more: dict[str, Any], ok: bool
 ) -> None:
     outputs = shape("b", reading("a.main"), channels={"main": ""}, outputs={"main": "{}"})
-    stands = {**STANDS, StageId("b"): standing(at("a.main", 7), under_way=under_way, **more)}
-    seen = replace(SEEN, shapes=(A, outputs), standings=stands)
+    stands = {**STANDS, StageId("b"): progress(at("a.main", 7), under_way=under_way, **more)}
+    seen = replace(SEEN, shapes=(A, outputs), progress=stands)
     for changed in (
         replace(outputs, channels={"main": "", "late": ""}),
         replace(outputs, sources=(reading("a.main"), reading("c.main"))),
@@ -311,8 +311,8 @@ def test_a_batch_under_way_is_settled_before_inputs_or_outputs_change(
 def _half_committed(**more: Any) -> Recorded:
     """Batch 5 of `a` is in `a.main`, and its first commit names what `a.late` is to get; `b` reads that."""
     a = shape("a", FILES, channels={"main": "", "late": ""}, outputs={"main": "{}", "late": "{}"})
-    half = standing(None, under_way=UnderWay.NAMED, lacks=[ChannelId("a.late")], **more)
-    stands = {StageId("a"): half, StageId("b"): standing(at("a.late", 7))}
+    half = progress(None, under_way=UnderWay.NAMED, lacks=[ChannelId("a.late")], **more)
+    stands = {StageId("a"): half, StageId("b"): progress(at("a.late", 7))}
     return Recorded(
         "the last run",
         (a, shape("b", reading("a.late"))),
@@ -357,15 +357,15 @@ def test_a_salt_that_spark_seeds_anew_is_the_same_key() -> None:
 def test_a_sink_under_another_name_is_the_same_sink() -> None:
     before = replace(B, sinks={"out": "main"}, tables={"out": "/t"})
     renamed = replace(B, sinks={"rows": "main"}, tables={"rows": "/t"})
-    torn = {**STANDS, StageId("b"): standing(at("a.main", 7), under_way=UnderWay.TORN)}
-    found = compare(replace(SEEN, shapes=(A, before), standings=torn), (A, renamed))
+    torn = {**STANDS, StageId("b"): progress(at("a.main", 7), under_way=UnderWay.TORN)}
+    found = compare(replace(SEEN, shapes=(A, before), progress=torn), (A, renamed))
     assert found.ok
     assert of(found, "b").notes == ("sink rows was out",)
 
 
 def test_a_stage_that_is_changed_and_lost_is_refused() -> None:
-    stands = {**STANDS, StageId("b"): standing(at("a.main", 7), lost=True)}
-    seen = replace(SEEN, standings=stands)
+    stands = {**STANDS, StageId("b"): progress(at("a.main", 7), lost=True)}
+    seen = replace(SEEN, progress=stands)
     assert compare(seen, (A, B)).ok, "it is rebuilt"
     assert not compare(seen, (A, shape("b", reading("a.main"), reading("c.main")))).ok
 
@@ -380,13 +380,13 @@ def test_a_sink_moves_to_another_stage_if_nothing_between_the_two_is_unread(
 ) -> None:
     """Its table has what the one stage has written; the rows on the way were written by one, or by none."""
     chain = (A, B, shape("c", reading("b.main")))
-    stands = {**STANDS, StageId("c"): standing(at("b.main", 5))}
+    stands = {**STANDS, StageId("c"): progress(at("b.main", 5))}
 
     def with_sink_at(stage: str) -> tuple[StageShape, ...]:
         sink: Any = {"sinks": {"rows": "main"}, "tables": {"rows": "/t"}}
         return tuple(replace(s, **sink) if s.stage == stage else s for s in chain)
 
-    seen = replace(SEEN, shapes=with_sink_at(old), standings=stands)
+    seen = replace(SEEN, shapes=with_sink_at(old), progress=stands)
     assert compare(seen, with_sink_at(new)).ok
     for channel in ("a.main", "b.main"):
         under_way = replace(seen, unread=partial(_only, channel))

@@ -31,7 +31,7 @@ from spark_abs.sinks.delta import DeltaSink
 from spark_abs.stages.complete import Completion, complete_batch
 from spark_abs.stages.context import RunContext
 from spark_abs.store.control import Control
-from spark_abs.store.probe import no_probe
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -57,7 +57,7 @@ class Torn:
         settings = Settings.resolve(None, {}, {}, {})
         self.ctx = RunContext(
             self.root, JOB, AttemptId(attempt), "native", RunId(run), NO_EPOCH, Version(0), settings, 100,
-            False, no_probe,
+            False, no_failpoint,
         )  # fmt: skip
         self.channels = [make_writer(self.root, "a", o, attempt, run) for o in ("keyed", "main")]
         self.sinks = [

@@ -22,12 +22,12 @@ from spark_abs.protocol.messages import (
     Complete,
     Decided,
     Declined,
+    Discard,
     Effect,
     FailJob,
     Left,
     Notify,
     Overtake,
-    Release,
     Requested,
     StatusChanged,
     Tick,
@@ -153,7 +153,7 @@ def test_an_acknowledgement_after_the_abort_is_discarded() -> None:
     coordinator.handle(Decided(106, ONE, False, AbortReason.DECLINED))
     assert coordinator.handle(acked(1, "a")) == (
         AckAnswer(ONE, StageId("a"), AckResult.DISCARDED),
-        Release(ONE, StageId("a")),
+        Discard(ONE, StageId("a")),
     )
 
 

@@ -12,7 +12,7 @@ from spark_abs.model import (
     Entry,
     Version,
 )
-from spark_abs.protocol.credit import ANY, Capacity, Held, Load, at_once, grants, held, load_of
+from spark_abs.protocol.credit import ANY, Capacity, Load, Unread, at_once, grants, load_of, unread
 from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free, Nothing
 from spark_abs.testing.alignment import barrier
 
@@ -25,28 +25,28 @@ def loads(*sizes: int) -> list[Load]:
 
 @pytest.mark.parametrize(
     ("consumers", "found"),
-    [((0,), Held(3, 60)), ((1, 3), Held(2, 50)), ((3, 3), Held(0, 0)), ((), Held(0, 0))],
+    [((0,), Unread(3, 60)), ((1, 3), Unread(2, 50)), ((3, 3), Unread(0, 0)), ((), Unread(0, 0))],
 )
-def test_what_the_slowest_consumer_has_not_read_is_held(consumers: tuple[int, ...], found: Held) -> None:
+def test_what_the_slowest_consumer_has_not_read_is_counted(consumers: tuple[int, ...], found: Unread) -> None:
     """A channel that nobody reads holds nothing."""
-    assert held(loads(10, 20, 30), [Version(v) for v in consumers]) == found
+    assert unread(loads(10, 20, 30), [Version(v) for v in consumers]) == found
 
 
 @pytest.mark.parametrize(
     ("found", "capacity", "granted"),
     [
-        (Held(1, 10), Capacity(entries=2), True),
-        (Held(2, 10), Capacity(entries=2), False),
-        (Held(1, 10), Capacity(size=11), True),
-        (Held(1, 11), Capacity(size=11), False),
-        (Held(1, 99), Capacity(entries=9, size=11), False),
-        (Held(9, 1), Capacity(entries=9, size=11), False),
-        (Held(9_999, 9_999), ANY, True),
-        (Held(0, 0), Capacity(entries=1, size=1), True),
+        (Unread(1, 10), Capacity(entries=2), True),
+        (Unread(2, 10), Capacity(entries=2), False),
+        (Unread(1, 10), Capacity(size=11), True),
+        (Unread(1, 11), Capacity(size=11), False),
+        (Unread(1, 99), Capacity(entries=9, size=11), False),
+        (Unread(9, 1), Capacity(entries=9, size=11), False),
+        (Unread(9_999, 9_999), ANY, True),
+        (Unread(0, 0), Capacity(entries=1, size=1), True),
     ],
 )
 def test_a_channel_grants_until_entries_or_bytes_are_used_up(
-    found: Held, capacity: Capacity, granted: bool
+    found: Unread, capacity: Capacity, granted: bool
 ) -> None:
     assert grants(found, capacity) is granted
 

@@ -66,7 +66,7 @@ def drain(*, bounded: bool = False, mixed: bool = False) -> Drain:
     }
     nothing: Any = None
     ctx: Any = SimpleNamespace(bounded=bounded)
-    return Drain(ctx, nothing, graph, plans, {}, {}, nothing)
+    return Drain(ctx, nothing, graph, plans, {})
 
 
 def test_a_job_of_sources_and_stages_behind_them_can_be_drained() -> None:

@@ -42,8 +42,9 @@ def query(tmp_path: Path) -> Query:
 
 def looking(query: Query) -> tuple[EndOfInput, Any]:
     runner: Any = SimpleNamespace(name=STAGE, native=NativeLog(Place(str(query.path))), reads_channels=False)
-    ends = EndOfInput(SimpleNamespace(probe=lambda _: None), {STAGE: runner}, SimpleNamespace())  # type: ignore[arg-type]
-    ends.finish_stages({STAGE: SimpleNamespace(isActive=True)})  # type: ignore[dict-item]
+    stage: Any = SimpleNamespace(runner=runner, query=SimpleNamespace(isActive=True), halted=False)
+    ends = EndOfInput(SimpleNamespace(failpoint=lambda _: None), {STAGE: stage}, SimpleNamespace())  # type: ignore[arg-type]
+    ends.finish_stages()
     return ends, runner
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_abs.errors import AbsError, SinkFailed, SinkUnreachable, UsageError
+from spark_abs.errors import AbsError, DamageError, SinkFailed, SinkUnreachable, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import AttemptId, Branch, CheckpointId, StageId, Version
 from spark_abs.protocol.control import OutsideSink, begin_job
@@ -36,7 +36,7 @@ class Gone(TwoPhaseSink):
         pass
 
 
-@pytest.mark.parametrize("kind", [SinkUnreachable, SinkFailed, UsageError])
+@pytest.mark.parametrize("kind", [DamageError, SinkUnreachable, SinkFailed, UsageError])
 def test_a_restore_says_of_a_sink_that_cannot_be_asked_why_and_may_go_on(kind: type[AbsError]) -> None:
     """Its server is away, its schema was dropped, or the variable with its address is not set any more."""
     record = OutsideSink("sent", StageId("a"), "main", "own", "", BEGIN, begun=True)

@@ -121,7 +121,7 @@ def test_what_a_killed_or_frozen_driver_has_left_is_gone_before_a_query_starts(t
 
 def test_a_stopped_stage_has_no_agent_and_its_successor_stands_where_it_stood() -> None:
     before, after = BatchLock(), BatchLock()
-    before.hold(CheckpointId(4))
+    before.block(CheckpointId(4))
     before.stop()
     with before.agent() as mine:
         assert not mine
@@ -130,7 +130,7 @@ def test_a_stopped_stage_has_no_agent_and_its_successor_stands_where_it_stood() 
         batch = pool.submit(_enter, after)
         with pytest.raises(TimeoutError):
             batch.result(0.3)
-        after.release(CheckpointId(4))
+        after.unblock(CheckpointId(4))
         assert batch.result(30)
 
 

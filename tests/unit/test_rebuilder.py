@@ -28,7 +28,7 @@ from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import newest_output
 from spark_abs.store.control import Control
-from spark_abs.store.probe import no_probe
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place
 from tests.channel_support import JOB, numbers
 from tests.root_support import CHANNEL, SmallJob, no_session, offsets_of
@@ -76,7 +76,7 @@ class Lossy:
             settings,
             100,
             False,
-            no_probe,
+            no_failpoint,
             names,
             identity=self.job.state.attempt.root,
         )

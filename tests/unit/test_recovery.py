@@ -16,8 +16,8 @@ from spark_abs.run import recovery as module
 from spark_abs.run.recovery import Recovery, StageEnd
 from spark_abs.settings_table import RestartStrategy
 from spark_abs.store.control import Control
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.history import History, HistoryEvent
-from spark_abs.store.probe import no_probe
 from spark_abs.store.root import Root
 
 PAIR, TAIL = StageId("pair"), StageId("tail")
@@ -32,7 +32,7 @@ class Watched:
         self.control = Control.create(self.root, "job", now_ms=0)
         self.begin_run()
         monkeypatch.setattr(module, "now_ms", lambda: self.now)
-        ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(1), probe=no_probe)
+        ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(1), failpoint=no_failpoint)
         restart = {name: (lambda name=name: self._start(name)) for name in (PAIR, TAIL)}
         self.recovery, self.ctx = Recovery(ctx, policy, restart), ctx
 

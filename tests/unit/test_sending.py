@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_abs.checkpointing import sending
-from spark_abs.checkpointing.sending import Sender, Sending
+from spark_abs.checkpointing import sender as module
+from spark_abs.checkpointing.sender import Sender, Sending
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Mark, Owner
@@ -38,9 +38,9 @@ class Cuts(list[Mark]):
 def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sending, "EpochRows", lambda *_: SimpleNamespace(count=0))
+    monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
     sink: Any = SimpleNamespace(commit=lambda *_: None)
-    ctx: Any = SimpleNamespace(root=None, probe=lambda _: None)
+    ctx: Any = SimpleNamespace(root=None, failpoint=lambda _: None)
     sent = Sending("sent", StageId("a"), "main", pa.schema([]), sink, "own", "")
     record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=True)
     owner = Owner("root", "job", "sent", RunId(1))

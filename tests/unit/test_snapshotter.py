@@ -11,8 +11,8 @@ import pytest
 
 from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.stages import snapshotter as module
-from spark_abs.stages.snapshotter import Listener, Snapshotter, Taken
-from spark_abs.store.probe import no_probe
+from spark_abs.stages.snapshotter import Snapshotter, StageFacts, Taken
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place
 
 STAGE = StageId("match")
@@ -31,14 +31,14 @@ class Copies:
         (native / "commits").mkdir(parents=True)
         ctx: Any = SimpleNamespace(
             settings=SimpleNamespace(copy_threads=1, synchronous=False),
-            probe=no_probe,
+            failpoint=no_failpoint,
             native=lambda _: Place(str(native)),
             batches_retained=10,
         )
-        kept: Any = SimpleNamespace(release=lambda _, completed: None)
-        self.snapshots = Snapshotter(ctx, kept, {}, lambda: None)
+        kept: Any = SimpleNamespace(unpin=lambda _, completed: None)
         ignore: Any = lambda *_: None  # noqa: E731 - what it is told is not looked at
-        self.snapshots.report_to(Listener(ignore, lambda _: self.woken.release(), ignore))
+        self.snapshots = Snapshotter(ctx, kept, lambda: None, ignore, ignore)
+        self.snapshots.register(STAGE, StageFacts({}, lambda: 0), self.woken.release)
 
         def copy(_: object, checkpoint: int, __: object, batch: int) -> None:
             self.tried.append((checkpoint, batch))
@@ -65,7 +65,7 @@ def test_a_copy_does_not_wait_for_a_commit_that_was_purged_when_its_checkpoint_i
     copies.snapshots.submit(taken(1, 4))  # waits for commits/4, which never comes again
     copies.snapshots.submit(taken(2, 90))
     copies.commit(90)
-    copies.snapshots.release(CheckpointId(1), completed=False)
+    copies.snapshots.settle(CheckpointId(1), completed=False)
     copies.await_end_of_copies(3)  # the release wakes the stage, too
     assert copies.tried == [(2, 90)]
     copies.snapshots.close()
@@ -75,7 +75,7 @@ def test_a_queued_copy_of_a_settled_checkpoint_is_not_made(copies: Copies) -> No
     copies.snapshots.submit(taken(1, 4))
     copies.snapshots.submit(taken(2, 5))
     copies.commit(5)
-    copies.snapshots.release(CheckpointId(2), completed=False)
+    copies.snapshots.settle(CheckpointId(2), completed=False)
     copies.commit(4)
     copies.await_end_of_copies(3)
     assert copies.tried == [(1, 4)]
@@ -88,7 +88,7 @@ def test_a_batch_that_is_run_again_does_not_wait_for_the_copy_of_its_own_cut(cop
     copies.snapshots.submit(taken(1, 4))
     assert copies.snapshots.permits(STAGE, BatchId(4))
     assert not copies.snapshots.permits(STAGE, BatchId(5))
-    copies.snapshots.release(CheckpointId(1), completed=True)
+    copies.snapshots.settle(CheckpointId(1), completed=True)
     assert copies.snapshots.permits(STAGE, BatchId(5))
 
 
@@ -102,5 +102,5 @@ def test_batches_go_on_while_a_cut_is_copied_until_spark_might_purge_it(copies: 
         8,
         9,
     ]
-    copies.snapshots.release(CheckpointId(1), completed=True)
+    copies.snapshots.settle(CheckpointId(1), completed=True)
     assert copies.snapshots.permits(STAGE, BatchId(14))

@@ -12,7 +12,7 @@ from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.outputs import IdleCut
 from spark_abs.stages.snapshotter import Taken
 from spark_abs.stages.stage import StageRunner
-from spark_abs.store.probe import no_probe
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 
 
@@ -31,7 +31,7 @@ class IdleSource:
             poll_ms=lambda _: 0,
             floor=NO_EPOCH,
             bounded=False,
-            probe=no_probe,
+            failpoint=no_failpoint,
             native=lambda stage: root.native("native", AttemptId(1), stage),
         )
         outputs: Any = SimpleNamespace(

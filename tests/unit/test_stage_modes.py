@@ -28,7 +28,7 @@ from spark_abs.stages.evaluation import Evaluated
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Taken
 from spark_abs.stages.stage import StageRunner
-from spark_abs.store.probe import no_probe
+from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 from tests.channel_support import JOB, Log, barrier, make_writer, position
 
@@ -57,7 +57,7 @@ class Both:
             floor=CheckpointId(0),
             bounded=False,
             settings=SimpleNamespace(capacity_entries=None, capacity_bytes=None),
-            probe=no_probe,
+            failpoint=no_failpoint,
             poll_ms=lambda _: 0,
             native=lambda stage: root.native("native", AttemptId(1), stage),
         )

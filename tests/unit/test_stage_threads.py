@@ -70,7 +70,7 @@ def test_the_agent_goes_away_while_a_batch_is_at_work(both: Both, monkeypatch: p
         """Do what the coordinator's thread does with a stage."""
         both.runner.offer(UNALIGNED)
         both.runner.offer_idle()
-        both.runner.standing(UNALIGNED)
+        both.runner.checkpoint_progress(UNALIGNED)
         both.runner.over_limit(None)
         both.runner.notify(CheckpointId(7), completed=False)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 from mypy import api
+
+import spark_abs.errors
 
 HERE = Path(__file__).resolve().parents[2]
 ACCEPTED, REJECTED = "tests/unit/typed/accepted.py", "tests/unit/typed/rejected.py"
@@ -24,3 +27,15 @@ def test_right_calls_are_accepted_and_each_wrong_one_is_rejected(monkeypatch: py
     ]
     assert len(wanted) > 20
     assert errors == wanted, said
+
+
+def test_every_public_name_is_in_a_right_call() -> None:
+    """Of errors, those that somebody would catch are enough: they are all alike."""
+    tree = ast.parse((HERE / ACCEPTED).read_text())
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "spark_abs"
+    }
+    errors = {name for name in spark_abs.__all__ if hasattr(spark_abs.errors, name)}
+    assert set(spark_abs.__all__) - errors - used == set()

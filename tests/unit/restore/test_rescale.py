@@ -24,7 +24,7 @@ from spark_abs.restore.rescale import changes, is_rescaled, rescale
 from spark_abs.restore.steps import Materialise, Rescale, sentence
 from spark_abs.snapshots.layout import PARTITIONS_KEY, Provider
 from spark_abs.store.storage import Place
-from tests.root_support import SmallJob, offsets_of, probed
+from tests.root_support import SmallJob, offsets_of, with_failpoint
 
 SUMS = StageId("sum")
 
@@ -132,7 +132,7 @@ class Spread(SmallJob):
         (native / f"commits/{batch}").write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     def restore(self, dies: str = "", partitions: int | None = 5) -> RestorePlan:
-        def probe(point: str) -> None:
+        def failpoint(point: str) -> None:
             if dies and point.endswith(dies):
                 raise Killed
 
@@ -141,7 +141,7 @@ class Spread(SmallJob):
         if not dies:
             return restore(self.root.uri, 1, shuffle_partitions=given).plan
         with pytest.raises(Killed):
-            probed(self.root.uri, probe).restore(1, shuffle_partitions=given)
+            with_failpoint(self.root.uri, failpoint).restore(1, shuffle_partitions=given)
         return restore(self.root.uri, 1, shuffle_partitions=given, dry_run=True).plan
 
 

@@ -60,7 +60,7 @@ class Keeping(RuleBasedStateMachine):
         _, files = self.open.pop(checkpoint)
         assert self.kept.missing(files) == ()
         self.manifests[checkpoint] = manifest_of(checkpoint, files)
-        self.kept.release(CheckpointId(checkpoint), completed=True)
+        self.kept.unpin(CheckpointId(checkpoint), completed=True)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -68,7 +68,7 @@ class Keeping(RuleBasedStateMachine):
         checkpoint = data.draw(st.sampled_from(sorted(self.open)))
         stage, files = self.open.pop(checkpoint)
         self.left.setdefault(stage, {}).update({file.path: file for file in files})
-        self.kept.release(CheckpointId(checkpoint), completed=False)
+        self.kept.unpin(CheckpointId(checkpoint), completed=False)
 
     @precondition(lambda self: self.manifests)
     @rule(data=st.data())

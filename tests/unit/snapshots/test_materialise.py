@@ -68,7 +68,7 @@ def test_a_snapshot_that_spark_has_made_anew_is_not_copied_anew(kept: StateStora
     names = {f.path.rpartition("/")[2] for f in second.files}
     assert {"1.zip", "2.changelog", "3.changelog"} <= names
     assert not {"3.zip", "b.sst"} & names
-    kept.release(ONE, completed=True)
+    kept.unpin(ONE, completed=True)
     sweep(kept, list)
     assert "3.zip" in {f.path.rpartition("/")[2] for f in taken(kept, native, 2).files}
 

@@ -114,7 +114,7 @@ def test_what_was_copied_before_a_file_was_purged_is_not_copied_again(
     (native / "b").unlink()
     with pytest.raises(StaleCapture, match="b was purged"):
         kept.store(ONE, LOCAL, str(native), files)
-    kept.release(ONE, completed=False)
+    kept.unpin(ONE, completed=False)
     assert kept.leftovers() == ()
     again = store(kept, TWO, native, a=b"first", c=b"more")
     assert (again.size_new, len(packs_in(root))) == (4, 2)
@@ -127,7 +127,7 @@ def test_what_an_aborted_checkpoint_has_packed_waits_for_the_next_capture_of_its
     """Sweeping spares it until then, and takes what the next capture did not use (P3)."""
     native, other = tmp_path / "native", tmp_path / "other"
     store(kept, ONE, native, used=b"u" * 300, unused=b"n" * 700)
-    kept.release(ONE, completed=False)
+    kept.unpin(ONE, completed=False)
     store(kept, TWO, other, theirs=b"t")
     assert sweep(kept, list).bytes_freed == 0
     again = store(kept, TWO, native, used=b"u" * 300, more=b"m" * 50)
@@ -143,7 +143,7 @@ def test_what_was_left_for_a_capture_that_never_came_is_swept_after_a_restart(
     root: Root, kept: StateStorage, tmp_path: Path
 ) -> None:
     store(kept, ONE, tmp_path / "native", x=b"x")
-    kept.release(ONE, completed=False)
+    kept.unpin(ONE, completed=False)
     sweep(kept, list)
     assert len(packs_in(root)) == 1
     sweep(StateStorage.open(root, "job", RunId(2)), list)

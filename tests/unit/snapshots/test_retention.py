@@ -95,7 +95,7 @@ def test_the_sweep_plan() -> None:
 
 def taken(kept: StateStorage, tmp_path: Path, checkpoint: int, **contents: bytes) -> tuple[StoredFile, ...]:
     files = store(kept, CheckpointId(checkpoint), tmp_path / f"native{checkpoint}", **contents).files
-    kept.release(CheckpointId(checkpoint), completed=True)
+    kept.unpin(CheckpointId(checkpoint), completed=True)
     return files
 
 
@@ -118,7 +118,7 @@ def test_dead_packs_go_and_thin_ones_are_rewritten(root: Root, kept: StateStorag
     # The same after a restart that has but the manifests.
     later = StateStorage.open(root, "job", RunId(2), retained)
     assert store(later, CheckpointId(5), tmp_path / "native5", keep5=b"y" * 90).size_new == 0
-    later.release(CheckpointId(5), completed=True)
+    later.unpin(CheckpointId(5), completed=True)
     assert sweep(later, list).packs == 2
     assert packs_in(root) == []
 
@@ -131,7 +131,7 @@ def test_an_open_capture_is_never_swept(root: Root, kept: StateStorage, tmp_path
     assert sweep(kept, list).rewritten == 1
     assert kept.missing(two) == ()
     assert verify_state(root, [manifest_of(2, two)]) == ()
-    kept.release(CheckpointId(2), completed=True)
+    kept.unpin(CheckpointId(2), completed=True)
     sweep(kept, lambda: [manifest_of(2, two)])
     assert verify_state(root, [manifest_of(2, two)]) == ()
     sweep(kept, list)

@@ -97,7 +97,7 @@ def test_a_pack_whose_footer_forgets_what_is_needed_is_said_and_not_swept(
     """The bytes can still be read: a restore works, and sweeping must not take them for dead."""
     files = store(kept, ONE, tmp_path / "a", x=b"x" * 10, y=b"y" * 100).files
     retained = [manifest_of(1, files)]
-    kept.release(ONE, completed=True)
+    kept.unpin(ONE, completed=True)
     assert verify_packs(root, retained) == ()
     pack = Path(root.uri, "state", files[0].at.pack)
     data = pack.read_bytes()
@@ -123,7 +123,7 @@ def test_bytes_that_sweeping_moves_meanwhile_are_not_damage(
         nonlocal swept
         if not swept:
             swept = True
-            kept.release(ONE, completed=True)
+            kept.unpin(ONE, completed=True)
             sweep(kept, lambda: retained)
         return chunks(*args)  # type: ignore[arg-type]
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
 
@@ -63,3 +67,50 @@ def wrapped(frame: DataFrame) -> None:
     write = spark_abs.foreach_batch(lambda batch, number: None, root="/r", stage="daily", interval="1m")
     where = spark_abs.checkpoint_location("/r", "daily", adopt="/old", region="eu-west-1")
     frame.writeStream.foreachBatch(write).option("checkpointLocation", where).start()
+
+
+def built(builder: SparkSession.Builder) -> SparkSession:
+    spark_abs.configure(builder, packages=["org.example:jar:1"]).getOrCreate()
+    return spark_abs.spark_session("shop", "local[2]", **{"spark.sql.shuffle.partitions": "2"})
+
+
+def without_a_handle(spark: SparkSession) -> spark_abs.JobRoot:
+    spark_abs.read("/r", "sales", 7, spark).join(spark_abs.state("/r", "count", diff=3, spark=spark), "key")
+    edit: spark_abs.Edit = spark_abs.edit("/r", "before", spark, region="eu-west-1")
+    edit.keep_in("count", "rocksdb")
+    spark_abs.forget("/r", "daily")
+    return spark_abs.open("/r")
+
+
+def outside(job: spark_abs.Job, stage: spark_abs.Output, own: spark_abs.TwoPhaseSink) -> None:
+    job.sink("rows", stage, postgres="rows")
+    job.sink("last", stage, postgres=spark_abs.Postgres("last", mode="upsert", key=("key",), history=True))
+    job.sink("topic", stage, kafka="topic")
+    job.sink("many", stage, kafka=spark_abs.Kafka(bootstrap="here:9092"))
+    job.sink("own", stage, two_phase=own)
+
+
+def write(batch: DataFrame, _: int) -> None:
+    at: spark_abs.Current = spark_abs.current()
+    batch.write.option("txnAppId", at.app_id).option("txnVersion", at.batch).save("/data/out")
+
+
+def count(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState) -> tuple[Any, ...]:
+    before = state.get[0] if state.exists else 0
+    state.update((before + sum(1 for _ in rows),))
+    return (*key, before)
+
+
+def each(key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState) -> Iterator[Row]:
+    state.setTimeoutDuration(1_000)
+    yield from rows
+
+
+def at_once(rows: pa.Table, states: pa.Table, batch: spark_abs.GroupBatch) -> spark_abs.GroupAnswer:
+    return spark_abs.GroupAnswer(states if batch.batch else None, output=rows, removed=batch.timed_out)
+
+
+def with_state(frame: DataFrame) -> None:
+    spark_abs.map_groups_with_state(frame, "k", count, "n long", "k string, n long", ttl="1h", uid="counts")
+    spark_abs.flat_map_groups_with_state(frame, ["k"], each, "n long", "k string", timeout="processing-time")
+    spark_abs.map_batches_with_state(frame, "k", at_once, "n long", "k string", output_mode="update")

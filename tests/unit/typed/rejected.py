@@ -9,7 +9,7 @@ import spark_abs
 
 def declared(spark: SparkSession, clicks: DataFrame) -> None:
     spark_abs.Job("shop", root="/r", spark=spark, intervall="10s")  # E: call-arg
-    spark_abs.Job("shop", root="/r", spark=spark, probe=print)  # E: call-arg
+    spark_abs.Job("shop", root="/r", spark=spark, failpoint=print)  # E: call-arg
     spark_abs.Job("shop", root="/r", spark=spark, interval=10)  # E: arg-type
     spark_abs.Job("shop", root="/r", spark=spark, mode="fast")  # E: arg-type
     spark_abs.Job("shop", root="/r", spark=spark, tolerable_failures="any")  # E: arg-type
@@ -32,7 +32,7 @@ def looked_at(spark: SparkSession) -> None:
     shop = spark_abs.open("/r", spark, interval="10s")  # E: call-arg
     shop.read("sales", spark=spark)  # E: call-arg
     shop.restore("before", force=["everything"])  # E: list-item
-    shop.restore("before", probe=print)  # E: call-arg
+    shop.restore("before", failpoint=print)  # E: call-arg
     shop.edit().keep_in("count", "disk")  # E: arg-type
     shop.set(copy_threads=3)  # E: call-arg
     spark_abs.checkpoint_location("/r", "daily", interval="10s")  # E: call-arg

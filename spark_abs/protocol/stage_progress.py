@@ -36,7 +36,7 @@ def under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId | None
     return UnderWay.WRITTEN if all(have) else UnderWay.TORN
 
 
-def standing_after(finished: BatchId, planned: BatchId, way: UnderWay) -> tuple[BatchId, bool]:
+def sources_after(finished: BatchId, planned: BatchId, way: UnderWay) -> tuple[BatchId, bool]:
     """Return the batch whose offset file names the sources, and whether they stand where it says.
 
     They do not if it has yet to be run: then they stand where the stage begins to read them.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Probe = Callable[[str], None]
+Failpoint = Callable[[str], None]
 
 
-def no_probe(point: str) -> None:
+def no_failpoint(point: str) -> None:
     """Do nothing: fault points are for tests."""

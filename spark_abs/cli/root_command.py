@@ -1,4 +1,4 @@
-"""What every verb is given."""
+"""What every command is given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Context:
-    """What surrounds a verb; tests hand in another clock and pause."""
+    """What surrounds a command; tests hand in another clock and pause."""
 
     out: Output = field(default_factory=Output)
     now_ms: Callable[[], int] = now_ms
@@ -43,8 +43,8 @@ output_option = click.option(
 )
 
 
-def verb(function: Callable[Concatenate[Context, Root, P], R]) -> Callable[..., R]:
-    """Give a verb its context and, as first argument on the command line, the root."""
+def root_command(function: Callable[Concatenate[Context, Root, P], R]) -> Callable[..., R]:
+    """Give a command its context and, as first argument on the command line, the root."""
 
     @functools.wraps(function)
     def called(root: str, *args: P.args, **kwargs: P.kwargs) -> R:

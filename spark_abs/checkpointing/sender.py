@@ -1,0 +1,241 @@
+"""One sink outside: a thread that sends it the rows that completed checkpoints are behind."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from spark_abs.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    Fenced,
+    Refused,
+    SinkFailed,
+    SinkUnreachable,
+)
+from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, StageId, channel_id
+from spark_abs.protocol import outside
+from spark_abs.protocol.changes import FIRST_ENTRY
+from spark_abs.protocol.control import OutsideSink, attach_outside
+from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.epoch_rows import EpochRows
+from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.stages.context import RunContext
+from spark_abs.store.control import Control
+
+log = logging.getLogger(__name__)
+
+AGAIN = (SinkUnreachable, CommitConflict, CommitStateUnknown, OSError)
+"""What is tried again."""
+WAIT_S = 0.1
+"""How long one waits before that, the first time."""
+_LONGEST_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A sink outside, as a job declares it."""
+
+    name: str
+    stage: StageId
+    output: str
+    schema: pa.Schema
+    sink: TwoPhaseSink
+    kind: str
+    settings: str
+    """What makes it again, as JSON; empty for one of the user's own."""
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel of its output."""
+        return channel_id(self.stage, self.output)
+
+    def record(self, first: Mark, begun: bool) -> OutsideSink:
+        """Return what `control/` keeps of it."""
+        return OutsideSink(self.name, self.stage, self.output, self.kind, self.settings, first, begun)
+
+
+class Sender:
+    """Sends the rows of one sink in a thread of its own. `completed`, `mark`, `waits`: any thread."""
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        sending: Sending,
+        record: OutsideSink,
+        path: Sequence[Branch],
+        cuts: Iterable[Mark],
+        owner: Owner,
+        missed: Sequence[CheckpointId] = (),
+    ) -> None:
+        """Take the run.
+
+        Args:
+            ctx: the run.
+            sending: what is sent where.
+            record: what `control/` says of it.
+            path: what counts in the channel.
+            cuts: the cuts of checkpoints that are complete.
+            owner: as whom.
+            missed: checkpoints of a time when the job had the output and no sink or stage took it.
+        """
+        self._missed = missed
+        self._ctx, self._sending, self._path = ctx, sending, path
+        self._record, self._owner = record, owner
+        self.floor = FIRST_ENTRY
+        """The entry up to which no restore undoes anything, 0 if that is not known."""
+        self._cuts = list(cuts)
+        self._committed: Mark | None = None
+        self._known = False
+        self._wake = threading.Condition()
+        self._closing = self._abandoned = False
+        self._trouble = ""
+        self._thread: threading.Thread | None = None
+
+    @property
+    def channel(self) -> ChannelId:
+        """The channel that it reads."""
+        return self._sending.channel
+
+    @property
+    def mark(self) -> Mark:
+        """What is durable in the sink, or where it begins."""
+        return self._committed or self._record.first
+
+    @property
+    def waits(self) -> bool:
+        """Whether something can be sent that has not been."""
+        return bool(outside.next_epochs(self.mark, list(self._cuts), self._path))
+
+    def recover(self) -> None:
+        """Fence older runs and read the mark; before the first row, and after every failure.
+
+        Raises:
+            Refused: the mark is gone, or is of rows that the job was restored to before.
+            Fenced: a newer run has taken over.
+            SinkUnreachable: try again.
+        """
+        name = self._sending.name
+        self._ctx.failpoint(f"send.{name}.recover.before")
+        found = self._sending.sink.recover(self._owner)
+        if found is None and self._record.begun:
+            raise Refused(
+                f"sink {name!r} has sent rows and has no mark any more: it was taken away, or this is "
+                "another place. Bring it back, or give the sink another name, to begin at the newest "
+                "checkpoint"
+            )
+        missed = [m for m in self._missed if found is not None and NO_EPOCH < found.checkpoint < m]
+        if missed:
+            raise Refused(
+                f"sink {name!r} was away from the job at checkpoint {missed[0]}: what its output had then "
+                "was not kept for it. Give it another name, to begin at the newest checkpoint"
+            )
+        newest = self._sending.sink.mark(self._owner)
+        if newest is not None and not outside.is_on(self._path, newest):
+            raise Refused(
+                f"sink {name!r} has committed up to checkpoint {newest.checkpoint}, and the job was restored "
+                "to one before that: restore it again, which says what becomes of these rows"
+            )
+        self._committed, self._known = found, True
+
+    def start(self, on_failure: Callable[[Exception], None]) -> None:
+        """Start to send; `on_failure` is called once, from the thread, if it cannot go on."""
+        name = f"spark-abs-send-{self._sending.name}"
+        self._thread = threading.Thread(target=self._run, args=(on_failure,), name=name, daemon=True)
+        self._thread.start()
+
+    def completed(self, cut: Mark) -> None:
+        """Hear of a checkpoint that is complete."""
+        with self._wake:
+            self._cuts.append(cut)
+            self._wake.notify_all()
+
+    def close(self, patience_s: float) -> str:
+        """Send what can be sent, at most for so long; return what is left, for a person."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread is None:
+            self._sending.sink.close()
+        else:
+            self._thread.join(patience_s)
+        with self._wake:
+            self._abandoned = True
+            self._wake.notify_all()
+        if not self.waits:
+            return ""
+        return f"sink {self._sending.name!r} has sent up to checkpoint {self.mark.checkpoint}{self._trouble}"
+
+    def _run(self, on_failure: Callable[[Exception], None]) -> None:
+        wait_s = WAIT_S
+        try:
+            while True:
+                try:
+                    self._send()
+                    wait_s = WAIT_S
+                    self._say("")
+                except AGAIN as error:
+                    self._known = False
+                    self._say(f"; {error}")
+                with self._wake:
+                    if self._abandoned or (self._closing and not self.waits):
+                        break
+                    if not self._known:
+                        self._wake.wait_for(lambda: self._abandoned, wait_s)
+                        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                    else:
+                        self._wake.wait_for(lambda: self._closing or self.waits)
+        except Exception as error:  # noqa: BLE001 - the thread's edge: the run ends with it
+            on_failure(error)
+        finally:
+            self._sending.sink.close()
+
+    def _say(self, trouble: str) -> None:
+        if trouble and not self._trouble:
+            log.warning("sink %s waits%s; it is tried again", self._sending.name, trouble)
+        if self._trouble and not trouble:
+            log.info("sink %s sends again", self._sending.name)
+        self._trouble = trouble
+
+    def _send(self) -> None:
+        """Send epoch by epoch what is complete; from an unknown mark on, read it first."""
+        if not self._known:
+            self.recover()
+        for after, until in outside.next_epochs(self.mark, list(self._cuts), self._path):
+            if self._abandoned:
+                return
+            self._send_one(after, until)
+
+    def _send_one(self, after: Mark, until: Mark) -> None:
+        ctx, name = self._ctx, self._sending.name
+        rows = EpochRows(
+            ctx.root,
+            self.channel,
+            self._path,
+            after.version,
+            until.version,
+            self._sending.schema,
+            lambda: ctx.failpoint(f"send.{name}.rows.after"),
+        )
+        epoch = Epoch(self._owner, after, until, self.floor, first=self._committed is None)
+        ctx.failpoint(f"send.{name}.commit.before")
+        try:
+            self._sending.sink.commit(epoch, rows)
+        except (*AGAIN, Fenced):
+            raise
+        except Exception as error:
+            raise SinkFailed(
+                f"sink {name!r} did not take {rows.count:,} rows of checkpoint {until.checkpoint}: {error}"
+            ) from error
+        ctx.failpoint(f"send.{name}.commit.after")
+        self._committed = until
+        with self._wake:  # a checkpoint may complete meanwhile
+            self._cuts = [cut for cut in self._cuts if cut.version > until.version]
+        if not self._record.begun:
+            self._record = replace(self._record, begun=True)
+            Control.open(ctx.root).update(lambda state: attach_outside(state, ctx.run, [self._record]))
+        log.debug("sink %s has checkpoint %s: %s rows", name, until.checkpoint, rows.count)

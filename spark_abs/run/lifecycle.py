@@ -1,0 +1,144 @@
+"""The life of a run, of a job or of wrapped queries: what ends it, who watches it, how it is shut down."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from spark_abs.checkpointing.coordination import Coordination
+from spark_abs.protocol.messages import StatusChanged
+from spark_abs.protocol.trigger import JobStatus
+from spark_abs.run.registration import end
+from spark_abs.stages.causes import one_line
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.snapshotter import Snapshotter
+from spark_abs.store.clock import now_ms
+
+log = logging.getLogger(__name__)
+
+
+class Termination:
+    """Whether a run shall end, why, and whether it has. Safe to use from any thread.
+
+    The first part of a run: every other one can be given it.
+    """
+
+    def __init__(self) -> None:
+        self._requested = threading.Event()
+        self.over = threading.Event()
+        """Set when nothing of the run is left, and its end is recorded."""
+        self.failure: Exception | None = None
+        """What ended the run, if it was an error: the first one."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody has asked for the end."""
+        return self._requested.is_set()
+
+    def request(self) -> None:
+        """Ask for an end in order, without waiting."""
+        self._requested.set()
+
+    def fail(self, error: Exception) -> None:
+        """Ask for the end because of an error; the first one is kept."""
+        if self.failure is None:
+            self.failure = error
+        self._requested.set()
+
+    def await_request(self, seconds: float) -> bool:
+        """Wait so long at most; say whether somebody has asked for the end."""
+        return self._requested.wait(seconds)
+
+    def raise_failure(self) -> None:
+        """Raise what ended the run, if it was an error."""
+        if self.failure is not None:
+            raise self.failure
+
+
+class Lifecycle:
+    """The thread that watches a run, and shuts it down when it is to end.
+
+    1. The coordinator hears of it: no checkpoint begins any more.  2. The queries end their batches.  3. The
+    threads of coordination and copies end.  4. What is left to do is done.  5. The end is recorded and the
+    lease given back.  An error in one of them ends the run as failed, and leaves the rest to the next start.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        title: str,
+        termination: Termination,
+        coordination: Coordination,
+        snapshots: Snapshotter,
+        *,
+        watch: Callable[[], str],
+        stop_queries: Callable[[], None],
+        finish: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the parts of a run, and what differs between runs.
+
+        Args:
+            ctx: the run.
+            title: whose run it is, for the log.
+            termination: what ends it.
+            coordination: its coordinator.
+            snapshots: its copies.
+            watch: returns when the run is to end, with how it ends; raises what it fails with.
+            stop_queries: step 2.
+            finish: step 4.
+            on_end: called behind step 5.
+        """
+        self._ctx = ctx
+        self._title = title
+        self._termination = termination
+        self._coordination = coordination
+        self._snapshots = snapshots
+        self._watch = watch
+        self._stop_queries = stop_queries
+        self._finish = finish
+        self._on_end = on_end
+        self._failing = ""
+        """What the coordinator was last told of stages that fail."""
+        self._thread = threading.Thread(target=self._live, name=f"spark-abs-watch-{ctx.job}", daemon=True)
+
+    def start(self) -> None:
+        """Start watching."""
+        self._thread.start()
+
+    def report(self, status: JobStatus, failing: str) -> None:
+        """Let whoever asks something of the run hear what fails, if that is news; for the watching thread."""
+        if failing != self._failing:
+            self._failing = failing
+            self._coordination.put(StatusChanged(now_ms(), status, failing))
+
+    def _live(self) -> None:
+        how = "stopped"
+        try:
+            how = self._watch()
+        except Exception as error:
+            log.debug("watching failed", exc_info=True)
+            self._termination.fail(error)
+        try:
+            self._shut_down(how)
+        except Exception as error:
+            log.debug("shutting down failed", exc_info=True)
+            self._termination.fail(error)
+        finally:
+            self._termination.over.set()
+
+    def _shut_down(self, how: str) -> None:
+        failure = self._termination.failure
+        status = JobStatus.STOPPING if failure is None else JobStatus.FAILED
+        why = self._failing if failure is None else one_line(str(failure))
+        self._coordination.put(StatusChanged(now_ms(), status, why))  # 1
+        self._stop_queries()  # 2
+        self._coordination.close()  # 3
+        self._snapshots.close()
+        self._finish()  # 4
+        failure = self._termination.failure
+        end(self._ctx, how if failure is None else failure)  # 5
+        said = how if failure is None else f"failed: {one_line(str(failure))}"
+        log.info("%s: run %s has ended: %s", self._title, self._ctx.run, said)
+        self._on_end()

@@ -1,0 +1,161 @@
+"""One stage of a run: the runner of its batches and its query, as they are now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.errors import StreamingQueryException
+
+from spark_abs.checkpointing.coordination import Coordination
+from spark_abs.errors import DamageError
+from spark_abs.model import NO_BATCH, BatchId, StageId, Version
+from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.plan.specs import StageSpec
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.native import check_native
+from spark_abs.stages.outputs import newest_output
+from spark_abs.stages.progress import LateRows
+from spark_abs.stages.queries import QueryStart, run_only, start_queries
+from spark_abs.stages.snapshotter import Snapshotter, StageFacts
+from spark_abs.stages.stage import StageRunner
+from spark_abs.state.declared import Declared
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_LOOK_S = 0.1
+_quiet = threading.Event()
+
+
+@dataclass(frozen=True, slots=True)
+class StageParts:
+    """What a stage is made of, however often it is started."""
+
+    spark: SparkSession
+    ctx: RunContext
+    graph: JobGraph
+    decl: StageDecl
+    spec: StageSpec
+    plan: PlanFacts
+    frame: DataFrame
+    declared: Declared
+    """The functions with state of the frame: they count what they drop."""
+    snapshots: Snapshotter
+    late: LateRows
+    reopen: Callable[[], StageRunner]
+    """Opens the outputs again, refusing older runs there, and makes a runner with handles of its own."""
+
+
+class RunningStage:
+    """Owns the runner and the query of a stage: nobody else replaces them.
+
+    Any thread may look at them; the rest is for the thread that starts the run and then for the one that
+    watches it.
+    """
+
+    def __init__(self, parts: StageParts, runner: StageRunner) -> None:
+        self._parts = parts
+        self.runner = runner
+        self._register()
+        self.query: StreamingQuery | None = None
+        """None until it was started for the first time; another one once it was started again."""
+        self.halted = False
+        """Whether it reads no more: that its query has ended, or that there is none, is no failure."""
+
+    @property
+    def name(self) -> StageId:
+        """The stage."""
+        return self._parts.decl.name
+
+    def query_start(self) -> QueryStart:
+        """Return what its first query is started with; the stage has it as soon as it has begun."""
+        return self._start_with(self._take_first)
+
+    def start(self) -> None:
+        """Start the query from the native checkpoint."""
+        self.query = self._begun()
+
+    def run_only(self, batch: BatchId, meanwhile: Callable[[], None]) -> None:
+        """Run one planned batch and nothing else, in a query that has ended when this returns.
+
+        Raises:
+            StageFailed: the batch failed; names it and the cause.
+        """
+        run_only(self._begun, self.runner, batch, meanwhile)
+
+    def restart(self, coordination: Coordination) -> None:
+        """Start the stage again after its query has failed, within the same run.
+
+        1. The failed query is over, in all its threads.  2. A query that found nothing would begin with batch
+        0 in silence: look.  3. A new runner with new handles.  4. It takes over what the old one was told, in
+        the coordinator's thread, so that nothing is told to the old one any more.  5. The query.
+
+        Raises:
+            DamageError: the native checkpoint is missing or damaged.
+        """
+        parts = self._parts
+        self.runner.batch_lock.stop()  # 1
+        if self.query is not None:
+            with suppress(StreamingQueryException):
+                self.query.awaitTermination()
+        newest = newest_output(parts.ctx, parts.graph, self.name)
+        finding = check_native(parts.ctx.native(self.name), newest)  # 2
+        if finding is not None:
+            raise DamageError(f"{finding}; start the job again: it says what can be done about it")
+        runner = parts.reopen()  # 3
+        if not coordination.await_welcome(coordination.join(runner)):  # 4
+            return  # the run ends with the error of the coordination
+        self.runner = runner
+        self._register()
+        self.start()  # 5
+
+    def halt(self) -> None:
+        """Stop the query in order: its batch ends, one that was planned meanwhile is left to the next run."""
+        runner, query = self.runner, self.query
+        if query is None:
+            return
+        runner.batch_lock.stop()
+        self._parts.ctx.failpoint(f"end.{self.name}.halt")
+        while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
+            _quiet.wait(_LOOK_S)
+        query.stop()
+
+    def read_no_more(self) -> None:
+        """Let no batch begin any more, whoever has planned it; `read_on` undoes it."""
+        self.halted = True
+        self.runner.only = NO_BATCH
+
+    def read_on(self) -> None:
+        """Start the query of a stage that has read no more."""
+        self.runner.only = None
+        self.start()
+        self.halted = False
+
+    def _register(self) -> None:
+        tables = {table: Version(version) for table, version in self._parts.plan.static_tables.items()}
+        facts = StageFacts(tables, self._dropped_late, self._parts.plan.functions)
+        self._parts.snapshots.register(self.name, facts, self.runner.batch_lock.wake)
+
+    def _dropped_late(self) -> int:
+        """Return the rows that it has dropped as late since the run began."""
+        by_spark = self._parts.late.dropped(str(self.query.id)) if self.query is not None else 0
+        return self._parts.declared.dropped() + by_spark
+
+    def _begun(self) -> StreamingQuery:
+        """Start a query, and wait until it has opened its sources."""
+        started: list[StreamingQuery] = []
+        start_queries(self._parts.spark, self._parts.ctx, [self._start_with(started.append)])
+        return started[0]
+
+    def _start_with(self, take: Callable[[StreamingQuery], None]) -> QueryStart:
+        parts = self._parts
+        return QueryStart(parts.spec, parts.frame, self.runner, parts.plan.keeps_state, take)
+
+    def _take_first(self, query: StreamingQuery) -> None:
+        self.query = query
+        self._parts.ctx.failpoint(f"start.{self.name}.query.after")

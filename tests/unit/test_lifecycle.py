@@ -1,0 +1,118 @@
+"""How a run ends, of a job or of wrapped queries: in which order, and with what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_abs.model import RunId
+from spark_abs.protocol.messages import StatusChanged
+from spark_abs.protocol.trigger import JobStatus
+from spark_abs.run import lifecycle as module
+from spark_abs.run.lifecycle import Lifecycle, Termination
+
+
+class Life:
+    """A run whose parts note down when it is their turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[object] = []
+        self.statuses: list[tuple[JobStatus, str]] = []
+        self.termination = Termination()
+        monkeypatch.setattr(module, "end", lambda _, how: self.done.append(how))
+
+    def hear(self, event: StatusChanged) -> None:
+        self.statuses.append((event.status, event.why))
+
+    def live(self, watch: Callable[[], str], failing: str = "", **steps: Callable[[], None]) -> Life:
+        """Live to the end."""
+
+        def noted(step: str) -> Callable[[], None]:
+            def call() -> None:
+                self.done.append(step)
+                steps.get(step, lambda: None)()
+
+            return call
+
+        coordination: Any = SimpleNamespace(put=self.hear, close=noted("coordination"))
+        snapshots: Any = SimpleNamespace(close=noted("copies"))
+        ctx: Any = SimpleNamespace(job="shop", run=RunId(7))
+        lifecycle = Lifecycle(
+            ctx,
+            "job shop",
+            self.termination,
+            coordination,
+            snapshots,
+            watch=watch,
+            stop_queries=noted("queries"),
+            finish=noted("finish"),
+            on_end=noted("on_end"),
+        )
+        for _ in range(2):  # what was told already is no news
+            lifecycle.report(JobStatus.RUNNING, failing)
+        lifecycle.start()
+        assert self.termination.over.wait(30)
+        return self
+
+
+@pytest.fixture
+def life(monkeypatch: pytest.MonkeyPatch) -> Life:
+    return Life(monkeypatch)
+
+
+def fail(error: Exception) -> Callable[[], Any]:
+    def call() -> Any:
+        raise error
+
+    return call
+
+
+def test_its_parts_end_one_after_the_other_and_then_its_end_is_recorded(life: Life) -> None:
+    life.live(lambda: "finished")
+    assert life.statuses == [(JobStatus.STOPPING, "")]
+    assert life.done == ["queries", "coordination", "copies", "finish", "finished", "on_end"]
+    life.termination.raise_failure()
+
+
+def test_what_fails_is_told_once_and_still_when_it_is_stopped(life: Life) -> None:
+    life.live(lambda: "stopped", failing="stage 'a' failed")
+    assert life.statuses == [
+        (JobStatus.RUNNING, "stage 'a' failed"),
+        (JobStatus.STOPPING, "stage 'a' failed"),
+    ]
+
+
+def test_an_error_ends_it_in_order_too_and_is_what_it_ended_with(life: Life) -> None:
+    error = OSError("no route\nand more of it")
+    life.live(fail(error))
+    assert life.statuses == [(JobStatus.FAILED, "no route")]
+    assert life.done == ["queries", "coordination", "copies", "finish", error, "on_end"]
+    with pytest.raises(OSError, match="no route"):
+        life.termination.raise_failure()
+
+
+def test_what_cannot_be_finished_fails_it(life: Life) -> None:
+    error = OSError("not all was sent")
+    life.live(lambda: "finished", finish=lambda: life.termination.fail(error))
+    assert life.done[-2:] == [error, "on_end"]
+
+
+@pytest.mark.parametrize("step", ["queries", "coordination", "copies", "finish", "on_end"])
+def test_whoever_waits_for_it_hears_of_a_step_that_failed(life: Life, step: str) -> None:
+    life.live(lambda: "stopped", "", **{step: fail(OSError("gone"))})
+    assert life.done[-1] == step, "what comes behind is left to the next start"
+    with pytest.raises(OSError, match="gone"):
+        life.termination.raise_failure()
+
+
+def test_the_first_failure_is_kept() -> None:
+    termination = Termination()
+    assert [termination.requested, termination.await_request(0)] == [False, False]
+    termination.fail(OSError("first"))
+    termination.fail(OSError("second"))
+    assert [termination.requested, termination.await_request(0)] == [True, True]
+    with pytest.raises(OSError, match="first"):
+        termination.raise_failure()
