@@ -166,7 +166,9 @@ class KafkaSink(TwoPhaseSink):
         where = found.behind(back.version)
         if where is None:
             return "Kafka keeps what is committed, and from which offset on is not known any more"
-        return where and f"Kafka keeps what is committed; readers may leave it out, it is within these offsets: {where}"
+        if not where:  # epochs without rows
+            return ""
+        return f"Kafka keeps what is committed; readers may leave it out, it is within these offsets: {where}"
 
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
         """Let the mark go back; records stay."""

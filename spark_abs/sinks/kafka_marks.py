@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 FORMAT = 1
 _MOST_BYTES = 200_000
-"""How much of a mark may say where topics ended: a record of Kafka has its limits, 1 MB if nobody says more."""
+"""How much of a mark may say where topics ended: a record may have 1 MB if nobody says more."""
 _TOPIC = {"cleanup.policy": "compact", "segment.ms": str(6 * 3600 * 1000), "min.cleanable.dirty.ratio": "0.1"}
 _PAUSE_S = 0.05
 

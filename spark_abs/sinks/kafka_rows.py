@@ -65,7 +65,7 @@ def misplaced(batch: pa.RecordBatch, partitions: int) -> str:
     if "partition" not in batch.schema.names:
         return ""
     least, most = pc.min_max(batch.column("partition")).as_py().values()
-    if least is None or (0 <= least and most < partitions):
+    if least is None or (least >= 0 and most < partitions):
         return ""
     return str(least if least < 0 else most)
 

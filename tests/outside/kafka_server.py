@@ -16,7 +16,16 @@ from types import TracebackType
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from spark_abs.session import KAFKA, spark_session
 from tests.outside.server import free_port
@@ -127,6 +136,24 @@ class KafkaServer:
         named = {name.replace("_", "."): value for name, value in config.items()}
         admin = self.admin()
         admin.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result(PATIENCE_S)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions."""
+        admin = self.admin()
+        admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(PATIENCE_S)
+
+    def deny(self, kind: ResourceType, name: str, what: AclOperation) -> None:
+        """Let nobody do something, and everybody all else; the broker needs an authorizer."""
+        rules = [
+            AclBinding(kind, name, ResourcePatternType.LITERAL, "User:*", "*", operation, permission)
+            for operation, permission in (
+                (AclOperation.ALL, AclPermissionType.ALLOW),
+                (what, AclPermissionType.DENY),
+            )
+        ]
+        admin = self.admin()
+        for made in admin.create_acls(rules).values():
+            made.result(PATIENCE_S)
 
     def drop(self, topic: str) -> None:
         """Delete a topic."""

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
 
 from spark_abs.errors import (
     CommitConflict,
@@ -27,6 +28,7 @@ from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks import kafka
 from spark_abs.sinks.kafka import Kafka, KafkaSink
+from spark_abs.sinks.kafka_client import connection
 from spark_abs.sinks.kafka_marks import key_of, name_of
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.testing.two_phase import Row, check
@@ -81,13 +83,24 @@ class Sending:
     def __init__(self, config: Kafka, run: int = 1, name: str = "sent") -> None:
         self.owner = Owner("0123456789abcdef0123456789abcdef", "job", name, RunId(run))
         self.sink = KafkaSink(config)
-        self.mark = self.sink.recover(self.owner)
+        self.mark: Mark | None = None
+        self.recover()
 
     def __enter__(self) -> Sending:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.sink.close()
+
+    def recover(self) -> None:
+        """Do so as a run does: again, while the cluster is not ready."""
+        pause = threading.Event()
+        for _ in range(100):
+            with suppress(*AGAIN):
+                self.mark = self.sink.recover(self.owner)
+                return
+            pause.wait(0.1)
+        raise TimeoutError("the sink was not recovered")
 
     def epoch(self, floor: int = 0) -> Epoch:
         number = 1 if self.mark is None else self.mark.checkpoint + 1
@@ -214,7 +227,22 @@ def test_a_transaction_that_stays_open_holds_back_no_mark(broker: KafkaServer, c
 def test_a_broker_that_dies_freezes_and_comes_back_loses_nothing_and_has_nothing_twice(
     broker: KafkaServer, config: Kafka
 ) -> None:
-    rows = [Some([f"{number}-{n}" for n in range(20_000)]) for number in range(3)]
+    class Halfway(Some):
+        """Says when a first part of its rows has been handed over."""
+
+        def __init__(self, *batches: Sequence[str]) -> None:
+            super().__init__(*batches)
+            self.reached = threading.Event()
+
+        def __iter__(self) -> Iterator[pa.RecordBatch]:
+            for batch in super().__iter__():
+                yield batch
+                self.reached.set()
+
+    rows = [
+        Halfway(*([f"{number}-{n}" for n in range(k, k + 5_000)] for k in range(0, 20_000, 5_000)))
+        for number in range(3)
+    ]
     with Sending(config) as sending:
         for number, some in enumerate(rows):
             failed: list[BaseException] = []
@@ -227,6 +255,7 @@ def test_a_broker_that_dies_freezes_and_comes_back_loses_nothing_and_has_nothing
 
             thread = threading.Thread(target=work)
             thread.start()
+            assert some.reached.wait(60)
             if number == 0:
                 broker.stop(signal.SIGKILL)
                 broker.start()
@@ -350,6 +379,60 @@ def test_a_record_that_is_too_large_ends_the_run_and_readers_wait_for_nothing(
     assert sent(broker, config) == ["a"]
 
 
+def test_a_partition_that_is_not_there_ends_the_run(broker: KafkaServer, config: Kafka) -> None:
+    class Placed(Some):
+        schema = pa.schema([("value", pa.string()), ("partition", pa.int32())])
+        count = 2
+
+        def __init__(self, partition: int) -> None:
+            self._partition = partition
+
+        def __iter__(self) -> Iterator[pa.RecordBatch]:
+            yield pa.RecordBatch.from_pydict(
+                {"value": ["a", "b"], "partition": [None, self._partition]}, self.schema
+            )
+
+    with Sending(config) as sending:
+        for none in (2, -1):
+            with pytest.raises(SinkFailed, match=f"topic {config.topic} has no partition {none}"):
+                sending.send(Placed(none))
+            sending.recover()
+        assert config.topic is not None
+        sending.send(Placed(1))
+        broker.grow(config.topic, 3)
+        sending.send_until_taken(Placed(2))
+    assert sent(broker, config) == ["a", "a", "b", "b"]
+
+
+def test_who_may_not_write_is_told_and_a_group_needs_no_permission() -> None:
+    allowing = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with KafkaServer(allowing) as broker:
+        broker.make("orders")
+        broker.deny(ResourceType.GROUP, "spark_abs", AclOperation.ALL)
+        config = Kafka("orders", bootstrap=broker.bootstrap)
+        with Sending(config) as sending:
+            sending.send_until_taken(Some(["a"]))
+            broker.deny(ResourceType.TOPIC, "orders", AclOperation.WRITE)
+            with pytest.raises(SinkFailed, match="TOPIC_AUTHORIZATION_FAILED"):
+                sending.send(Some(["b"]))
+            assert sent(broker, config) == ["a"]
+
+
+def test_settings_of_the_client_say_where_brokers_are_before_the_variable_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "of-all:9092")
+    monkeypatch.setenv("CLIENT", json.dumps({"bootstrap.servers": "of-this:9092"}))
+    assert (
+        connection(None, "KAFKA_BOOTSTRAP_SERVERS", "CLIENT").settings["bootstrap.servers"] == "of-this:9092"
+    )
+    assert connection(None, "KAFKA_BOOTSTRAP_SERVERS", None).settings["bootstrap.servers"] == "of-all:9092"
+    assert connection("said:9092", "X", "CLIENT").settings["bootstrap.servers"] == "said:9092"
+
+
 def test_what_is_committed_stays_and_the_refusal_says_where_it_is(broker: KafkaServer, config: Kafka) -> None:
     with Sending(config) as sending:
         for number in range(4):
@@ -362,6 +445,11 @@ def test_what_is_committed_stays_and_the_refusal_says_where_it_is(broker: KafkaS
         sending.sink.abort(sending.owner, mark(2), keep=True)
         assert sending.sink.mark(sending.owner) == mark(2)
         assert sending.sink.why_not(sending.owner, mark(2)) == ""
+        sending.mark = sending.sink.recover(sending.owner)
+        sending.send(Some([]))
+        assert sending.sink.why_not(sending.owner, mark(2)) == ""
+        sending.sink.abort(sending.owner, mark(2), keep=False)
+        assert sending.sink.mark(sending.owner) == mark(2)
     assert sent(broker, config) == sorted(str(n) for n in range(4) for _ in range(3))
 
 
