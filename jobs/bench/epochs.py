@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,24 +29,9 @@ _FIRST, _LOOKED_AT, _TIMES = 100, 50, 9
 _POLL_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the job costs at one epoch."""
-
-    driver_mb: float
-    """Heap of the JVM and resident memory of its Python, after a collection."""
-    gate_mb: float
-    batch_ms: float
-    checkpoint_ms: float
-    """From trigger to completion."""
-    list_ms: float
-    status_ms: float
-    start_s: float
-
-
 def figures(spark: SparkSession, base: Path, epochs: int, console: Console) -> Iterator[Figure]:
     """Run one job for so many checkpoints, and start it again at both looks."""
-    root, seen = spark_abs.open(str(base / "root"), spark), list[Seen]()
+    root, seen = spark_abs.open(str(base / "root"), spark), list[dict[str, float]]()
     run, _ = _start(spark, base)
     for until in (_FIRST, epochs):
         while _newest(root) < until and not run.await_termination(_POLL_S):
@@ -55,10 +39,10 @@ def figures(spark: SparkSession, base: Path, epochs: int, console: Console) -> I
         now = _look(spark, root, run)
         run.stop()
         run, took = _start(spark, base)
-        seen.append(Seen(**{**asdict(now), "start_s": took}))
+        seen.append({**now, "start_s": took})
         console.print(f"epoch {until}: {seen[-1]}")
     run.stop()
-    early, late = map(asdict, seen)
+    early, late = seen
     for name in early:
         yield figure(f"epoch_{epochs}_vs_{_FIRST}_{name.rpartition('_')[0]}", [late[name] / early[name]])
     yield figure(f"epoch_{epochs}_vs_{_FIRST}", [max(late[name] / early[name] for name in early)])
@@ -82,21 +66,24 @@ def _newest(root: JobRoot) -> int:
     return max(root.checkpoints()["id"].to_pylist(), default=0)
 
 
-def _look(spark: SparkSession, root: JobRoot, run: Run) -> Seen:
+def _look(spark: SparkSession, root: JobRoot, run: Run) -> dict[str, float]:
+    """Return what the job costs now: memory of driver and gates, milliseconds of a batch and so on.
+
+    The driver's is the JVM's heap and its Python's memory, after a collection.
+    """
     batches = [progress["batchDuration"] for progress in run.query("counts").recentProgress][-_LOOKED_AT:]
     completed = [row for row in event_rows(root.root) if row.event is HistoryEvent.COMPLETED]
     took = [row.duration_ms for row in completed if row.duration_ms is not None and row.stage is None][
         -_LOOKED_AT:
     ]
-    return Seen(
-        driver_mb=statistics.median(driver_memory(spark) for _ in range(_TIMES)) / 1e6,
-        gate_mb=statistics.median(gate_megabytes()),
-        batch_ms=statistics.median(batches),
-        checkpoint_ms=statistics.median(took),
-        list_ms=_milliseconds(root.checkpoints),
-        status_ms=_milliseconds(root.status),
-        start_s=0.0,
-    )
+    return {
+        "driver_mb": statistics.median(driver_memory(spark) for _ in range(_TIMES)) / 1e6,
+        "gate_mb": statistics.median(gate_megabytes()),
+        "batch_ms": statistics.median(batches),
+        "checkpoint_ms": statistics.median(took),
+        "list_ms": _milliseconds(root.checkpoints),
+        "status_ms": _milliseconds(root.status),
+    }
 
 
 def _milliseconds(look: Callable[[], object]) -> float:

@@ -34,7 +34,7 @@ def counts(rows: DataFrame) -> DataFrame:
 def declare(
     spark: SparkSession, base: Path, brokers: str, prefix: str, options: Mapping[str, str]
 ) -> spark_abs.Job:
-    stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", brokers)
+    stream = spark.readStream.format("Kafka").option("kafka.bootstrap.servers", brokers)
     stream = stream.option("subscribe", f"{prefix}in").option("startingOffsets", "earliest")
     # Not used by a broker without a login, and a setting as those that are.
     stream = stream.option("kafka.sasl.jaas.config", f'x required password="{SECRET}";')
