@@ -15,6 +15,7 @@ demo: venv
 check: venv
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
 	@echo "vulture" && $(BIN)/vulture --config conf/vulture.toml
+	@echo "bandit" && $(BIN)/bandit -q -r spark_abs jobs -c conf/bandit.yaml
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
 	@echo "pytest tests/unit" && $(PYTEST) tests/unit
 
@@ -29,6 +30,7 @@ test: check $(VENV)/.classes
 test-all: venv $(VENV)/.classes $(VENV)/.broker
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
 	@echo "vulture" && $(BIN)/vulture --config conf/vulture.toml
+	@echo "bandit" && $(BIN)/bandit -q -r spark_abs jobs -c conf/bandit.yaml
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
 	@echo "pytest" && $(PYTEST)
 
