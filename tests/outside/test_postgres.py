@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from spark_abs.errors import SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
@@ -68,6 +70,66 @@ def test_names_with_quotes_and_percent_signs_are_names(server: PostgresServer) -
         sending.send(Some({"k%": [1, 2], '%s "v': ["new", "two"]}))
         sending.back(1)
     assert server.run('SELECT * FROM "a""b%t%%(root)s;"') == [(1, "one")]
+
+
+_PIECES = st.sampled_from(
+    [
+        '"',
+        "'",
+        "`",
+        ";",
+        "--",
+        "/*",
+        "\\",
+        "\n",
+        "\t",
+        "..",
+        "/",
+        "*",
+        "?",
+        "[a]",
+        "%s",
+        "%%",
+        "{0}",
+        "$1",
+        "x",
+        "é",
+    ]
+)
+_HOSTILE = st.lists(_PIECES, min_size=1, max_size=8).map("".join)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(table=_HOSTILE, schema=_HOSTILE, columns=st.lists(_HOSTILE, min_size=2, max_size=2, unique=True))
+def test_any_text_is_a_name_and_never_a_statement(
+    server: PostgresServer, table: str, schema: str, columns: list[str]
+) -> None:
+    def quoted(name: str) -> str:
+        return '"' + name.replace('"', '""') + '"'
+
+    key, value = columns
+    server.run(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE; CREATE SCHEMA {quoted(schema)}")
+    config = Postgres(table, key=(key,), mode="upsert", history=True, schema=schema)
+    rows = Some({key: [1], value: ["one"]})
+    with pytest.raises(UsageError, match="this makes one") as refused:
+        PostgresSink(config).check(rows.schema)
+    server.run(str(refused.value).partition("this makes one:\n")[2])
+    with Sending(config) as sending:
+        sending.send(rows)
+        sending.send(Some({key: [1, 2], value: ["new", "two"]}))
+        sending.back(1)
+    there = f"{quoted(schema)}.{quoted(table)}"
+    assert server.run(f"SELECT {quoted(key)}, {quoted(value)} FROM {there}") == [(1, "one")]
+    made = server.run(
+        "SELECT nspname, relname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
+        "WHERE relkind = 'r'"
+    )
+    assert {name for at, name in made if at == schema} == {
+        table,
+        f"{table}_spark_abs_history",
+        "spark_abs_marker",
+    }
+    server.run(f"DROP SCHEMA {quoted(schema)} CASCADE")
 
 
 KEPT = Postgres("sums", key=("k",), mode="upsert", history=True)
