@@ -59,6 +59,9 @@ if TYPE_CHECKING:
         configure,
         spark_session,
     )
+    from spark_abs.sinks.iceberg import (
+        Iceberg,
+    )
     from spark_abs.sinks.kafka import (
         Kafka,
     )
@@ -108,6 +111,7 @@ _HOMES = {
     "GroupAnswer": "spark_abs.state.batches",
     "GroupBatch": "spark_abs.state.batches",
     "GroupState": "spark_abs.state.per_key",
+    "Iceberg": "spark_abs.sinks.iceberg",
     "Job": "spark_abs.job",
     "JobRoot": "spark_abs.handle.job_root",
     "Kafka": "spark_abs.sinks.kafka",
@@ -158,6 +162,7 @@ __all__ = [
     "GroupAnswer",
     "GroupBatch",
     "GroupState",
+    "Iceberg",
     "Job",
     "JobRoot",
     "Kafka",

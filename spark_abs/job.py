@@ -36,7 +36,7 @@ from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.run.run import Run
 from spark_abs.run.start import start_job
 from spark_abs.settings import JobSettings
-from spark_abs.sinks.kinds import KAFKA, OWN, POSTGRES, made_again
+from spark_abs.sinks.kinds import ICEBERG, KAFKA, OWN, POSTGRES, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from spark_abs.sinks.iceberg import Iceberg
     from spark_abs.sinks.kafka import Kafka
     from spark_abs.sinks.postgres import Postgres
 
@@ -225,6 +226,7 @@ class Job:
         foreach_batch: BatchFunction | None = None,
         postgres: Postgres | str | None = None,
         kafka: Kafka | str | None = None,
+        iceberg: Iceberg | str | None = None,
         two_phase: TwoPhaseSink | None = None,
         existing: Existing = "append",
     ) -> None:
@@ -240,14 +242,18 @@ class Job:
                 each checkpoint, exactly once.
             kafka: a topic of Kafka, or `spark_abs.Kafka` to say more of it: gets a record for each row behind
                 each checkpoint, exactly once for readers of what is committed.
+            iceberg: a table of Iceberg, or `spark_abs.Iceberg` to say more of it: gets a snapshot behind each
+                checkpoint that has rows.
             two_phase: a sink of your own that commits rows and mark at once, see `TwoPhaseSink`.
             existing: what becomes of other roots that have written to the table: `append` writes beside
                 them, each keeps its rows; `take_over` fences them there for good, as when the root of this
                 job was lost and a new one takes its place.
         """
-        if sum(one is not None for one in (table, foreach_batch, postgres, kafka, two_phase)) != 1:
+        outside = (postgres, kafka, iceberg, two_phase)
+        if sum(one is not None for one in (table, foreach_batch, *outside)) != 1:
             raise UsageError(
-                f"sink {name!r} needs one of table=, foreach_batch=, postgres=, kafka= and two_phase="
+                f"sink {name!r} needs one of table=, foreach_batch=, postgres=, kafka=, iceberg= and "
+                "two_phase="
             )
         if not isinstance(source, Output) or source.job is not self:
             raise GraphError(f"sink {name!r} takes an output of a stage of this job")
@@ -263,11 +269,13 @@ class Job:
             from spark_abs.sinks.kafka import Kafka
 
             kind, settings = KAFKA, to_json(Kafka(kafka) if isinstance(kafka, str) else kafka)
-        outside = two_phase or made_again(kind, settings)
+        if iceberg is not None:
+            from spark_abs.sinks.iceberg import Iceberg
+
+            kind, settings = ICEBERG, to_json(Iceberg(iceberg) if isinstance(iceberg, str) else iceberg)
+        made = two_phase or made_again(kind, settings)
         checked = checked_name(name, "sink")
-        self.sinks.append(
-            SinkSpec(checked, source, location, foreach_batch, existing, outside, kind, settings)
-        )
+        self.sinks.append(SinkSpec(checked, source, location, foreach_batch, existing, made, kind, settings))
 
     def graph(self) -> JobGraph:
         """Return the graph, checked.

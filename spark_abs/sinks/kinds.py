@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from spark_abs.codec import from_json
 from spark_abs.sinks.two_phase import TwoPhaseSink
 
-OWN, POSTGRES, KAFKA = "own", "postgres", "kafka"
-NAMES: Mapping[str, str] = {POSTGRES: "PostgreSQL", KAFKA: "Kafka"}
+OWN, POSTGRES, KAFKA, ICEBERG = "own", "postgres", "kafka", "iceberg"
+NAMES: Mapping[str, str] = {POSTGRES: "PostgreSQL", KAFKA: "Kafka", ICEBERG: "Iceberg"}
 """Kinds that can be made again, as people call them."""
 
 
@@ -23,5 +23,9 @@ def made_again(kind: str, settings: str) -> TwoPhaseSink | None:
             from spark_abs.sinks.kafka import Kafka, KafkaSink
 
             return KafkaSink(from_json(Kafka, settings))
+        case "iceberg":
+            from spark_abs.sinks.iceberg import Iceberg, IcebergSink
+
+            return IcebergSink(from_json(Iceberg, settings))
         case _:
             return None

@@ -85,6 +85,7 @@ PUBLIC = {
     "GroupAnswer",
     "GroupBatch",
     "GroupState",
+    "Iceberg",
     "Job",
     "JobRoot",
     "Kafka",

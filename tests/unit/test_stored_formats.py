@@ -55,6 +55,8 @@ from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, Out
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
 from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata
+from spark_abs.sinks.iceberg import Iceberg
+from spark_abs.sinks.iceberg_mark import IcebergMark, Kept
 from spark_abs.sinks.kafka import Kafka
 from spark_abs.sinks.postgres import Postgres
 from spark_abs.state.group import Head
@@ -190,6 +192,7 @@ def words_of_the_record() -> set[str]:
         *(StateFunction, Head, SegmentNote, Record, Origin),
         *(Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
+        *(Iceberg, IcebergMark, Kept),
     ],
 )
 def test_every_stored_field_is_in_the_record_of_formats(stored: type) -> None:

@@ -87,6 +87,8 @@ def outside(job: spark_abs.Job, stage: spark_abs.Output, own: spark_abs.TwoPhase
     job.sink("last", stage, postgres=spark_abs.Postgres("last", mode="upsert", key=("key",), history=True))
     job.sink("topic", stage, kafka="topic")
     job.sink("many", stage, kafka=spark_abs.Kafka(bootstrap="here:9092"))
+    job.sink("lake", stage, iceberg="shop.orders")
+    job.sink("wide", stage, iceberg=spark_abs.Iceberg("shop.wide", evolve=True))
     job.sink("own", stage, two_phase=own)
 
 

@@ -1,0 +1,416 @@
+"""Iceberg as a sink: the rows of an epoch and its mark in one snapshot, behind the checkpoint.
+
+Every commit asks that the branch still ends with the snapshot from which it was made, and says itself that it
+is not to be tried again: pyiceberg's own repetition would put the rows on top of whatever had come meanwhile.
+A run that takes over adds an empty snapshot, so no older one can commit any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NoReturn
+
+import pyarrow as pa
+
+try:
+    from pyiceberg import exceptions
+    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible, _dataframe_to_data_files
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.refs import MAIN_BRANCH
+    from pyiceberg.table.update import AssertTableUUID
+    from pyiceberg.table.update.snapshot import ManageSnapshots
+except ImportError as missing:
+    raise ImportError("an Iceberg sink needs pyiceberg: pip install 'spark-abs[iceberg]'") from missing
+
+from spark_abs.codec import to_json
+from spark_abs.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    Fenced,
+    Refused,
+    SinkFailed,
+    SinkUnreachable,
+    UsageError,
+)
+from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.iceberg_mark import (
+    FORMAT,
+    SUMMARY,
+    IcebergMark,
+    Kept,
+    behind,
+    head_of,
+    is_within,
+    mark_in,
+    property_of,
+    summary_of,
+)
+from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+
+_PIECE = 64 * 2**20
+"""Bytes of rows that are held at once; a piece is at least one file for each partition in it."""
+_SECRET = ("password", "secret", "token", "credential", "access-key", "session", "uri", "auth")
+
+
+@dataclass(frozen=True, slots=True)
+class Iceberg:
+    """A table of Iceberg that takes the rows of an output; names only, never a secret.
+
+    Where the catalog is comes from pyiceberg's own configuration: `PYICEBERG_CATALOG__<NAME>__URI` and so on,
+    or `.pyiceberg.yaml`.
+    """
+
+    table: str
+    """Namespace and name, as `shop.orders`."""
+    catalog: str = "default"
+    """The catalog as pyiceberg's configuration names it."""
+    catalog_env: str | None = None
+    """The name of an environment variable with properties of the catalog as JSON: passwords, tokens."""
+    branch: str = MAIN_BRANCH
+    evolve: bool = False
+    """Whether a column that the output has got is added to the table, with the first rows that have it."""
+
+    def __post_init__(self) -> None:
+        for name, what in ((self.table, "table"), (self.branch, "branch"), (self.catalog, "catalog")):
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_][A-Za-z0-9_-]*)*", name):
+                raise UsageError(f"{name!r} is not the name of a {what}: letters, digits, '_' and '-'")
+        if "." not in self.table:
+            raise UsageError(f"table {self.table!r} says no namespace: shop.{self.table}, for example")
+        if self.catalog_env is not None and not self.catalog_env.replace("_", "a").isalnum():
+            raise UsageError(f"{self.catalog_env!r} is not the name of an environment variable")
+
+    @property
+    def target(self) -> str:
+        """The table as messages name it."""
+        return self.table if self.branch == MAIN_BRANCH else f"{self.table} (branch {self.branch})"
+
+
+@dataclass(slots=True)
+class _Reached:
+    """A catalog, and what no message may say of it."""
+
+    catalog: Catalog
+    secrets: tuple[str, ...] = field(repr=False)
+
+
+class IcebergSink(TwoPhaseSink):
+    """The sink behind `Iceberg`. Not thread-safe."""
+
+    def __init__(self, config: Iceberg) -> None:
+        self._config = config
+        self._reached: _Reached | None = None
+        self._run: int | None = None
+        """The run that this object has recovered for, while it may commit."""
+
+    # -- what the job and a restore call
+
+    def check(self, schema: pa.Schema) -> None:
+        """Compare the table with the rows; changes nothing."""
+        config = self._config
+        with self._working() as catalog:
+            try:
+                table = catalog.load_table(config.table)
+            except exceptions.NoSuchTableError:
+                columns = "\n  ".join(f"{f.name}: {f.type}" for f in schema)
+                raise UsageError(
+                    f"catalog {config.catalog} has no table {config.table}: make one with these columns\n"
+                    f"  {columns}"
+                ) from None
+            self._fitting(table.transaction(), schema, UsageError)
+
+    def mark(self, owner: Owner) -> Mark | None:
+        """Return the mark; changes nothing."""
+        with self._working() as catalog:
+            found = mark_in(catalog.load_table(self._config.table).metadata, owner)
+        return None if found is None else found.mark
+
+    def recover(self, owner: Owner) -> Mark | None:
+        """Add an empty snapshot that says the newest run: what an older one has made fits no more."""
+        self._run = None
+        with self._working() as catalog:
+            table = catalog.load_table(self._config.table)
+            found = self._mark_of(table, owner)
+            known = found or IcebergMark(FORMAT, owner.root, owner.sink, 0)
+            self._commit(catalog, table, owner, replace(known, run=int(owner.run)), known.mark)
+        self._run = int(owner.run)
+        return known.mark
+
+    def commit(self, epoch: Epoch, rows: Rows) -> None:
+        """Write the rows to files, and add these and the mark in one commit."""
+        owner = epoch.owner
+        with self._working() as catalog:
+            table = catalog.load_table(self._config.table)
+            known = self._mark_of(table, owner)
+            expected = None if epoch.first else epoch.after
+            if known is None or self._run != known.run or known.run != owner.run or known.mark != expected:
+                raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
+            self._run = None
+            written: list[DataFile] = []
+            try:
+                self._add(catalog, table, epoch, known, rows, written)
+            except (CommitConflict, SinkFailed):  # nothing of it is in the table
+                for file in written:
+                    with suppress(Exception):
+                        table.io.delete(file.file_path)
+                raise
+        self._run = known.run
+
+    def why_not(self, owner: Owner, back: Mark) -> str:
+        """Say what keeps the branch from going back."""
+        with self._working() as catalog:
+            metadata = catalog.load_table(self._config.table).metadata
+            found = mark_in(metadata, owner)
+            if found is None or found.mark is None or found.mark == back:
+                return ""
+            target = found.snapshot_of(back)
+            if target is None:
+                return "which snapshot of the table that is is not known any more"
+            if metadata.snapshot_by_id(target) is None:
+                return f"snapshot {target} of the table has expired"
+            branch = self._config.branch
+            if not is_within(metadata, branch, target):
+                return f"snapshot {target} is not on branch {branch!r} of the table any more"
+            ours = summary_of(owner)
+            others = [
+                s.snapshot_id
+                for s in behind(metadata, branch, target)
+                if s.summary is None or s.summary.additional_properties.get(SUMMARY) != ours
+            ]
+        if others:
+            return f"others have committed to the table since: snapshots {', '.join(map(str, others))}"
+        return ""
+
+    def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
+        """Let the branch go back to the snapshot of a mark; where it stood stays under a tag."""
+        why = "" if keep else self.why_not(owner, back)
+        if why:
+            raise Refused(f"what sink {owner.sink!r} has committed cannot be taken back: {why}")
+        if self._run != owner.run:
+            self.recover(owner)
+        with self._working() as catalog:
+            table = catalog.load_table(self._config.table)
+            known = self._mark_of(table, owner)
+            if known is None or known.run != owner.run:
+                raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
+            head = head_of(table.metadata, self._config.branch)
+            if known.mark is None or known.mark == back or head is None:
+                return
+            self._run = None
+            kept = tuple(k for k in known.kept if k.version <= back.version)
+            if keep:
+                kept = (*(k for k in kept if k.version < back.version), Kept(back.version, head))
+            going = None if keep else known.snapshot_of(back)
+            self._commit(catalog, table, owner, replace(known, mark=back, kept=kept), back, going)
+        self._run = known.run
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        reached, self._reached, self._run = self._reached, None, None
+        if reached is not None:
+            with suppress(Exception):
+                reached.catalog.close()
+
+    # -- the parts of a commit
+
+    def _mark_of(self, table: Table, owner: Owner) -> IcebergMark | None:
+        """Read the mark, and refuse a table that does not hold what it says.
+
+        Raises:
+            Fenced: a newer run has been here.
+            Refused: somebody has set the branch back.
+        """
+        found = mark_in(table.metadata, owner)
+        if found is None:
+            return None
+        if found.run > owner.run:
+            raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {found.run}")
+        newest = found.kept[-1].snapshot if found.kept else None
+        branch = self._config.branch
+        if (
+            newest is not None
+            and table.metadata.snapshot_by_id(newest) is not None
+            and not is_within(table.metadata, branch, newest)
+        ):
+            raise Refused(
+                f"branch {branch!r} of table {self._config.table} does not have snapshot {newest} any more, "
+                f"with which sink {owner.sink!r} has committed: set the branch forward again, or give the "
+                "sink another name to begin anew"
+            )
+        return found
+
+    def _add(
+        self,
+        catalog: Catalog,
+        table: Table,
+        epoch: Epoch,
+        known: IcebergMark,
+        rows: Rows,
+        written: list[DataFile],
+    ) -> None:
+        making = table.transaction()
+        self._fitting(making, rows.schema, SinkFailed)
+        name, number = uuid.uuid4(), count()
+        for piece in _pieces(rows):
+            written += _dataframe_to_data_files(making.table_metadata, piece, table.io, name, number)
+        head = head_of(table.metadata, self._config.branch)
+        assert head is not None, "recover adds a snapshot"
+        producer = making.update_snapshot(self._summary(epoch.owner, epoch.mark), self._config.branch)
+        with producer.fast_append() as append:
+            for file in written:
+                append.append_data_file(file)
+        state = known.with_epoch(epoch, head, append.snapshot_id)
+        making.set_properties({property_of(epoch.owner): to_json(state)})
+        _commit_once(catalog, table, making)
+
+    def _commit(
+        self,
+        catalog: Catalog,
+        table: Table,
+        owner: Owner,
+        state: IcebergMark,
+        mark: Mark | None,
+        going: int | None = None,
+    ) -> None:
+        """Commit an empty snapshot with a mark; on top of an older snapshot if one is given."""
+        making = table.transaction()
+        if going is not None:
+            left = head_of(table.metadata, self._config.branch)
+            assert left is not None
+            managing = ManageSnapshots(making)
+            managing.create_tag(left, f"spark_abs_abandoned_{left}")
+            # With the tag, in one step: pyiceberg takes one requirement of a kind, and this one counts.
+            updates, requirements = making._set_ref_snapshot(going, self._config.branch, "branch")
+            managing._updates += updates
+            managing._requirements += requirements
+            managing.commit()
+        producer = making.update_snapshot(self._summary(owner, mark), self._config.branch)
+        with producer.fast_append():
+            pass
+        making.set_properties({property_of(owner): to_json(state)})
+        _commit_once(catalog, table, making)
+
+    def _summary(self, owner: Owner, mark: Mark | None) -> dict[str, str]:
+        said = {SUMMARY: summary_of(owner), "spark_abs.run": str(owner.run)}
+        if mark is not None:
+            said |= {"spark_abs.attempt": str(mark.attempt), "spark_abs.checkpoint": str(mark.checkpoint)}
+        return said
+
+    def _fitting(self, making: Transaction, schema: pa.Schema, wrong: type[UsageError | SinkFailed]) -> None:
+        """Compare rows with the table, or with `evolve` add columns to the transaction."""
+        try:
+            if self._config.evolve:
+                with making.update_schema() as update:
+                    update.union_by_name(schema)
+            _check_pyarrow_schema_compatible(
+                making.table_metadata.schema(), schema, format_version=making.table_metadata.format_version
+            )
+        except (ValueError, TypeError, exceptions.ValidationError, NotImplementedError) as error:
+            hint = "" if self._config.evolve else "\nIceberg(…, evolve=True) adds columns"
+            raise wrong(f"table {self._config.target} cannot take the rows: {error}{hint}") from None
+
+    # -- connections
+
+    @contextmanager
+    def _working(self) -> Iterator[Catalog]:
+        """Give out the catalog, and say what its errors mean.
+
+        Raises:
+            CommitConflict: the branch has moved.
+            CommitStateUnknown: the catalog did not say what became of a commit.
+            SinkUnreachable: it may succeed when it is tried again.
+            SinkFailed: the catalog refused it.
+        """
+        try:
+            if self._reached is None:
+                self._reached = _reach(self._config)
+            yield self._reached.catalog
+        except exceptions.CommitFailedException:
+            raise CommitConflict(f"table {self._config.target} was changed by another commit") from None
+        except exceptions.CommitStateUnknownException as error:
+            raise CommitStateUnknown(self._clean(error)) from None
+        except _REFUSED as error:
+            raise SinkFailed(self._clean(error)) from None
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] == "spark_abs":
+                raise
+            self._say(error)
+
+    def _say(self, error: Exception) -> NoReturn:
+        self.close()
+        raise SinkUnreachable(self._clean(error)) from None
+
+    def _clean(self, error: Exception) -> str:
+        text = f"table {self._config.target}: {type(error).__name__}: {error}"
+        for secret in self._reached.secrets if self._reached is not None else ():
+            text = text.replace(secret, "***")
+        return text
+
+
+_REFUSED = (
+    exceptions.NoSuchTableError,
+    exceptions.NoSuchNamespaceError,
+    exceptions.ForbiddenError,
+    exceptions.UnauthorizedError,
+    exceptions.BadRequestError,
+    exceptions.ValidationException,
+    exceptions.NotInstalledError,
+)
+
+
+def _reach(config: Iceberg) -> _Reached:
+    """Make the catalog.
+
+    Raises:
+        UsageError: the environment does not say where it is.
+    """
+    given: Mapping[str, object] = {}
+    text = ""
+    if config.catalog_env is not None:
+        text = os.environ.get(config.catalog_env, "")
+        try:
+            given = json.loads(text)
+            valid = isinstance(given, dict) and all(isinstance(value, str) for value in given.values())
+        except ValueError:
+            valid = False
+        if not valid:  # from None, and without a word of it: it holds secrets
+            raise UsageError(
+                f"${config.catalog_env} is not an object of JSON with properties of a catalog, as "
+                '{"type": "sql", "uri": "…", "warehouse": "…"}'
+            ) from None
+    try:
+        catalog = load_catalog(config.catalog, **{name: str(value) for name, value in given.items()})
+    except ValueError:
+        raise UsageError(
+            f"where is catalog {config.catalog!r}? Set PYICEBERG_CATALOG__{config.catalog.upper()}__URI, or "
+            "say Iceberg(…, catalog_env=…)"
+        ) from None
+    known = {**catalog.properties, **given}
+    hidden = {str(value) for name, value in known.items() if any(word in name.lower() for word in _SECRET)}
+    return _Reached(catalog, tuple(sorted({text, *hidden} - {""}, key=len, reverse=True)))
+
+
+def _commit_once(catalog: Catalog, table: Table, making: Transaction) -> None:
+    """Commit what a transaction has made, if the table is still what it was made from; try once."""
+    requirements = (*making._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+    catalog.commit_table(table, requirements, making._updates)
+
+
+def _pieces(rows: Rows) -> Iterator[pa.Table]:
+    """Iterate the rows in tables of a limited size."""
+    batches: list[pa.RecordBatch] = []
+    for batch in rows:
+        batches.append(batch)
+        if sum(b.nbytes for b in batches) >= _PIECE:
+            yield pa.Table.from_batches(batches, rows.schema)
+            batches = []
+    if sum(batch.num_rows for batch in batches):
+        yield pa.Table.from_batches(batches, rows.schema)

@@ -1,0 +1,258 @@
+"""The Iceberg sink, on real tables of a SQL catalog."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+
+from spark_abs.errors import CommitConflict, Fenced, Refused, SinkUnreachable, UsageError
+from spark_abs.model import AttemptId, CheckpointId, RunId, Version
+from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks import iceberg
+from spark_abs.sinks.iceberg import Iceberg, IcebergSink
+from spark_abs.sinks.two_phase import Rows
+from spark_abs.testing.two_phase import NotOnce, Row, check
+
+SECRET = "c0rrect-h0rse-never-written"
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+ORDERS = Iceberg("shop.orders", catalog_env="CATALOG")
+
+
+class Some(Rows):
+    """The rows of a batch."""
+
+    def __init__(self, ids: Sequence[int], **more: list[Any]) -> None:
+        self._batch = pa.RecordBatch.from_pydict({"id": list(ids), "text": [f"t{i}" for i in ids], **more})
+        self.schema, self.count = self._batch.schema, self._batch.num_rows
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield self._batch
+
+
+def mark(number: int) -> Mark:
+    """Checkpoint `number`, whose cut is the entry of ten times that."""
+    return Mark(AttemptId(1), CheckpointId(number), Version(10 * number))
+
+
+class Sending:
+    """A run that sends to a table, epoch by epoch."""
+
+    def __init__(self, config: Iceberg = ORDERS, run: int = 1, name: str = "sent") -> None:
+        self.owner = Owner("0123456789abcdef0123456789abcdef", "job", name, RunId(run))
+        self.sink = IcebergSink(config)
+        self.mark = self.sink.recover(self.owner)
+
+    def __enter__(self) -> Sending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sink.close()
+
+    def epoch(self, floor: int = 0) -> Epoch:
+        number = 1 if self.mark is None else self.mark.checkpoint + 1
+        before, first = self.mark or mark(0), self.mark is None
+        return Epoch(self.owner, before, mark(number), Version(10 * floor), first=first)
+
+    def send(self, rows: Rows, floor: int = 0) -> None:
+        epoch = self.epoch(floor)
+        self.sink.commit(epoch, rows)
+        self.mark = epoch.mark
+
+    def back(self, number: int, *, keep: bool = False) -> None:
+        self.sink.abort(self.owner, mark(number), keep=keep)
+        self.mark = mark(number)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
+    settings = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"}
+    monkeypatch.setenv("CATALOG", json.dumps(settings))
+    found = load_catalog("default", **settings)
+    found.create_namespace("shop")
+    yield found
+    found.close()
+
+
+def ids(catalog: Catalog, table: str = "shop.orders") -> list[int]:
+    found: list[int] = catalog.load_table(table).scan().to_arrow()["id"].to_pylist()
+    return sorted(found)
+
+
+def test_iceberg_has_every_row_once(catalog: Catalog) -> None:
+    catalog.create_table("shop.orders", SCHEMA)
+
+    def read() -> list[Row]:
+        rows = catalog.load_table("shop.orders").scan().to_arrow()
+        return list(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))
+
+    check(lambda: IcebergSink(ORDERS), read, modules=[iceberg.__file__], every=31)
+
+
+def test_with_pyicebergs_own_repetition_the_sink_is_caught(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.create_table("shop.orders", SCHEMA, properties={"commit.retry.min-wait-ms": "1"})
+    monkeypatch.setattr(iceberg, "_commit_once", lambda _c, _t, making: making.commit_transaction())
+
+    def read() -> list[Row]:
+        rows = catalog.load_table("shop.orders").scan().to_arrow()
+        return list(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))
+
+    with pytest.raises(NotOnce):
+        check(lambda: IcebergSink(ORDERS), read, modules=[iceberg.__file__], every=31)
+
+
+def test_a_restore_goes_back_to_a_snapshot_and_keeps_the_abandoned_one(catalog: Catalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        for number in range(4):
+            sending.send(Some([number]))
+        left = catalog.load_table("shop.orders").current_snapshot()
+        assert left is not None
+        sending.back(2)
+        assert ids(catalog) == [0, 1]
+        sending.send(Some([20]))
+        assert ids(catalog) == [0, 1, 20]
+    table.refresh()
+    tags = [name for name in table.refs() if name.startswith("spark_abs_abandoned_")]
+    found = table.scan(snapshot_id=table.refs()[tags[0]].snapshot_id).to_arrow()["id"].to_pylist()
+    assert sorted(found) == [0, 1, 2, 3]
+    with Sending(run=2) as again:
+        assert again.mark == mark(3)
+        again.back(1, keep=True)
+        assert ids(catalog) == [0, 1, 20]
+        again.send(Some([21]))
+        assert ids(catalog) == [0, 1, 20, 21]
+
+
+def test_whoever_stands_where_the_branch_comes_back_to_commits_nothing(catalog: Catalog) -> None:
+    """A run that stands still between its look and its commit, while a restore goes back to that place."""
+    catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as old, Sending(run=2, name="other") as _:
+        old.sink.recover(old.owner)
+        old.send(Some([1]))
+
+        class Late(Some):
+            def __iter__(self) -> Iterator[pa.RecordBatch]:
+                with Sending(run=3) as newer:
+                    newer.send(Some([2]))
+                    newer.back(1)
+                yield from super().__iter__()
+
+        with pytest.raises(CommitConflict):
+            old.send(Late([3]))
+        with pytest.raises(Fenced):
+            old.sink.recover(old.owner)
+    assert ids(catalog) == [1]
+
+
+def test_rows_of_others_are_not_undone(catalog: Catalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        sending.send(Some([0]))
+        sending.send(Some([1]))
+        table.refresh()
+        table.append(pa.table({"id": [99], "text": ["theirs"]}))
+        with pytest.raises(Refused, match="others have committed to the table since"):
+            sending.back(1)
+        sending.sink.recover(sending.owner)
+        sending.send(Some([2]))
+        assert sending.sink.why_not(sending.owner, mark(2)) != ""
+    assert ids(catalog) == [0, 1, 2, 99]
+
+
+def test_a_branch_that_somebody_has_set_back_is_refused(catalog: Catalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        sending.send(Some([0]))
+        table.refresh()
+        before = table.current_snapshot()
+        assert before is not None
+        sending.send(Some([1]))
+        table.refresh()
+        table.manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
+        with pytest.raises(Refused, match="set the branch forward again"):
+            sending.sink.recover(sending.owner)
+
+
+def test_partitions_are_those_of_the_table(catalog: Catalog) -> None:
+    made = catalog.create_table("shop.orders", SCHEMA)
+    catalog.drop_table("shop.orders")
+    key, text = (made.schema().find_field(name).field_id for name in ("id", "text"))
+    spec = PartitionSpec(
+        PartitionField(key, 1000, BucketTransform(4), "bucket"),
+        PartitionField(text, 1001, IdentityTransform(), "text"),
+    )
+    catalog.create_table("shop.orders", made.schema(), partition_spec=spec)
+    with Sending() as sending:
+        sending.send(Some(range(20)))
+    table = catalog.load_table("shop.orders")
+    assert ids(catalog) == list(range(20))
+    assert table.scan(row_filter="id = 7").to_arrow()["text"].to_pylist() == ["t7"]
+    assert len(list(table.scan(row_filter="text = 't7'").plan_files())) == 1
+
+
+def test_columns_are_added_when_that_is_asked_for(catalog: Catalog) -> None:
+    catalog.create_table("shop.orders", SCHEMA)
+    wider = Some([1], price=[2.5])
+    with pytest.raises(UsageError, match=r"(?s)cannot take the rows.*price.*evolve=True"):
+        IcebergSink(ORDERS).check(wider.schema)
+    evolving = Iceberg("shop.orders", catalog_env="CATALOG", evolve=True)
+    IcebergSink(evolving).check(wider.schema)
+    assert catalog.load_table("shop.orders").schema().column_names == ["id", "text"]
+    with Sending(evolving) as sending:
+        sending.send(Some([0]))
+        sending.send(wider)
+    rows = catalog.load_table("shop.orders").scan().to_arrow().sort_by("id").to_pydict()
+    assert rows["price"] == [None, 2.5]
+    with pytest.raises(UsageError, match="cannot take the rows"):
+        IcebergSink(evolving).check(pa.schema([("id", pa.string()), ("text", pa.string())]))
+    with pytest.raises(UsageError, match=r"has no table shop\.none: make one with these columns"):
+        IcebergSink(Iceberg("shop.none", catalog_env="CATALOG")).check(SCHEMA)
+
+
+def test_other_branches_stay_as_they_are(catalog: Catalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    table.append(pa.table({"id": [0], "text": ["t"]}))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    table.manage_snapshots().create_branch(snapshot.snapshot_id, "audit").commit()
+    with Sending(Iceberg("shop.orders", catalog_env="CATALOG", branch="audit")) as sending:
+        sending.send(Some([1]))
+        sending.send(Some([2]))
+        sending.back(1)
+    assert ids(catalog) == [0]
+    table.refresh()
+    found = table.scan(snapshot_id=table.refs()["audit"].snapshot_id).to_arrow()["id"].to_pylist()
+    assert sorted(found) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["", "orders", "a b.c", "../a.b", "a.b\n", "a'.b", "a..b", "a.b;c", "a.*"])
+def test_what_is_no_name_of_a_table_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"is not the name of a table|says no namespace"):
+        Iceberg(name)
+
+
+def test_secrets_are_in_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    for settings in (
+        f"not JSON {SECRET}",
+        json.dumps(
+            {"type": "sql", "uri": f"sqlite:///{tmp_path}/{SECRET}/none.db", "warehouse": "file:///w"}
+        ),
+        json.dumps({"type": "rest", "uri": "http://127.0.0.1:1", "token": SECRET}),
+        json.dumps({"type": SECRET, "token": SECRET}),
+    ):
+        monkeypatch.setenv("CATALOG", settings)
+        with pytest.raises((UsageError, SinkUnreachable)) as refused:
+            IcebergSink(ORDERS).check(SCHEMA)
+        said.append(f"{refused.value!r} {refused.value.__cause__!r}")
+    assert SECRET not in "".join(said)
