@@ -7,13 +7,11 @@ A run that takes over adds an empty snapshot, so no older one can commit any mor
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import NoReturn
 
@@ -21,7 +19,7 @@ import pyarrow as pa
 
 try:
     from pyiceberg import exceptions
-    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.catalog import Catalog
     from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible, _dataframe_to_data_files
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
@@ -42,6 +40,7 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.iceberg_catalog import REFUSED, Reached, reach
 from spark_abs.sinks.iceberg_mark import (
     FORMAT,
     SUMMARY,
@@ -58,7 +57,6 @@ from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
 _PIECE = 64 * 2**20
 """Bytes of rows that are held at once; a piece is at least one file for each partition in it."""
-_SECRET = ("password", "secret", "token", "credential", "access-key", "session", "uri", "auth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +92,12 @@ class Iceberg:
         return self.table if self.branch == MAIN_BRANCH else f"{self.table} (branch {self.branch})"
 
 
-@dataclass(slots=True)
-class _Reached:
-    """A catalog, and what no message may say of it."""
-
-    catalog: Catalog
-    secrets: tuple[str, ...] = field(repr=False)
-
-
 class IcebergSink(TwoPhaseSink):
     """The sink behind `Iceberg`. Not thread-safe."""
 
     def __init__(self, config: Iceberg) -> None:
         self._config = config
-        self._reached: _Reached | None = None
+        self._reached: Reached | None = None
         self._run: int | None = None
         """The run that this object has recovered for, while it may commit."""
 
@@ -331,13 +321,13 @@ class IcebergSink(TwoPhaseSink):
         """
         try:
             if self._reached is None:
-                self._reached = _reach(self._config)
+                self._reached = reach(self._config.catalog, self._config.catalog_env)
             yield self._reached.catalog
         except exceptions.CommitFailedException:
             raise CommitConflict(f"table {self._config.target} was changed by another commit") from None
         except exceptions.CommitStateUnknownException as error:
             raise CommitStateUnknown(self._clean(error)) from None
-        except _REFUSED as error:
+        except REFUSED as error:
             raise SinkFailed(self._clean(error)) from None
         except Exception as error:
             if type(error).__module__.partition(".")[0] == "spark_abs":
@@ -350,52 +340,7 @@ class IcebergSink(TwoPhaseSink):
 
     def _clean(self, error: Exception) -> str:
         text = f"table {self._config.target}: {type(error).__name__}: {error}"
-        for secret in self._reached.secrets if self._reached is not None else ():
-            text = text.replace(secret, "***")
-        return text
-
-
-_REFUSED = (
-    exceptions.NoSuchTableError,
-    exceptions.NoSuchNamespaceError,
-    exceptions.ForbiddenError,
-    exceptions.UnauthorizedError,
-    exceptions.BadRequestError,
-    exceptions.ValidationException,
-    exceptions.NotInstalledError,
-)
-
-
-def _reach(config: Iceberg) -> _Reached:
-    """Make the catalog.
-
-    Raises:
-        UsageError: the environment does not say where it is.
-    """
-    given: Mapping[str, object] = {}
-    text = ""
-    if config.catalog_env is not None:
-        text = os.environ.get(config.catalog_env, "")
-        try:
-            given = json.loads(text)
-            valid = isinstance(given, dict) and all(isinstance(value, str) for value in given.values())
-        except ValueError:
-            valid = False
-        if not valid:  # from None, and without a word of it: it holds secrets
-            raise UsageError(
-                f"${config.catalog_env} is not an object of JSON with properties of a catalog, as "
-                '{"type": "sql", "uri": "…", "warehouse": "…"}'
-            ) from None
-    try:
-        catalog = load_catalog(config.catalog, **{name: str(value) for name, value in given.items()})
-    except ValueError:
-        raise UsageError(
-            f"where is catalog {config.catalog!r}? Set PYICEBERG_CATALOG__{config.catalog.upper()}__URI, or "
-            "say Iceberg(…, catalog_env=…)"
-        ) from None
-    known = {**catalog.properties, **given}
-    hidden = {str(value) for name, value in known.items() if any(word in name.lower() for word in _SECRET)}
-    return _Reached(catalog, tuple(sorted({text, *hidden} - {""}, key=len, reverse=True)))
+        return text if self._reached is None else self._reached.clean(text)
 
 
 def _commit_once(catalog: Catalog, table: Table, making: Transaction) -> None:
