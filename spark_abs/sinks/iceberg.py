@@ -105,6 +105,13 @@ class IcebergSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema) -> None:
         """Compare the table with the rows; changes nothing."""
+        look = IcebergSink(self._config)  # this object may be at work for a run, in another thread
+        try:
+            look._check(schema)
+        finally:
+            look.close()
+
+    def _check(self, schema: pa.Schema) -> None:
         config = self._config
         with self._working() as catalog:
             try:
