@@ -54,6 +54,7 @@ SPEC = "spec"
 _ABORTS_POLL_MS = 100
 _UNLIMITED = 2**62
 _REST_S, _LONGEST_REST_S = 0.02, 1.0
+_KEPT_IN_ORDER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,8 @@ class GateReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the input shall stand after the next batch; `start` itself to stay.
 
-        Spark asks again at once when no input has anything, so a stage that rests waits here: until there is
-        news for one of its inputs, and a moment at most, since news may also come from elsewhere.
+        Spark asks again at once when no input has anything, so a stage that rests waits in the input that is
+        asked first: until there is news for any, and a moment at most, since news may come from elsewhere.
 
         `ReadAllAvailable` lifts the limits and stops at a barrier all the same: what is behind it is
         not available before the stage's other inputs have it.
@@ -188,7 +189,7 @@ class GateReader(DataSourceStreamReader):
         everything = isinstance(limit, ReadAllAvailable)
         limits = Limits(_UNLIMITED, _UNLIMITED) if everything else Limits(spec.max_entries, spec.max_bytes)
         position = self._next(own, limits)
-        if self._rests() and position == own and not everything:
+        if self._rests(own) and position == own and not everything:
             position = self._rest(own, limits)
         return start if position == own else dumps_position(position)
 
@@ -210,10 +211,19 @@ class GateReader(DataSourceStreamReader):
             if not isinstance(decision, Blocked) or not self._aborts.poll():
                 return decision.position
 
-    def _rests(self) -> bool:
-        """Say whether no batch was planned since the last call: then no input had anything to go on with."""
+    def _rests(self, own: Position) -> bool:
+        """Say whether the stage may wait here: nothing was planned since the last call, and it is the first.
+
+        If one that is asked later waited, the answers before it would be old, and Spark would tell
+        `processAllAvailable` that there is nothing though there was. Spark asks in the order of the offset
+        file as long as a Scala `Map` keeps it: up to four. Two at one position cannot be told apart.
+        """
         before, self._planned = self._planned, self._stage.batch
-        return self._spec.others is not None and before == self._planned
+        if self._spec.others is None or before != self._planned:
+            return False
+        if not (positions := self._stage.positions()):
+            return not self._spec.others
+        return positions[0] == own and positions.count(own) == 1 and len(positions) <= _KEPT_IN_ORDER
 
     def _rest(self, own: Position, limits: Limits) -> Position:
         """Wait for news of an input, or a moment; return where this one goes on to, `own` to stay.

@@ -182,6 +182,26 @@ def test_a_stage_that_rests_asks_for_one_file_of_an_input(
     assert after(reader, start) == (3, 0, False)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "waiting"),
+    [("ab", "a"), ("ba", "b"), ("a", "a"), ("bcda", "b"), ("bcdea", ""), ("aa", ""), ("baa", "b"), ("", "")],
+)
+def test_only_the_input_that_spark_asks_first_waits(root: Root, inputs: str, waiting: str) -> None:
+    """What was answered before would be old, and `processAllAvailable` would return too early."""
+    stage, pauses = Stage(root), dict.fromkeys("ab", 0)
+    for name in "abcde":
+        Log(root, name)
+    readers = {name: stage.reader(f"{name}.main", others=(ChannelId("c.main"),)) for name in "ab"}
+    if inputs:
+        stage.planned(*(position(f"{name}.main", 0) for name in inputs))
+    for _ in range(3):  # they see a batch, then what there is of the others, then nothing
+        for name, reader in readers.items():
+            stage.pauses, start = 0, reader.initialOffset()
+            assert reader.latestOffset(start, LIMITED) is start
+            pauses[name] = stage.pauses
+    assert {name for name in pauses if pauses[name]} == set(waiting)
+
+
 def test_a_stage_that_is_at_work_or_reads_something_else_too_never_waits(root: Root) -> None:
     Log(root).batch()
     stage = Stage(root)
