@@ -59,6 +59,9 @@ if TYPE_CHECKING:
         configure,
         spark_session,
     )
+    from spark_abs.sinks.delta_options import (
+        Delta,
+    )
     from spark_abs.sinks.iceberg import (
         Iceberg,
     )
@@ -105,6 +108,7 @@ _HOMES = {
     "ConfigError": "spark_abs.errors",
     "Current": "spark_abs.stages.context",
     "DamageError": "spark_abs.errors",
+    "Delta": "spark_abs.sinks.delta_options",
     "Edit": "spark_abs.restore.edit",
     "Fenced": "spark_abs.errors",
     "GraphError": "spark_abs.errors",
@@ -156,6 +160,7 @@ __all__ = [
     "ConfigError",
     "Current",
     "DamageError",
+    "Delta",
     "Edit",
     "Fenced",
     "GraphError",

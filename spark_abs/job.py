@@ -36,6 +36,7 @@ from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.run.run import Run
 from spark_abs.run.start import start_job
 from spark_abs.settings import JobSettings
+from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.kinds import ICEBERG, KAFKA, OWN, POSTGRES, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint, no_failpoint
@@ -143,7 +144,8 @@ class Job:
             function: takes one frame for each input, in order, and returns the stage's frame.
             outputs: further outputs, each a function of the stage's batch frame, evaluated once a batch for
                 all who take it; it may be called more than once to learn its columns.
-            output_mode: `append` or `update`.
+            output_mode: `append`, `update`, or `complete`: each batch has all rows, which take the place of
+                what is in the tables of its sinks; no other stage reads it.
             trigger: processing-time interval such as `5 seconds`; None: as fast as batches end.
             shuffle_partitions: of this stage; None: the session's `spark.sql.shuffle.partitions`, and where
                 nobody has set that, one for each core. The first batch fixes the number.
@@ -222,7 +224,7 @@ class Job:
         name: str,
         source: Output,
         *,
-        table: str | None = None,
+        table: Delta | str | None = None,
         foreach_batch: BatchFunction | None = None,
         postgres: Postgres | str | None = None,
         kafka: Kafka | str | None = None,
@@ -235,7 +237,8 @@ class Job:
         Args:
             name: the sink's name.
             source: a stage, or one of its outputs.
-            table: path of a Delta table, created if there is none: written exactly once.
+            table: path of a Delta table, or `spark_abs.Delta` to say more of it, created if there is none:
+                written exactly once, with each batch.
             foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
                 channels of its stage, and again, as in Spark, for a batch that is repeated.
             postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows behind
@@ -259,7 +262,8 @@ class Job:
             raise GraphError(f"sink {name!r} takes an output of a stage of this job")
         if existing not in get_args(Existing):
             raise UsageError(f"sink {name!r}: existing={existing!r} is not one of {get_args(Existing)}")
-        location = None if table is None else location_of(table)
+        delta = Delta(table) if isinstance(table, str) else table
+        location = None if delta is None else location_of(delta.path)
         kind, settings = OWN, ""
         if postgres is not None:
             from spark_abs.sinks.postgres import Postgres
@@ -275,7 +279,9 @@ class Job:
             kind, settings = ICEBERG, to_json(Iceberg(iceberg) if isinstance(iceberg, str) else iceberg)
         made = two_phase or made_again(kind, settings)
         checked = checked_name(name, "sink")
-        self.sinks.append(SinkSpec(checked, source, location, foreach_batch, existing, made, kind, settings))
+        self.sinks.append(
+            SinkSpec(checked, source, location, foreach_batch, existing, made, kind, settings, delta)
+        )
 
     def graph(self) -> JobGraph:
         """Return the graph, checked.

@@ -31,7 +31,8 @@ NO_TABLE = Version(-1)
 FENCED = 2**62
 """The transaction version that burns an application id for good."""
 
-OutputMode = Literal["append", "update"]
+RowOutputMode = Literal["append", "update"]
+OutputMode = RowOutputMode | Literal["complete"]
 ProviderName = Literal["rocksdb", "hdfs"]
 
 MAIN_OUTPUT = "main"

@@ -196,11 +196,10 @@ def _checks(
 
 def _tables(job: JobSpec, drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
     """Iterate the checks of the tables of sinks, which may be older than the root."""
-    for sink in drafted.graph.sinks:
-        if sink.table is not None:
-            schema = drafted.frames.schemas[channel_id(sink.stage, sink.output)]
-            yield partial(check_sink, root.storage.place(sink.table), schema)
     for spec in job.sinks:
+        if spec.table is not None and spec.delta is not None:
+            schema, place = drafted.frames.schemas[spec.source.channel], root.storage.place(spec.table)
+            yield partial(check_sink, place, schema, spec.delta, job.spark)
         if spec.outside is not None:
             yield partial(spec.outside.check, delta_schema(drafted.frames.schemas[spec.source.channel]))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import get_args
 
 from spark_abs.errors import GraphError
 from spark_abs.manifest import OperatorShape, SourceShape
@@ -13,7 +12,7 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, StageId, channel
 from spark_abs.plan.kafka import KafkaSource
 from spark_abs.protocol.loops import Loop, find_loops
 
-OUTPUT_MODES: tuple[OutputMode, ...] = get_args(OutputMode)
+OUTPUT_MODES: tuple[OutputMode, ...] = ("append", "update", "complete")
 NOT_REPLAYABLE = frozenset(("socket", "memory"))
 """Native sources that cannot give the same rows again after a crash."""
 
@@ -49,6 +48,8 @@ class SinkDecl:
     """None for a function sink, and for one outside."""
     outside: bool = False
     """Whether its rows go on from the channel of the output."""
+    key: tuple[str, ...] = ()
+    """Columns by which the rows of the table are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class JobGraph:
                 raise GraphError(
                     f"sink {sink.name!r} takes {sink.stage}.{sink.output}, which no stage writes"
                 )
+        self._check_complete()
         self.order()
         self._check_loops()
 
@@ -142,6 +144,23 @@ class JobGraph:
                 f"stages form a cycle: {' -> '.join(error.args[1])}; "
                 "declare its feedback edge with job.feedback()"
             ) from None
+
+    def _check_complete(self) -> None:
+        for stage in self.stages:
+            if stage.output_mode != "complete":
+                continue
+            if channels := self.consumed(stage.name):
+                raise GraphError(
+                    f"stage {stage.name!r} has the output mode 'complete', and its output {channels[0]!r} "
+                    "goes on to a stage or a sink outside: a channel is a log and would get all rows with "
+                    "every batch; use 'update', and a Delta table with a key"
+                )
+            for sink in self.sinks_of(stage.name):
+                if sink.key:
+                    raise GraphError(
+                        f"sink {sink.name!r} has a key, and stage {stage.name!r} the output mode 'complete': "
+                        "all rows are replaced with every batch, leave the key out, or use 'update'"
+                    )
 
     def loops(self) -> tuple[Loop, ...]:
         """Return the loops that feedback edges close."""
@@ -194,8 +213,7 @@ def _check_stage(stage: StageDecl) -> None:
         checked_name(output, f"output of stage {stage.name!r}")
     if stage.output_mode not in OUTPUT_MODES:
         raise GraphError(
-            f"stage {stage.name!r}: output mode {stage.output_mode!r} is not supported, since a channel is a "
-            f"log: use one of {', '.join(OUTPUT_MODES)}"
+            f"stage {stage.name!r}: output mode {stage.output_mode!r} is not one of {', '.join(OUTPUT_MODES)}"
         )
     if not stage.forward and not stage.has_native:
         what = "nothing but feedback to read" if stage.inputs else "no streaming input"

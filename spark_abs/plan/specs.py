@@ -13,6 +13,7 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, St
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.changes import Begin
 from spark_abs.settings import JobSettings
+from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.kinds import OWN
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint
@@ -159,11 +160,18 @@ class SinkSpec:
     """Of a sink outside."""
     settings: str = ""
     """Of a sink outside, as JSON, what makes it again; empty for one of the user's own."""
+    delta: Delta | None = None
+    """Of a Delta table."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns by which rows are merged into the table."""
+        return tuple(self.delta.key) if self.delta is not None else ()
 
     def decl(self) -> SinkDecl:
         """Return the sink as the graph knows it."""
         outside = self.outside is not None
-        return SinkDecl(self.name, self.source.stage, self.source.name, self.table, outside)
+        return SinkDecl(self.name, self.source.stage, self.source.name, self.table, outside, self.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

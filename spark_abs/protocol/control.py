@@ -105,6 +105,10 @@ class AttachedSink:
     table_id: str
     version: Version | None = None
     """Of a table that a sink function writes by itself: the version at which the job came to it."""
+    key: tuple[str, ...] = ()
+    """Columns by which its rows are merged; empty if they are not."""
+    overwrites: bool = False
+    """Whether each batch takes the place of all rows."""
 
     @property
     def id(self) -> str:
@@ -290,9 +294,12 @@ def settle(
 
 
 def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:
-    """Record Delta sinks; one that is known already is not recorded twice."""
-    known = {s.id for s in state.sinks}
-    return replace(state, sinks=(*state.sinks, *(s for s in sinks if s.id not in known)))
+    """Record Delta sinks; one that is known already keeps its version, and may be written in another way."""
+    found = {s.id: s for s in state.sinks}
+    for sink in sinks:
+        known = found.get(sink.id, sink)
+        found[sink.id] = replace(known, key=sink.key, overwrites=sink.overwrites)
+    return replace(state, sinks=tuple(found.values()))
 
 
 def attach_outside(state: ControlState, run: RunId, sinks: Iterable[OutsideSink]) -> ControlState:

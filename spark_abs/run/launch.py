@@ -96,7 +96,14 @@ def launch(given: Launch) -> Run:
     ctx.failpoint("start.channels.after")
     tables = {s.name: _attach(given, s, s.table) for s in job.sinks if s.table is not None}
     attached = [
-        AttachedSink(s.source.stage, s.name, tables[s.name].uri, tables[s.name].table_id)
+        AttachedSink(
+            s.source.stage,
+            s.name,
+            tables[s.name].uri,
+            tables[s.name].table_id,
+            key=s.key,
+            overwrites=tables[s.name].overwrites,
+        )
         for s in job.sinks
         if s.name in tables
     ]
@@ -257,10 +264,12 @@ def _credit(ctx: RunContext, graph: JobGraph, stage: StageId, senders: Senders) 
 
 
 def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
-    ctx, source = given.ctx, sink.source
-    ensure_sink(ctx.root.storage.place(uri), given.drafts.schemas[source.channel])
+    ctx, source, spark = given.ctx, sink.source, given.job.spark
+    assert sink.delta is not None
+    ensure_sink(ctx.root.storage.place(uri), given.drafts.schemas[source.channel], sink.delta, spark)
+    overwrites = given.graph.stage(source.stage).output_mode == "complete"
     writer = ctx.writer(source.stage, sink.name)
-    table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: given.job.spark)
+    table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: spark, sink.key, overwrites)
     table.begin(take_over=sink.existing == "take_over")
     return table
 

@@ -1,41 +1,86 @@
-"""The tables of sinks: made where there are none, checked where there are."""
+"""The tables of sinks: made where there are none, checked where there are, widened where that is wanted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.schema import check_schema, delta_schema
+from spark_abs.channels.schema import check_schema, delta_schema, plain_schema
+from spark_abs.errors import UsageError
+from spark_abs.sinks import delta_spark_writer
+from spark_abs.sinks.delta_options import Delta
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 
-def ensure_sink(place: Place, schema: StructType) -> str:
+def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSession) -> str:
     """Create the table of a sink if there is none, and return its table id. Two creators end with one.
 
-    A table that was there must have every column of the frame with the same type; columns that only the
-    table has stay null.
+    A table that was there must have every column of the frame with the same type, or gets those that it
+    lacks with `evolve`; columns that only the table has stay null.
 
     Raises:
         UsageError: the table cannot take the frame's rows; names every column that differs.
     """
-    table = Table.ensure(place, delta_schema(schema), {})
-    _check(table, schema)
+    check_sink(place, schema, delta, session)
+    plain = plain_schema(schema)
+    try:
+        table = Table.open(place)
+    except FileNotFoundError:
+        if delta.partition_by or delta.cluster_by:
+            delta_spark_writer.create(session, place, plain, delta)
+        table = Table.ensure(place, delta_schema(schema), {})
+    if delta.evolve and (lacking := _lacking(table, plain)):
+        delta_spark_writer.add_columns(session, place, [f for f in plain.fields if f.name in lacking])
+        table = Table.open(place)
+    _check(table, schema, delta, session)
     return table.id
 
 
-def check_sink(place: Place, schema: StructType) -> None:
+def check_sink(place: Place, schema: StructType, delta: Delta, session: SparkSession) -> None:
     """Check that the table of a sink, if there is one, can take the frame's rows.
 
     Raises:
         UsageError: as `ensure_sink`.
     """
+    for what, columns in (
+        ("key", delta.key),
+        ("partition_by", delta.partition_by),
+        ("cluster_by", delta.cluster_by),
+    ):
+        if unknown := [column for column in columns if column not in schema.names]:
+            raise UsageError(
+                f"table {place}: {what} names {', '.join(unknown)}, which the output does not have"
+            )
     with suppress(FileNotFoundError):
-        _check(Table.open(place), schema)
+        _check(Table.open(place), schema, delta, session)
 
 
-def _check(table: Table, schema: StructType) -> None:
-    check_schema(f"table {table.place}", table.delta.schema().to_json(), schema, may_lack=True)
+def _check(table: Table, schema: StructType, delta: Delta, session: SparkSession) -> None:
+    from pyspark.sql.types import StructType
+
+    lacking = _lacking(table, schema) if delta.evolve else frozenset()
+    there = StructType([field for field in schema.fields if field.name not in lacking])
+    check_schema(f"table {table.place}", table.delta.schema().to_json(), there, may_lack=True)
+    if delta.partition_by:
+        _require("partitioned", table, table.delta.metadata().partition_columns, delta.partition_by)
+    if delta.cluster_by:
+        _require("clustered", table, delta_spark_writer.clusters(session, table.place), delta.cluster_by)
+
+
+def _lacking(table: Table, schema: StructType) -> frozenset[str]:
+    there = {str(field.name).casefold() for field in table.delta.schema().fields}
+    return frozenset(name for name in schema.names if name.casefold() not in there)
+
+
+def _require(how: str, table: Table, found: Sequence[str], wanted: Sequence[str]) -> None:
+    if list(found) != list(wanted):
+        raise UsageError(
+            f"table {table.place} is {how} by {', '.join(found) or 'nothing'}, and the sink says by "
+            f"{', '.join(wanted)}: leave that out, or write to another table"
+        )

@@ -34,6 +34,7 @@ from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Changes, Own, changes_since
 from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata, note_of
+from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.sinks.undo import undoing
 from spark_abs.store.root import Root
@@ -50,7 +51,14 @@ class DeltaSink:
     """
 
     def __init__(
-        self, root: Root, uri: str, writer: SinkWriter, run: RunId, session: Callable[[], SparkSession]
+        self,
+        root: Root,
+        uri: str,
+        writer: SinkWriter,
+        run: RunId,
+        session: Callable[[], SparkSession],
+        key: Sequence[str] = (),
+        overwrites: bool = False,
     ) -> None:
         """Open the table, which `ensure_sink` or somebody else has made.
 
@@ -59,13 +67,17 @@ class DeltaSink:
             uri: The table.
             writer: Who commits.
             run: The run.
-            session: Called only when a table that is not plain is written to, fenced or restored.
+            session: Called only when rows are merged, or a table that is not plain is written to, fenced or
+                restored.
+            key: Columns by which a batch is merged; without, it is appended.
+            overwrites: Whether a batch takes the place of all rows.
 
         Raises:
             FileNotFoundError: there is no such table.
         """
         self._root, self._session = root, session
         self._writer, self._run = writer, run
+        self._key, self.overwrites = tuple(key), overwrites
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
 
@@ -131,9 +143,13 @@ class DeltaSink:
         return (note.job, note.root) == (self._writer.job, self._writer.root)
 
     @property
+    def _native(self) -> bool:
+        return why_not_native(self._table.delta) is None
+
+    @property
     def plain(self) -> bool:
         """Whether it takes files as they are, as of the version read."""
-        return why_not_native(self._table.delta) is None
+        return not self._key and self._native
 
     def write_files(self, frame: DataFrame, batch: BatchId) -> Files:
         """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`.
@@ -157,7 +173,7 @@ class DeltaSink:
         plans: Sequence[PlannedBatch] = (),
         evaluated: Sequence[Staged] = (),
     ) -> Standing | None:
-        """Commit the rows of a batch; None, and no commit, if it has none and was not committed before.
+        """Commit a batch; None, and no commit, if it changes nothing and was not committed before.
 
         The steps are those of `ChannelWriter.commit_batch`, and so is what a crash between them leaves. Files
         that lie elsewhere than in the table are read and written again by Delta's own writer.
@@ -172,13 +188,18 @@ class DeltaSink:
             self._require_current()
             if self.last_batch() >= batch:
                 return self._standing(batch)
-            if files is None or not files.written.files:
+            if files is None or not (files.written.files or self.overwrites):
                 return None
-            if files.place != self._table.place or not self.plain:
-                return self._append(files, note)
+            if not self.plain or (files.written.files and files.place != self._table.place):
+                return self._write_by_spark(files, note)
             try:
                 version = self._table.commit_next(
-                    Commit(files.written.files, {self._writer.app: int(batch)}, to_json(note))
+                    Commit(
+                        files.written.files,
+                        {self._writer.app: int(batch)},
+                        to_json(note),
+                        replace=self.overwrites,
+                    )
                 )
             except CommitConflict:
                 continue
@@ -277,7 +298,7 @@ class DeltaSink:
     def _bring_back(self, version: Version, own: Own, changes: Changes) -> None:
         note, writer = self._note(restored=version), self._writer
         mark = {writer.restore_app: int(version)}
-        plain = why_not_native(self._table.delta) is None
+        plain = self._native
         if changes.of_roots and not plain:
             raise Refused(
                 f"{self.uri}: another root has written to it since version {version}, and only Delta's own "
@@ -293,13 +314,21 @@ class DeltaSink:
         else:
             if changes:
                 delta_spark_writer.restore(self._session(), self._table.place, version, to_json(note))
+                self._table.refresh()  # it may have fewer columns now
             self._mark(mark, note)
 
-    def _append(self, files: Files, note: SinkMetadata) -> Standing:
-        """Append through Delta's writer; killed behind it, the repeat finds the batch in the log."""
-        delta_spark_writer.append(
-            self._session(), self.uri, files.uris, self._writer.app, int(note.batch), to_json(note)
-        )
+    def _write_by_spark(self, files: Files, note: SinkMetadata) -> Standing:
+        """Write through Delta's writer; killed behind it, the repeat finds the batch in the log."""
+        session, place = self._session(), self._table.place
+        stamp = Stamp(self._writer.app, int(note.batch), to_json(note))
+        uris = files.uris
+        rows = session.read.parquet(*uris) if uris else delta_spark_writer.no_rows(session, self._table)
+        if self._key:
+            delta_spark_writer.merge(rows, place, self._key, stamp)
+        elif self.overwrites:
+            delta_spark_writer.overwrite(rows, place, stamp)
+        else:
+            delta_spark_writer.append(rows, place, stamp)
         self._table.refresh()
         self._require_current()
         standing = self._standing(note.batch)
@@ -309,15 +338,14 @@ class DeltaSink:
 
     def _mark(self, transactions: Mapping[str, int], note: SinkMetadata) -> None:
         """Commit ids and a note without rows; raises CommitConflict."""
-        if why_not_native(self._table.delta) is None:
+        if self._native:
             self._table.commit_next(Commit(transactions=transactions, metadata=to_json(note)))
             return
         *first, last = transactions.items()  # Delta's writer takes one in a commit: the last says it is done
         for app, number in first:
-            delta_spark_writer.mark(
-                self._session(), self._table, app, number, to_json(replace(note, took_over=False))
-            )
-        delta_spark_writer.mark(self._session(), self._table, *last, to_json(note))
+            stamp = Stamp(app, number, to_json(replace(note, took_over=False)))
+            delta_spark_writer.mark(self._session(), self._table, stamp)
+        delta_spark_writer.mark(self._session(), self._table, Stamp(*last, to_json(note)))
 
     def _standing(self, batch: BatchId) -> Standing | None:
         """Return what stands for a batch as of the version read; None if it had no rows."""

@@ -1,58 +1,149 @@
-"""Writes to Delta tables that only Delta's own writer can serve."""
+"""What only Delta's own writer can do: tables that are not plain, merges, layouts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from spark_abs.errors import UsageError
 from spark_abs.model import NO_TABLE
+from spark_abs.sinks.delta_options import Delta
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
+    from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField, StructType
 
-_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_CONF = "spark.databricks.delta"
 _COMPUTED = ("delta.generationExpression", "delta.identity.")
 
 
-def append(session: SparkSession, uri: str, files: Sequence[str], app: str, number: int, note: str) -> None:
-    """Append the rows of files under a transaction id; a repeated or burnt id is skipped in silence."""
-    _write(session.read.parquet(*files), uri, app, number, note)
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a commit says of itself: a repeated or burnt transaction id is skipped in silence."""
+
+    app: str
+    number: int
+    note: str
 
 
-def mark(session: SparkSession, table: Table, app: str, number: int, note: str) -> None:
+def append(frame: DataFrame, place: Place, stamp: Stamp) -> None:
+    """Append rows."""
+    _write(frame, place, "append", stamp)
+
+
+def overwrite(frame: DataFrame, place: Place, stamp: Stamp) -> None:
+    """Let rows take the place of all that are there."""
+    _write(frame, place, "overwrite", stamp)
+
+
+def merge(frame: DataFrame, place: Place, key: Sequence[str], stamp: Stamp) -> None:
+    """Let rows take the place of those with the same key, nulls being equal, and insert the others.
+
+    Raises:
+        UsageError: two rows have one key.
+    """
+    twice = frame.groupBy(*map(_quoted, key)).count().where("count > 1").limit(1).collect()
+    if twice:
+        said = ", ".join(f"{column}={twice[0][column]!r}" for column in key)
+        raise UsageError(
+            f"{place}: a batch has {twice[0]['count']} rows of one key ({said}), and nothing says which of "
+            "them counts: aggregate by the key in the stage, or name more columns in the key"
+        )
+    own = _session(frame.sparkSession, place)
+    own.conf.set(f"{_CONF}.write.txnAppId", stamp.app)
+    own.conf.set(f"{_CONF}.write.txnVersion", str(stamp.number))
+    own.conf.set(f"{_CONF}.commitInfo.userMetadata", stamp.note)
+    same = " AND ".join(f"old.{_quoted(column)} <=> new.{_quoted(column)}" for column in key)
+    values = {_quoted(column): f"new.{_quoted(column)}" for column in frame.columns}
+    (
+        _table(own, place)
+        .alias("old")
+        .merge(frame.alias("new"), same)
+        .whenMatchedUpdate(set=dict(values))
+        .whenNotMatchedInsert(values=dict(values))
+        .execute()
+    )
+
+
+def mark(session: SparkSession, table: Table, stamp: Stamp) -> None:
     """Commit a transaction id and a note, and no rows."""
+    append(no_rows(session, table), table.place, stamp)
+
+
+def no_rows(session: SparkSession, table: Table) -> DataFrame:
+    """Return a frame without rows that has the columns of a table which a writer gives."""
     fields = json.loads(table.delta.schema().to_json())["fields"]
     given = [f["name"] for f in fields if not any(key.startswith(_COMPUTED) for key in f["metadata"])]
-    columns = [f"`{name.replace('`', '``')}`" for name in given]
-    frame = session.read.format("delta").load(table.uri).select(*columns).limit(0)
-    _write(frame, table.uri, app, number, note)
+    return session.read.format("delta").load(table.uri).select(*map(_quoted, given)).limit(0)
 
 
 def restore(session: SparkSession, place: Place, version: int, note: str) -> None:
     """Bring a table back to a version with Delta's RESTORE, or to no rows: `NO_TABLE`."""
-    from delta.tables import DeltaTable
-
-    from spark_abs.session import apply_storage_conf
-
-    own = session.newSession()
-    apply_storage_conf(own, place.storage)
-    own.conf.set(_USER_METADATA, note)
-    table = DeltaTable.forPath(own, place.uri)
+    own = _session(session, place)
+    own.conf.set(f"{_CONF}.commitInfo.userMetadata", note)
+    table = _table(own, place)
     if version == NO_TABLE:
         table.delete()
     else:
         table.restoreToVersion(version)
 
 
-def _write(frame: DataFrame, uri: str, app: str, number: int, note: str) -> None:
+def create(session: SparkSession, place: Place, schema: StructType, delta: Delta) -> None:
+    """Create a table that has partitions or clusters, if there is none."""
+    from delta.tables import DeltaTable
+
+    builder = DeltaTable.createIfNotExists(_session(session, place)).location(place.uri).addColumns(schema)
+    if delta.partition_by:
+        builder = builder.partitionedBy(*delta.partition_by)
+    if delta.cluster_by:
+        builder = builder.clusterBy(*delta.cluster_by)
+    builder.execute()
+
+
+def add_columns(session: SparkSession, place: Place, fields: Sequence[StructField]) -> None:
+    """Add columns to a table, all of them null in the rows that are there."""
+    from pyspark.sql.types import StructType
+
+    none = _session(session, place).createDataFrame([], StructType(list(fields)))
+    none.write.format("delta").mode("append").option("mergeSchema", "true").save(place.uri)
+
+
+def clusters(session: SparkSession, place: Place) -> Sequence[str]:
+    """Return the columns by which a table has liquid clustering."""
+    found = _table(_session(session, place), place).detail().select("clusteringColumns").head()
+    return list(found[0]) if found is not None else []
+
+
+def _session(session: SparkSession, place: Place) -> SparkSession:
+    """Return a session whose settings are those of one write."""
+    from spark_abs.session import apply_storage_conf
+
+    own = session.newSession()
+    apply_storage_conf(own, place.storage)
+    return own
+
+
+def _table(session: SparkSession, place: Place) -> DeltaTable:
+    from delta.tables import DeltaTable
+
+    return DeltaTable.forPath(session, place.uri)
+
+
+def _quoted(column: str) -> str:
+    return f"`{column.replace('`', '``')}`"
+
+
+def _write(frame: DataFrame, place: Place, mode: str, stamp: Stamp) -> None:
     (
         frame.write.format("delta")
-        .mode("append")
-        .option("txnAppId", app)
-        .option("txnVersion", str(number))
-        .option("userMetadata", note)
-        .save(uri)
+        .mode(mode)
+        .option("txnAppId", stamp.app)
+        .option("txnVersion", str(stamp.number))
+        .option("userMetadata", stamp.note)
+        .save(place.uri)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -31,6 +31,7 @@ def undoing(table: Table, version: Version, own: Own) -> Commit:
     for _, commit in commits_since(table, version):
         if commit is not None and commit.data_change:
             who = own.author(commit, table.uri)
+            _refuse_entangled(table, version, [p for p in commit.removed if added.get(p, who) is not who])
             added |= {file.path: who for file in commit.adds}
             removed |= dict.fromkeys(commit.removed, who)
     new, gone = now.keys() - then.keys(), then.keys() - now.keys()
@@ -40,6 +41,17 @@ def undoing(table: Table, version: Version, own: Own) -> Commit:
         adds=[AddFile(path, then[path], _statistics(table, path)) for path in back],
         removes=sorted(path for path in new if added[path] is not Who.ROOT),
     )
+
+
+def _refuse_entangled(table: Table, version: Version, paths: Sequence[str]) -> None:
+    """Refuse where one has rewritten the rows that another had added, as a merge or an overwrite does."""
+    if paths:
+        raise Refused(
+            f"{table.uri}: another root has written to it since version {version}, and one has rewritten "
+            f"rows of the other: rows of both are in one file or gone with it ({paths[0]}), and cannot be "
+            "told apart. Stop the other job and restore it to a checkpoint before that, or give each job a "
+            "table of its own"
+        )
 
 
 def _refuse_rewritten(table: Table, version: Version, paths: Iterable[str]) -> None:

@@ -139,6 +139,7 @@ def _sinks(
     for sink in attached:
         if sink.stage == stage and sink.version is None:
             with suppress(FileNotFoundError):
-                table = DeltaSink(ctx.root, sink.table, ctx.writer(stage, sink.sink), ctx.run, session)
+                writer = ctx.writer(stage, sink.sink)
+                table = DeltaSink(ctx.root, sink.table, writer, ctx.run, session, sink.key, sink.overwrites)
                 found[table.uri] = table
     return found

@@ -166,7 +166,8 @@ class Outputs:
         named = () if self.channels else given.named
         for sink, table in self._tables:
             files = given.files.get(table.uri)
-            plans = self._plans(table, facts) if files is not None and files.written.files else ()
+            commits = files is not None and bool(files.written.files or table.overwrites)
+            plans = self._plans(table, facts) if commits else ()
             if table.commit_batch(files, facts.batch, plans, named) is not None:
                 named = ()
             self._ctx.failpoint(f"batch.{self._spec.name}.commit-{sink.name}.after")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
-from spark_abs.model import OutputMode, checked_name
+from spark_abs.model import RowOutputMode, checked_name
 from spark_abs.quantities import duration_ms
 from spark_abs.state.batches import BatchFunction, per_batch
 from spark_abs.state.declared import NOTHING, declaring
@@ -45,7 +45,7 @@ def map_groups_with_state(
     timeout: TimeoutName = "none",
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
-    output_mode: OutputMode = "append",
+    output_mode: RowOutputMode = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
@@ -105,7 +105,7 @@ def flat_map_groups_with_state(
     timeout: TimeoutName = "none",
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
-    output_mode: OutputMode = "append",
+    output_mode: RowOutputMode = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
@@ -128,7 +128,7 @@ def map_batches_with_state(
     timeout: TimeoutName = "none",
     ttl: str | None = None,
     key_groups: int = KEY_GROUPS,
-    output_mode: OutputMode = "append",
+    output_mode: RowOutputMode = "append",
     renamed: Renamed | None = None,
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
@@ -161,7 +161,7 @@ def _stateful(
     timeout: TimeoutName,
     ttl: str | None,
     key_groups: int,
-    output_mode: OutputMode,
+    output_mode: RowOutputMode,
     renamed: Renamed | None,
     defaults: Mapping[str, object] | None,
     dropped: str | Sequence[str],
@@ -171,7 +171,7 @@ def _stateful(
     from spark_abs.state.processor import Processor
 
     spark, declared = frame.sparkSession, declaring()
-    if output_mode not in get_args(OutputMode):
+    if output_mode not in get_args(RowOutputMode):
         raise UsageError(f"output_mode {output_mode!r} is neither 'append' nor 'update'")
     if timeout not in list(Timeout):
         raise UsageError(f"timeout {timeout!r} is not one of {', '.join(Timeout)}")

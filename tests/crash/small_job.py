@@ -54,12 +54,14 @@ def declare(
     in_python: bool = False,
     through: bool = False,
     outside: bool = False,
+    kinds: bool = False,
 ) -> spark_abs.Job:
     """Declare the job below `base`: `input/` is read, `root/` and one directory a table are written.
 
     `config` holds settings by area, as in YAML; `in_python` lets a Python function keep the totals; `through`
     puts a stage between the source and the join, and a reader beside it; `outside` sends what arrives and the
-    totals, to PostgreSQL, to tables in the schema that is called like `base`.
+    totals, to PostgreSQL, to tables in the schema that is called like `base`; `kinds` writes the
+    totals to a table by key, too, and all of them with every batch to one that is partitioned.
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config)
     job.failpoint = failpoint
@@ -86,4 +88,8 @@ def declare(
         job.sink("sent", events, postgres=spark_abs.Postgres("sent", schema=base.name))
         last = spark_abs.Postgres("last", schema=base.name, mode="upsert", key=("key",), history=True)
         job.sink("last", summed, postgres=last)
+    if kinds:
+        every = job.stage("every", [paired], totals, shuffle_partitions=1, output_mode="complete")
+        job.sink("merged", summed, table=spark_abs.Delta(str(base / "merged"), key="key", cluster_by="key"))
+        job.sink("every", every, table=spark_abs.Delta(str(base / "every"), partition_by="key"))
     return job

@@ -16,6 +16,7 @@ from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Vers
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.create import ensure_sink
 from spark_abs.sinks.delta import DeltaSink
+from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -58,7 +59,7 @@ def sink(spark: SparkSession, root: Root, uri: str) -> Open:
 def create(spark: SparkSession, uri: str, kind: str) -> None:
     """Create the table as its owner would."""
     if kind == "plain":
-        ensure_sink(Place(uri), NUMBERS)
+        ensure_sink(Place(uri), NUMBERS, Delta(uri), spark)
         return
     spark.sql(
         f"""create table delta.`{uri}` (id bigint generated always as identity, n bigint not null)
@@ -267,7 +268,7 @@ def test_a_frame_that_does_not_fit_is_refused_by_column(spark: SparkSession, uri
     create(spark, uri, "plain")
     wrong = t.StructType([t.StructField("n", t.IntegerType()), t.StructField("m", t.LongType())])
     with pytest.raises(UsageError, match=r"m: missing in the table, bigint in the query\n  n: bigint in"):
-        ensure_sink(Place(uri), wrong)
+        ensure_sink(Place(uri), wrong, Delta(uri), spark)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from spark_abs.job import Job
 from spark_abs.model import ChannelId, StageId
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.plan.specs import Stage
+from spark_abs.sinks.delta_options import Delta
 from tests.job_support import checked
 
 
@@ -99,9 +100,21 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
         lambda job: job.source("s", rate(job), outputs={"main": lambda batch: batch}),
         "output 'main' is the stage's own frame",
     ),
-    "complete mode": (
-        lambda job: job.stage("s", [source(job)], counted, output_mode="complete"),  # type: ignore[arg-type]
-        "stage 's': output mode 'complete' is not supported",
+    "an unknown output mode": (
+        lambda job: job.stage("s", [source(job)], counted, output_mode="all"),  # type: ignore[arg-type]
+        "stage 's': output mode 'all' is not one of append, update, complete",
+    ),
+    "complete mode before another stage": (
+        lambda job: job.stage("t", [job.stage("s", [source(job)], counted, output_mode="complete")], counted),
+        "stage 's' has the output mode 'complete', and its output 'main' goes on to a stage",
+    ),
+    "complete mode before a table with a key": (
+        lambda job: job.sink(
+            "out",
+            job.stage("s", [source(job)], counted, output_mode="complete"),
+            table=Delta("out", key="value"),
+        ),
+        "sink 'out' has a key, and stage 's' the output mode 'complete'",
     ),
     "an unknown provider": (
         lambda job: job.source("s", rate(job), state_provider="redis"),  # type: ignore[arg-type]

@@ -79,6 +79,7 @@ PUBLIC = {
     "ConfigError",
     "Current",
     "DamageError",
+    "Delta",
     "Edit",
     "Fenced",
     "GraphError",

@@ -15,7 +15,7 @@ def declared(spark: SparkSession, clicks: DataFrame) -> None:
     spark_abs.Job("shop", root="/r", spark=spark, tolerable_failures="any")  # E: arg-type
     spark_abs.Job("shop", root="/r", spark=spark, max_concurrent="2")  # E: arg-type
     job = spark_abs.Job("shop", root="/r", spark=spark)
-    source = job.source("clicks", clicks, output_mode="complete")  # E: arg-type
+    source = job.source("clicks", clicks, output_mode="all")  # E: arg-type
     job.source("orders", clicks, state_provider="redis")  # E: arg-type
     job.stage("match", [source, "orders"], lambda a, b: a)  # E: list-item
     job.stage("match", [source], lambda a: a, begin="latest")  # E: arg-type

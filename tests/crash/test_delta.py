@@ -1,0 +1,48 @@
+"""A job is killed before and behind the commits of Delta tables that are merged and overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.crash.facts import check, check_complete
+from tests.crash.jobs import Small
+from tests.crash.process import DriverProcess
+
+pytestmark = pytest.mark.timeout(900)
+
+POINTS = (
+    "batch.tail.files.after@later",
+    "batch.tail.commit-merged.after@later",
+    "batch.every.files.after@later",
+    "batch.every.commit-every.after@later",
+)
+
+
+def test_killed_between_the_commits_of_tables_and_started_again(first: DriverProcess, tmp_path: Path) -> None:
+    jobs = {point: Small(tmp_path / str(number)) for number, point in enumerate(POINTS)}
+    for job in jobs.values():
+        job.feed()
+    with DriverProcess(tmp_path / "killed") as doomed:
+        doomed.wait_ready()
+        lives = ({"base": str(job.base), "points": [point], "kinds": True} for point, job in jobs.items())
+        doomed.start(*lives, then="kill")
+
+        def feed() -> None:
+            for job in jobs.values():
+                job.feed()
+
+        doomed.wait_for_end("the end at a commit", feed)
+        assert [doomed.at(job.base) for job in jobs.values()] == [[point] for point in POINTS], doomed.told
+
+    for job in jobs.values():
+        check(job.base)
+        job.finish(first, kinds=True)
+        check_complete(job.base, job.files)
+        expected = newest_totals(job)
+        for table in ("merged", "every"):
+            rows = DeltaTable(str(job.base / table)).to_pyarrow_table().to_pylist()
+            assert {row["key"]: (row["n"], row["total"]) for row in rows} == expected, table
+            assert len(rows) == len(expected)

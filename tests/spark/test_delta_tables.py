@@ -1,0 +1,177 @@
+"""Delta tables that are merged, overwritten, laid out, or get columns; every batch once, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql import types as t
+
+from spark_abs.errors import Refused, UsageError
+from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Version
+from spark_abs.sinks.changes import Own
+from spark_abs.sinks.create import check_sink, ensure_sink
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.sinks.delta_options import Delta
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+
+NARROW = t.StructType([t.StructField("key", t.StringType()), t.StructField("part", t.IntegerType())])
+SCHEMA = t.StructType([*NARROW.fields, t.StructField("n", t.LongType())])
+LAYOUTS = [{}, {"partition_by": "part"}, {"cluster_by": "key"}]
+JOB = "job"
+Rows = list[tuple[str | None, int, int]]
+Make = Callable[..., DeltaSink]
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+@pytest.fixture
+def make(spark: SparkSession, tmp_path: Path, uri: str) -> Make:
+    """Open the table as a sink of a root, attempt and run."""
+
+    def opened(
+        delta: Delta, attempt: int = 1, run: int = 1, root: str = "a", overwrites: bool = False
+    ) -> DeltaSink:
+        ensure_sink(Place(uri), SCHEMA, delta, spark)
+        writer = SinkWriter(JOB, root, StageId("s"), "out", AttemptId(attempt))
+        place = Root(str(tmp_path / root))
+        return DeltaSink(place, uri, writer, RunId(run), lambda: spark, tuple(delta.key), overwrites)
+
+    return opened
+
+
+def put(spark: SparkSession, sink: DeltaSink, number: int, rows: Rows) -> bool | None:
+    """Write and commit a batch; say whether its commit is new, None if there is none."""
+    batch = BatchId(number)
+    standing = sink.commit_batch(sink.write_files(spark.createDataFrame(rows, SCHEMA), batch), batch)
+    return None if standing is None else standing.fresh
+
+
+def rows(uri: str, version: int | None = None) -> Rows:
+    table = DeltaTable(uri, version=version).to_pyarrow_table().to_pylist()
+    found = [(row["key"], row["part"], row["n"]) for row in table]
+    return sorted(found, key=lambda row: (row[0] or "", *row[1:]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_batches_are_merged_by_key_once(
+    spark: SparkSession, uri: str, make: Make, layout: dict[str, str]
+) -> None:
+    """Rows take the place of those of their key, a repeat changes nothing, a restore brings back what was."""
+    delta = Delta(uri, key="key", **layout)  # type: ignore[arg-type]
+    sink = make(delta)
+    sink.begin()
+    assert put(spark, sink, 0, [("a", 1, 1), (None, 1, 2)]) is True
+    assert put(spark, sink, 1, [("a", 2, 10), ("b", 1, 3)]) is True
+    assert put(spark, sink, 1, [("a", 2, 10), ("b", 1, 3)]) is False  # killed behind the commit, and repeated
+    assert put(spark, sink, 2, []) is None
+    cut = sink.version_at(BatchId(2))
+    assert put(spark, sink, 3, [(None, 1, 20), ("b", 1, 30)]) is True
+    assert rows(uri) == [(None, 1, 20), ("a", 2, 10), ("b", 1, 30)]
+
+    back = make(delta, attempt=2, run=2)
+    back.fence([SinkWriter(JOB, "a", StageId("s"), "out", AttemptId(1)).app])
+    done = back.restore_to(cut, Own(JOB, "a", frozenset()))
+    assert back.restore_to(cut, Own(JOB, "a", frozenset())) == done
+    assert rows(uri) == [(None, 1, 2), ("a", 2, 10), ("b", 1, 3)]
+    back.begin()
+    assert put(spark, back, 3, [("b", 1, 31)]) is True
+    assert rows(uri) == [(None, 1, 2), ("a", 2, 10), ("b", 1, 31)]
+
+
+def test_two_rows_of_a_key_in_a_batch_are_refused(spark: SparkSession, uri: str, make: Make) -> None:
+    sink = make(Delta(uri, key=["key", "part"]))
+    sink.begin()
+    with pytest.raises(UsageError, match=r"a batch has 2 rows of one key \(key='a', part=1\)"):
+        put(spark, sink, 0, [("a", 1, 1), ("a", 1, 2), ("a", 2, 3)])
+    assert rows(uri) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_batches_take_the_place_of_all_rows(
+    spark: SparkSession, uri: str, make: Make, layout: dict[str, str]
+) -> None:
+    """Also one without rows; every cut is a version."""
+    sink = make(Delta(uri, **layout), overwrites=True)  # type: ignore[arg-type]
+    sink.begin()
+    assert put(spark, sink, 0, [("a", 1, 1), ("b", 1, 2)]) is True
+    assert put(spark, sink, 1, [("a", 1, 3)]) is True
+    assert put(spark, sink, 1, [("a", 1, 3)]) is False
+    assert put(spark, sink, 2, []) is True
+    assert put(spark, sink, 2, []) is False
+    assert [rows(uri, sink.version_at(BatchId(batch))) for batch in (0, 1, 2)] == [
+        [("a", 1, 1), ("b", 1, 2)],
+        [("a", 1, 3)],
+        [],
+    ]
+    back = make(Delta(uri, **layout), attempt=2, run=2, overwrites=True)  # type: ignore[arg-type]
+    back.restore_to(sink.version_at(BatchId(1)), Own(JOB, "a", frozenset()))
+    assert rows(uri) == [("a", 1, 3)]
+
+
+def test_a_table_is_made_as_the_sink_says(spark: SparkSession, uri: str) -> None:
+    ensure_sink(Place(uri), SCHEMA, Delta(uri, partition_by=["part"]), spark)
+    assert DeltaTable(uri).metadata().partition_columns == ["part"]
+    ensure_sink(Place(uri), SCHEMA, Delta(uri), spark)  # another start that does not say it
+    with pytest.raises(UsageError, match="is partitioned by part, and the sink says by key"):
+        check_sink(Place(uri), SCHEMA, Delta(uri, partition_by="key"), spark)
+    with pytest.raises(UsageError, match="is clustered by nothing, and the sink says by key"):
+        check_sink(Place(uri), SCHEMA, Delta(uri, cluster_by="key"), spark)
+    with pytest.raises(UsageError, match="key names nothing, which the output does not have"):
+        check_sink(Place(uri), SCHEMA, Delta(uri, key="nothing"), spark)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_columns_are_added_only_where_that_is_said(
+    spark: SparkSession, uri: str, make: Make, layout: dict[str, str]
+) -> None:
+    """The rows that are there have nulls; a restore behind the change has the older columns or nulls."""
+    ensure_sink(Place(uri), NARROW, Delta(uri, **layout), spark)  # type: ignore[arg-type]
+    spark.createDataFrame([("a", 1)], NARROW).write.format("delta").mode("append").save(uri)
+    version = DeltaTable(uri).version()
+    with pytest.raises(UsageError, match="n: missing in the table, bigint in the query"):
+        check_sink(Place(uri), SCHEMA, Delta(uri), spark)
+    delta = Delta(uri, evolve=True, **layout)
+    check_sink(Place(uri), SCHEMA, delta, spark)
+    assert DeltaTable(uri).version() == version  # a check writes nothing
+    sink = make(delta)
+    sink.begin()
+    put(spark, sink, 0, [("b", 1, 2)])
+    assert DeltaTable(uri).to_pyarrow_table().sort_by("key").to_pylist() == [
+        {"key": "a", "part": 1, "n": None},
+        {"key": "b", "part": 1, "n": 2},
+    ]
+    back = make(delta, attempt=2, run=2)
+    back.restore_to(Version(version), Own(JOB, "a", frozenset()))
+    assert DeltaTable(uri).to_pyarrow_table().select(["key", "part"]).to_pylist() == [{"key": "a", "part": 1}]
+
+
+def test_a_restore_is_refused_where_one_root_has_rewritten_rows_of_another(
+    spark: SparkSession, uri: str, make: Make
+) -> None:
+    """Of rows that each keeps in files of its own it takes back only its own."""
+    first, second = make(Delta(uri, key="key")), make(Delta(uri, key="key"), root="b")
+    first.begin()
+    second.begin()
+    cut = first.version_at(BatchId(0))
+    put(spark, first, 0, [("a", 1, 1)])
+    put(spark, second, 0, [("b", 1, 2)])
+    own = Own(JOB, "a", frozenset())
+    make(Delta(uri, key="key"), attempt=2, run=2).restore_to(cut, own)
+    assert rows(uri) == [("b", 1, 2)]
+
+    third = make(Delta(uri, key="key"), attempt=2, run=3)
+    third.begin()
+    cut = third.version_at(BatchId(0))
+    put(spark, third, 1, [("b", 1, 3)])  # a row that the other root has written
+    put(spark, second, 1, [("b", 1, 4)])
+    with pytest.raises(Refused, match="one has rewritten rows of the other"):
+        make(Delta(uri, key="key"), attempt=3, run=4).restore_to(cut, own)
+    assert rows(uri) == [("b", 1, 4)]
