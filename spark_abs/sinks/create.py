@@ -36,7 +36,7 @@ def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSe
             delta_spark_writer.create(session, place, plain, delta)
         table = Table.ensure(place, delta_schema(schema), {})
     if delta.evolve and (lacking := _lacking(table, plain)):
-        delta_spark_writer.add_columns(session, place, [f for f in plain.fields if f.name in lacking])
+        delta_spark_writer.add_columns(session, table, [f for f in plain.fields if f.name in lacking])
         table = Table.open(place)
     _check(table, schema, delta, session)
     return table.id

@@ -37,8 +37,11 @@ def append(frame: DataFrame, place: Place, stamp: Stamp) -> None:
 
 
 def overwrite(frame: DataFrame, place: Place, stamp: Stamp) -> None:
-    """Let rows take the place of all that are there."""
-    _write(frame, place, "overwrite", stamp)
+    """Let rows take the place of all that are there.
+
+    Under a condition that all rows meet: an overwrite without one would end the table's clustering.
+    """
+    _write(frame, place, "overwrite", stamp, replaceWhere="true")
 
 
 def merge(frame: DataFrame, place: Place, key: Sequence[str], stamp: Stamp) -> None:
@@ -105,12 +108,12 @@ def create(session: SparkSession, place: Place, schema: StructType, delta: Delta
     builder.execute()
 
 
-def add_columns(session: SparkSession, place: Place, fields: Sequence[StructField]) -> None:
+def add_columns(session: SparkSession, table: Table, fields: Sequence[StructField]) -> None:
     """Add columns to a table, all of them null in the rows that are there."""
-    from pyspark.sql.types import StructType
+    from pyspark.sql import functions as F
 
-    none = _session(session, place).createDataFrame([], StructType(list(fields)))
-    none.write.format("delta").mode("append").option("mergeSchema", "true").save(place.uri)
+    none = no_rows(session, table).withColumns({f.name: F.lit(None).cast(f.dataType) for f in fields})
+    none.write.format("delta").mode("append").option("mergeSchema", "true").save(table.uri)
 
 
 def clusters(session: SparkSession, place: Place) -> Sequence[str]:
@@ -138,10 +141,11 @@ def _quoted(column: str) -> str:
     return f"`{column.replace('`', '``')}`"
 
 
-def _write(frame: DataFrame, place: Place, mode: str, stamp: Stamp) -> None:
+def _write(frame: DataFrame, place: Place, mode: str, stamp: Stamp, **options: str) -> None:
     (
         frame.write.format("delta")
         .mode(mode)
+        .options(**options)
         .option("txnAppId", stamp.app)
         .option("txnVersion", str(stamp.number))
         .option("userMetadata", stamp.note)

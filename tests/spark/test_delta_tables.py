@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
+import spark_abs
 from spark_abs.errors import Refused, UsageError
 from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Version
 from spark_abs.sinks.changes import Own
@@ -18,6 +20,7 @@ from spark_abs.sinks.delta import DeltaSink
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
+from tests.job_support import Feed
 
 NARROW = t.StructType([t.StructField("key", t.StringType()), t.StructField("part", t.IntegerType())])
 SCHEMA = t.StructType([*NARROW.fields, t.StructField("n", t.LongType())])
@@ -175,3 +178,46 @@ def test_a_restore_is_refused_where_one_root_has_rewritten_rows_of_another(
     with pytest.raises(Refused, match="one has rewritten rows of the other"):
         make(Delta(uri, key="key"), attempt=3, run=4).restore_to(cut, own)
     assert rows(uri) == [("b", 1, 4)]
+
+
+def test_a_job_goes_back_with_tables_of_all_kinds(spark: SparkSession, tmp_path: Path) -> None:
+    """Appended, merged and overwritten tables are at one cut, go back to it, and come out as before."""
+    feed, root = Feed(spark, tmp_path / "in", "id long"), str(tmp_path / "root")
+    tables = {name: str(tmp_path / name) for name in ("rows", "merged", "all")}
+
+    def count(frame: DataFrame) -> DataFrame:
+        return frame.groupBy((F.col("id") % 3).alias("key")).agg(F.count("*").alias("n"))
+
+    def job() -> spark_abs.Job:
+        made = spark_abs.Job("kinds", root=root, spark=spark, interval="1h")
+        numbers = made.source("numbers", feed.stream())
+        counts = made.stage("counts", [numbers], count, output_mode="update", shuffle_partitions=1)
+        every = made.stage("every", [numbers], count, output_mode="complete", shuffle_partitions=1)
+        made.sink("rows", numbers, table=tables["rows"])
+        made.sink("merged", counts, table=spark_abs.Delta(tables["merged"], key="key", cluster_by="key"))
+        made.sink("all", every, table=spark_abs.Delta(tables["all"], partition_by="key"))
+        return made
+
+    def require(upto: int) -> None:
+        ids = [row["id"] for row in DeltaTable(tables["rows"]).to_pyarrow_table().to_pylist()]
+        assert sorted(ids) == list(range(upto))
+        expected = {key: len(range(key, upto, 3)) for key in range(3)}
+        for name in ("merged", "all"):
+            found = DeltaTable(tables[name]).to_pyarrow_table().to_pylist()
+            assert sorted((row["key"], row["n"]) for row in found) == sorted(expected.items()), name
+
+    feed.write(*({"id": number} for number in range(4)))
+    job().start(available_now=True).await_termination()
+    feed.write(*({"id": number} for number in range(4, 7)))
+    run = job().start()
+    for stage in ("numbers", "counts", "every"):
+        run.query(stage).processAllAvailable()
+    run.stop(savepoint="before")
+    require(7)
+    feed.write(*({"id": number} for number in range(7, 12)))
+    job().start(available_now=True).await_termination()
+    require(12)
+    spark_abs.restore(root, "before", spark=spark)
+    require(7)
+    job().start(available_now=True).await_termination()
+    require(12)
