@@ -32,7 +32,7 @@ FENCED = 2**62
 """The transaction version that burns an application id for good."""
 
 RowOutputMode = Literal["append", "update"]
-OutputMode = RowOutputMode | Literal["complete"]
+OutputMode = Literal[RowOutputMode, "complete"]
 ProviderName = Literal["rocksdb", "hdfs"]
 
 MAIN_OUTPUT = "main"

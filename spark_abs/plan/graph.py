@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from typing import get_args
 
 from spark_abs.errors import GraphError
 from spark_abs.manifest import OperatorShape, SourceShape
@@ -12,7 +13,6 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, StageId, channel
 from spark_abs.plan.kafka import KafkaSource
 from spark_abs.protocol.loops import Loop, find_loops
 
-OUTPUT_MODES: tuple[OutputMode, ...] = ("append", "update", "complete")
 NOT_REPLAYABLE = frozenset(("socket", "memory"))
 """Native sources that cannot give the same rows again after a crash."""
 
@@ -211,10 +211,9 @@ def _unique(what: str, names: Sequence[str]) -> None:
 def _check_stage(stage: StageDecl) -> None:
     for output in stage.outputs:
         checked_name(output, f"output of stage {stage.name!r}")
-    if stage.output_mode not in OUTPUT_MODES:
-        raise GraphError(
-            f"stage {stage.name!r}: output mode {stage.output_mode!r} is not one of {', '.join(OUTPUT_MODES)}"
-        )
+    if stage.output_mode not in get_args(OutputMode):
+        known = ", ".join(get_args(OutputMode))
+        raise GraphError(f"stage {stage.name!r}: output mode {stage.output_mode!r} is not one of {known}")
     if not stage.forward and not stage.has_native:
         what = "nothing but feedback to read" if stage.inputs else "no streaming input"
         raise GraphError(f"stage {stage.name!r} has {what}")

@@ -37,7 +37,7 @@ class InputsSince:
     """What is read again from Kafka."""
 
 
-def inputs_since(root: Root, manifest: Manifest, state: ControlState) -> InputsSince:
+def inputs_since(root: Root, manifest: Manifest, state: ControlState, *, ask_kafka: bool) -> InputsSince:
     """Return what a restore to `manifest` has to read again.
 
     Known are those that the checkpoint's own attempt has read, and if it lies on the current path, the
@@ -54,7 +54,7 @@ def inputs_since(root: Root, manifest: Manifest, state: ControlState) -> InputsS
     }
     lost = sorted(path for path in set().union(*read.values()) if _is_gone(root, path))
     files = {stage: len(paths) for stage, paths in read.items() if paths}
-    return InputsSince(files, tuple(lost), kafka_inputs(manifest))
+    return InputsSince(files, tuple(lost), kafka_inputs(manifest) if ask_kafka else KafkaInputs())
 
 
 def _read_since(root: Root, stage: StageSnapshot, attempt: Attempt) -> Iterator[str]:

@@ -56,6 +56,7 @@ def prepare(
     shuffle_partitions: Wanted | None = None,
     sinks: Own = NO_SINKS,
     writing: bool = False,
+    ask_kafka: bool = True,
     dry_run: bool = False,
     progress: Progress = SILENT,
 ) -> Prepared:
@@ -72,6 +73,8 @@ def prepare(
         sinks: two-phase sinks of the user's own, by name.
         writing: copy the bytes while they are read, to where nothing uses them yet: for whoever carries the
             plan out at once. `Prepared.ahead` is then for them to move or to discard; `apply` does.
+        ask_kafka: ask the brokers for the records behind the checkpoint; a start, which knows the options of
+            its sources, asks by itself.
         dry_run: the plan is only shown, beside a run that is alive too.
         progress: told what is being looked at.
 
@@ -106,6 +109,7 @@ def prepare(
         shuffle_partitions,
         sinks,
         writing,
+        ask_kafka,
         dry_run,
         progress,
     )
@@ -142,6 +146,7 @@ class _Planner:
     shuffle_partitions: Wanted | None
     sinks: Own
     writing: bool
+    ask_kafka: bool
     dry_run: bool
     progress: Progress
 
@@ -154,7 +159,7 @@ class _Planner:
         facts = replace(
             gather(root, manifest, self.known, self.found.completed, attempt, state),
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
-            inputs=inputs_since(root, manifest, state),
+            inputs=inputs_since(root, manifest, state, ask_kafka=self.ask_kafka),
             alive=live_run(root, now_ms(), lease_timeout_ms()),
             outside=outside_facts(state, manifest, self.known, Branch(attempt, None), self.sinks),
         )

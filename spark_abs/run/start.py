@@ -177,6 +177,7 @@ def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: b
         native_root=job.resolved().native_root,
         sinks={s.name: s.outside for s in job.sinks if s.outside is not None},
         writing=True,
+        ask_kafka=False,
     )
     try:
         past = Past(job.root, Control.open(job.root).state, prepared.manifest)

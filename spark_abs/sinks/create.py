@@ -27,7 +27,7 @@ def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSe
     Raises:
         UsageError: the table cannot take the frame's rows; names every column that differs.
     """
-    check_sink(place, schema, delta, session)
+    _check_names(place, schema, delta)
     plain = plain_schema(schema)
     try:
         table = Table.open(place)
@@ -35,10 +35,11 @@ def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSe
         if delta.partition_by or delta.cluster_by:
             delta_spark_writer.create(session, place, plain, delta)
         table = Table.ensure(place, delta_schema(schema), {})
+    _check(table, schema, delta, session)
     if delta.evolve and (lacking := _lacking(table, plain)):
         delta_spark_writer.add_columns(session, table, [f for f in plain.fields if f.name in lacking])
         table = Table.open(place)
-    _check(table, schema, delta, session)
+        _check(table, schema, delta, session)  # another start may have added them with other types
     return table.id
 
 
@@ -48,6 +49,12 @@ def check_sink(place: Place, schema: StructType, delta: Delta, session: SparkSes
     Raises:
         UsageError: as `ensure_sink`.
     """
+    _check_names(place, schema, delta)
+    with suppress(FileNotFoundError):
+        _check(Table.open(place), schema, delta, session)
+
+
+def _check_names(place: Place, schema: StructType, delta: Delta) -> None:
     for what, columns in (
         ("key", delta.key),
         ("partition_by", delta.partition_by),
@@ -57,8 +64,6 @@ def check_sink(place: Place, schema: StructType, delta: Delta, session: SparkSes
             raise UsageError(
                 f"table {place}: {what} names {', '.join(unknown)}, which the output does not have"
             )
-    with suppress(FileNotFoundError):
-        _check(Table.open(place), schema, delta, session)
 
 
 def _check(table: Table, schema: StructType, delta: Delta, session: SparkSession) -> None:

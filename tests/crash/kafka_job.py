@@ -6,7 +6,7 @@
 
 Arguments: the number of a pipe on which it tells what happens, its scratch directory, the directory of
 everything, the brokers, and a prefix of all topics. Each line on stdin runs the job: `bounded`, `takeover`,
-`options` of the source.
+`options` of the source, `restart`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_abs
+from spark_abs.plan.specs import Restart
 from spark_abs.session import KAFKA
 from tests.crash.driver import Events, quick_session
 
@@ -58,10 +59,15 @@ def main() -> None:
     spark = quick_session(scratch, "local[2]", packages=[KAFKA])
     events.tell(ready=os.getpid())
 
-    def run(bounded: bool = False, takeover: bool = False, options: Mapping[str, str] | None = None) -> None:
+    def run(
+        bounded: bool = False,
+        takeover: bool = False,
+        options: Mapping[str, str] | None = None,
+        restart: Restart = "native",
+    ) -> None:
         try:
             job = declare(spark.newSession(), base, sys.argv[4], sys.argv[5], options or {})
-            started = job.start(available_now=bounded, takeover=takeover)
+            started = job.start(available_now=bounded, takeover=takeover, restart=restart)
             events.tell(base=str(base), started=started.id)
             started.await_termination()
         except Exception as error:  # noqa: BLE001 - the thread's edge: the test is told

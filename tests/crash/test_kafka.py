@@ -220,6 +220,14 @@ def test_a_restore_reads_again_and_says_which_records_are_gone(
         assert 'option("failOnDataLoss", "false")' in said
         assert relay.finish(driver, options={"failOnDataLoss": "false"}) == "", driver.message(relay.base)
 
+        # So they are when a start goes back to the newest checkpoint.
+        relay.feed(100)
+        _delete_before(broker, "back-in", _ends(broker, "back-in"))
+        assert relay.finish(driver, restart="checkpoint") == "Refused"
+        assert "and its records begin at" in driver.message(relay.base)
+        allowed = {"failOnDataLoss": "false"}
+        assert relay.finish(driver, restart="checkpoint", options=allowed) == "", driver.message(relay.base)
+
         # A topic of the same name is not the same topic.
         broker.drop("back-in")
         broker.make("back-in")

@@ -49,9 +49,11 @@ def test_only_what_was_read_since_the_checkpoint_and_is_gone_is_named(tmp_path: 
         input_file(tmp_path, number).unlink()
     root, state = Root(str(tmp_path / "root")), begin_job("job", 0)
     lost = [input_file(tmp_path, n).as_uri() for n in (4, 6)]
-    assert inputs_since(root, checkpoint(2), state) == InputsSince({StageId("events"): 5}, tuple(lost))
-    assert inputs_since(root, checkpoint(6), state) == InputsSince({StageId("events"): 1})
-    assert inputs_since(root, checkpoint(7), state) == InputsSince()
+    assert inputs_since(root, checkpoint(2), state, ask_kafka=True) == InputsSince(
+        {StageId("events"): 5}, tuple(lost)
+    )
+    assert inputs_since(root, checkpoint(6), state, ask_kafka=True) == InputsSince({StageId("events"): 1})
+    assert inputs_since(root, checkpoint(7), state, ask_kafka=True) == InputsSince()
 
 
 def test_the_current_attempt_is_asked_if_the_checkpoint_is_on_its_path(tmp_path: Path) -> None:
@@ -59,5 +61,7 @@ def test_the_current_attempt_is_asked_if_the_checkpoint_is_on_its_path(tmp_path:
     write_log(tmp_path, 2, first=0, until=5, compact=-1)
     input_file(tmp_path, 5).unlink()
     root = Root(str(tmp_path / "root"))
-    assert inputs_since(root, checkpoint(2), restored(to=3)).lost == (input_file(tmp_path, 5).as_uri(),)
-    assert inputs_since(root, checkpoint(2), restored(to=1)).lost == ()
+    assert inputs_since(root, checkpoint(2), restored(to=3), ask_kafka=True).lost == (
+        input_file(tmp_path, 5).as_uri(),
+    )
+    assert inputs_since(root, checkpoint(2), restored(to=1), ask_kafka=True).lost == ()
