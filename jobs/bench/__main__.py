@@ -22,6 +22,7 @@ from bench import (
     outside,
     overhead,
     recovery,
+    repeats,
     slow_consumer,
     starting,
     state_functions,
@@ -32,6 +33,7 @@ from bench.figures import Figure, save
 from bench.session import session
 
 RESULTS = Path(__file__).with_name("results.jsonl")
+_KILLS = 5
 console = Console(highlight=False)
 
 
@@ -49,6 +51,7 @@ def _groups(
         "overhead": lambda: overhead.figures(session(), base / "overhead", runs, console),
         "recovery": lambda: recovery.figures(base / "recovery", runs, console),
         "outside": lambda: outside.figures(session, base, runs, console),
+        "repeats": lambda: repeats.figures(session(), base / "repeats", _KILLS, console),
         "epochs": lambda: epochs.figures(session(), base / "epochs", many, console),
         "flink": lambda: flink.figures(session(), base / "flink", runs, console),
         "slow": lambda: slow_consumer.figures(session(), base, runs, console),
@@ -72,8 +75,8 @@ def main(
 ) -> None:
     """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
-    They are: commits, deciding, reading, disk, hop, start, wide, overhead, recovery, outside, epochs, flink,
-    slow, overtaking, functions, state, job.
+    They are: commits, deciding, reading, disk, hop, start, wide, overhead, recovery, outside, repeats,
+    epochs, flink, slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

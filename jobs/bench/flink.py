@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JARS = "FLINK_JARS"
-_FILES, _CLICKS, _ORDERS, _USERS = 100, 20_000, 5_000, 200_000
+_FILES, _CLICKS, _ORDERS, _USERS = 20, 20_000, 5_000, 200_000
 _OPENS = ("lang", "util", "net", "io", "nio", "time", "text", "lang.reflect", "util.concurrent")
 _CONF = """
 execution:

@@ -44,7 +44,8 @@ def _source(spark: SparkSession, directory: Path) -> DataFrame:
     return stream.option("maxFilesPerTrigger", 1).parquet(str(directory))
 
 
-def _records(rows: DataFrame) -> DataFrame:
+def records(rows: DataFrame) -> DataFrame:
+    """Make records of rows: the id is the key."""
     return rows.selectExpr("CAST(id AS string) AS key", "to_json(struct(*)) AS value")
 
 
@@ -54,7 +55,8 @@ def _job(rows: DataFrame, base: Path, **sink: str | spark_abs.Kafka) -> None:
     job.start(available_now=True).await_termination()
 
 
-def _bounded(rows: DataFrame, base: Path, **options: str) -> None:
+def bounded(rows: DataFrame, base: Path, **options: str) -> None:
+    """Take a stream to its end with Spark's own Kafka sink."""
     writer = rows.writeStream.option("checkpointLocation", str(base / "c")).options(**options)
     writer.format("kafka").trigger(availableNow=True).start().awaitTermination()
 
@@ -77,9 +79,9 @@ def figures(session: Callable[[], SparkSession], base: Path, runs: int, console:
         spark = session()
         config = spark_abs.Kafka(_TOPIC, bootstrap=broker.bootstrap)
         ways: dict[str, Way] = {
-            "kafka": lambda rows, place: _job(_records(rows), place, kafka=config),
-            "kafka_spark": lambda rows, place: _bounded(
-                _records(rows), place, topic=_TOPIC, **{"kafka.bootstrap.servers": broker.bootstrap}
+            "kafka": lambda rows, place: _job(records(rows), place, kafka=config),
+            "kafka_spark": lambda rows, place: bounded(
+                records(rows), place, topic=_TOPIC, **{"kafka.bootstrap.servers": broker.bootstrap}
             ),
             "postgres": lambda rows, place: _job(rows, place, postgres=_TABLE),
             "jdbc": lambda rows, place: _jdbc(rows, place, server),
