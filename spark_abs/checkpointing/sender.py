@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -69,6 +69,7 @@ class Sender:
         record: OutsideSink,
         path: Sequence[Branch],
         cuts: Iterable[Mark],
+        savepoints: Mapping[CheckpointId, str],
         owner: Owner,
         missed: Sequence[CheckpointId] = (),
     ) -> None:
@@ -80,6 +81,7 @@ class Sender:
             record: what `control/` says of it.
             path: what counts in the channel.
             cuts: the cuts of checkpoints that are complete.
+            savepoints: the names of those that are savepoints.
             owner: as whom.
             missed: checkpoints of a time when the job had the output and no sink or stage took it.
         """
@@ -88,7 +90,7 @@ class Sender:
         self._record, self._owner = record, owner
         self.floor = FIRST_ENTRY
         """The entry up to which no restore undoes anything, 0 if that is not known."""
-        self._cuts = list(cuts)
+        self._cuts, self._savepoints = list(cuts), dict(savepoints)
         self._committed: Mark | None = None
         self._known = False
         self._wake = threading.Condition()
@@ -148,9 +150,11 @@ class Sender:
         self._thread = threading.Thread(target=self._run, args=(on_failure,), name=name, daemon=True)
         self._thread.start()
 
-    def completed(self, cut: Mark) -> None:
-        """Hear of a checkpoint that is complete."""
+    def completed(self, cut: Mark, savepoint: str | None) -> None:
+        """Hear of a checkpoint that is complete, and of its name if it is a savepoint."""
         with self._wake:
+            if savepoint is not None:
+                self._savepoints[cut.checkpoint] = savepoint
             self._cuts.append(cut)
             self._wake.notify_all()
 
@@ -221,7 +225,8 @@ class Sender:
             self._sending.schema,
             lambda: ctx.failpoint(f"send.{name}.rows.after"),
         )
-        epoch = Epoch(self._owner, after, until, self.floor, first=self._committed is None)
+        savepoint = self._savepoints.get(until.checkpoint)
+        epoch = Epoch(self._owner, after, until, self.floor, self._committed is None, savepoint)
         ctx.failpoint(f"send.{name}.commit.before")
         try:
             self._sending.sink.commit(epoch, rows)

@@ -46,7 +46,7 @@ class Senders:
         """Hear of a checkpoint that is complete."""
         for sender in self._senders:
             for cut in cuts_of([manifest], sender.channel):
-                sender.completed(cut)
+                sender.completed(cut, manifest.name)
 
     def unsent(self, channel: ChannelId) -> tuple[Version, ...]:
         """Return how far each sink has read a channel, as credit counts it.
@@ -108,6 +108,7 @@ def open_senders(
         return Senders()
     state = control.state
     records = {record.sink: record for record in state.outside}
+    savepoints = {manifest.id: manifest.name for manifest in manifests if manifest.name is not None}
     found = []
     for sending in sendings:
         path = channel_path(state, sending.channel)
@@ -123,7 +124,7 @@ def open_senders(
         record = sending.record(first, before is not None and before.begun)
         owner = Owner(state.root, ctx.job, sending.name, ctx.run)
         missed = missed_by(state, record, manifests) if record.begun else ()
-        found.append(Sender(ctx, sending, record, path, cuts, owner, missed))
+        found.append(Sender(ctx, sending, record, path, cuts, savepoints, owner, missed))
         records[sending.name] = record
     try:
         for sender in found:

@@ -56,6 +56,8 @@ class Epoch:
     """No restore goes back behind this entry any more: what was kept to undo epochs up to it may go."""
     first: bool = False
     """Whether nothing was ever committed: the sink has no mark yet."""
+    savepoint: str | None = None
+    """The name of the savepoint that the epoch ends with, None if that is no savepoint."""
 
 
 def next_epochs(mark: Mark, cuts: Iterable[Mark], path: Sequence[Branch]) -> tuple[tuple[Mark, Mark], ...]:

@@ -52,6 +52,7 @@ from spark_abs.sinks.iceberg_mark import (
     mark_in,
     property_of,
     summary_of,
+    tag_of,
 )
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
@@ -264,6 +265,8 @@ class IcebergSink(TwoPhaseSink):
         with producer.fast_append() as append:
             for file in written:
                 append.append_data_file(file)
+        if epoch.savepoint is not None:  # behind the append: of two requirements on refs the first one counts
+            ManageSnapshots(making).create_tag(append.snapshot_id, tag_of(epoch)).commit()
         state = known.with_epoch(epoch, head, append.snapshot_id)
         making.set_properties({property_of(epoch.owner): to_json(state)})
         _commit_once(catalog, table, making)

@@ -65,6 +65,11 @@ def summary_of(owner: Owner) -> str:
     return f"{owner.root}/{owner.sink}"
 
 
+def tag_of(epoch: Epoch) -> str:
+    """Name the tag on the snapshot of a savepoint: no other sink, and no other root, has the same."""
+    return f"spark_abs_{epoch.savepoint}_{epoch.owner.sink}_{epoch.owner.root[:8]}"
+
+
 def mark_in(metadata: TableMetadata, owner: Owner) -> IcebergMark | None:
     """Read the mark of a sink, None if it has none.
 

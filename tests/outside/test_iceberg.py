@@ -56,13 +56,13 @@ class Sending:
     def __exit__(self, *_: object) -> None:
         self.sink.close()
 
-    def epoch(self, floor: int = 0) -> Epoch:
+    def epoch(self, floor: int = 0, savepoint: str | None = None) -> Epoch:
         number = 1 if self.mark is None else self.mark.checkpoint + 1
         before, first = self.mark or mark(0), self.mark is None
-        return Epoch(self.owner, before, mark(number), Version(10 * floor), first=first)
+        return Epoch(self.owner, before, mark(number), Version(10 * floor), first, savepoint)
 
-    def send(self, rows: Rows, floor: int = 0) -> None:
-        epoch = self.epoch(floor)
+    def send(self, rows: Rows, floor: int = 0, savepoint: str | None = None) -> None:
+        epoch = self.epoch(floor, savepoint)
         self.sink.commit(epoch, rows)
         self.mark = epoch.mark
 
@@ -131,6 +131,27 @@ def test_a_restore_goes_back_to_a_snapshot_and_keeps_the_abandoned_one(catalog: 
         assert ids(catalog) == [0, 1, 20]
         again.send(Some([21]))
         assert ids(catalog) == [0, 1, 20, 21]
+
+
+def test_a_savepoint_has_a_tag_which_stays(catalog: Catalog) -> None:
+    table, tag = catalog.create_table("shop.orders", SCHEMA), "spark_abs_release_sent_01234567"
+    with Sending() as sending:
+        sending.send(Some([0]))
+        sending.send(Some([1]), savepoint="release")
+        sending.send(Some([2]))
+        sending.back(1)
+        sending.send(Some([10]))
+    table.refresh()
+    assert [name for name, ref in table.refs().items() if "abandoned" not in name] == ["main", tag]
+    at_savepoint = table.scan(snapshot_id=table.refs()[tag].snapshot_id).to_arrow()["id"].to_pylist()
+    assert (sorted(at_savepoint), ids(catalog)) == ([0, 1], [0, 10])
+
+    # Two of one name: of a savepoint that was given up, and of the one that is there.
+    with Sending(run=2) as sending:
+        sending.send(Some([11]), savepoint="release")
+    table.refresh()
+    newest = table.scan(snapshot_id=table.refs()[tag].snapshot_id).to_arrow()["id"].to_pylist()
+    assert sorted(newest) == ids(catalog) == [0, 10, 11]
 
 
 def test_whoever_stands_where_the_branch_comes_back_to_commits_nothing(catalog: Catalog) -> None:

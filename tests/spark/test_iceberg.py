@@ -105,6 +105,10 @@ def test_rows_are_in_the_table_once_and_go_back_with_a_restore(
     assert [name for name in table.refs() if name.startswith("spark_abs_abandoned_")]
     start(declare(spark, root, feed), available_now=True).await_termination()
     assert ids(table) == list(range(12))
+    table.refresh()
+    (tagged,) = (ref for name, ref in table.refs().items() if name.startswith("spark_abs_early_lake_"))
+    rows = table.scan(snapshot_id=tagged.snapshot_id).to_arrow()["id"].to_pylist()
+    assert sorted(rows) == list(range(6))
 
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not [1 for data in written if SECRET.encode() in data]

@@ -14,7 +14,7 @@ from spark_abs.checkpointing import sender as module
 from spark_abs.checkpointing.sender import Sender, Sending
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
-from spark_abs.protocol.outside import Mark, Owner
+from spark_abs.protocol.outside import Epoch, Mark, Owner
 
 
 def mark(number: int) -> Mark:
@@ -30,7 +30,7 @@ class Cuts(list[Mark]):
     def __iter__(self) -> Iterator[Mark]:
         yield from super().__iter__()
         if self.told is None and self.sender.mark == mark(1):
-            self.told = threading.Thread(target=self.sender.completed, args=[mark(2)])
+            self.told = threading.Thread(target=self.sender.completed, args=[mark(2), "two"])
             self.told.start()
             self.told.join(0.2)  # without a lock it is done by now
 
@@ -39,16 +39,20 @@ def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
-    sink: Any = SimpleNamespace(commit=lambda *_: None)
+    epochs: list[Epoch] = []
+    sink: Any = SimpleNamespace(commit=lambda epoch, _: epochs.append(epoch))
     ctx: Any = SimpleNamespace(root=None, failpoint=lambda _: None)
     sent = Sending("sent", StageId("a"), "main", pa.schema([]), sink, "own", "")
     record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=True)
     owner = Owner("root", "job", "sent", RunId(1))
     path = [Branch(AttemptId(1), None)]
-    sender = Sender(ctx, sent, record, path, [], owner)
+    sender = Sender(ctx, sent, record, path, [], {CheckpointId(1): "one"}, owner)
     sender._cuts = cuts = Cuts([mark(1)])
     cuts.sender = sender
     sender._send_one(mark(0), mark(1))
     assert cuts.told is not None
     cuts.told.join()
     assert sender.waits
+    sender._send_one(mark(1), mark(2))
+    sender._send_one(mark(2), mark(3))
+    assert [epoch.savepoint for epoch in epochs] == ["one", "two", None]
