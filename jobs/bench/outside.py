@@ -1,4 +1,4 @@
-"""Sinks outside against Spark's own: Kafka against its Kafka sink, PostgreSQL against its JDBC writer.
+"""Sinks outside against Spark's own: Kafka against its sink, PostgreSQL against JDBC, Iceberg against Delta.
 
 Each takes the same rows from the same files. Ours are there once, behind checkpoints a second apart; those of
 Spark's sinks would be there again after a crash.
@@ -6,6 +6,7 @@ Spark's sinks would be there again after a crash.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -13,7 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from confluent_kafka import TopicPartition
+from deltalake import DeltaTable
+from pyiceberg.catalog import Catalog, load_catalog
 from pyspark.sql import functions as F
 from rich.console import Console
 
@@ -26,8 +30,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FILES, _ROWS = 10, 200_000
-_TOPIC, _TABLE = "bench", "bench"
+_TOPIC, _TABLE, _LAKE = "bench", "bench", "bench.rows"
 _CREATE = "DROP TABLE IF EXISTS bench; CREATE TABLE bench (id bigint, amount bigint, digest text)"
+
+_CATALOG = "BENCH_CATALOG"
+_SCHEMA = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("digest", pa.string())])
 
 Way = Callable[["DataFrame", Path], None]
 """Takes a stream of rows to its end; the directory is for whatever it keeps."""
@@ -49,7 +56,7 @@ def records(rows: DataFrame) -> DataFrame:
     return rows.selectExpr("CAST(id AS string) AS key", "to_json(struct(*)) AS value")
 
 
-def _job(rows: DataFrame, base: Path, **sink: str | spark_abs.Kafka) -> None:
+def _job(rows: DataFrame, base: Path, **sink: str | spark_abs.Kafka | spark_abs.Iceberg) -> None:
     job = spark_abs.Job("outside", root=str(base / "root"), spark=rows.sparkSession, interval="1s")
     job.sink("out", job.source("rows", rows), **sink)  # type: ignore[arg-type]
     job.start(available_now=True).await_termination()
@@ -77,25 +84,35 @@ def figures(session: Callable[[], SparkSession], base: Path, runs: int, console:
     with KafkaServer() as broker, PostgresServer() as server:
         os.environ.update(server.environment)
         spark = session()
+        lake = _catalog(base)
         config = spark_abs.Kafka(_TOPIC, bootstrap=broker.bootstrap)
-        ways: dict[str, Way] = {
-            "kafka": lambda rows, place: _job(records(rows), place, kafka=config),
-            "kafka_spark": lambda rows, place: bounded(
-                records(rows), place, topic=_TOPIC, **{"kafka.bootstrap.servers": broker.bootstrap}
+        table = spark_abs.Iceberg(_LAKE, catalog_env=_CATALOG)
+        ways: dict[str, tuple[Way, Callable[[], int]]] = {
+            "kafka": (lambda rows, place: _job(records(rows), place, kafka=config), lambda: _count(broker)),
+            "kafka_spark": (
+                lambda rows, place: bounded(
+                    records(rows), place, topic=_TOPIC, **{"kafka.bootstrap.servers": broker.bootstrap}
+                ),
+                lambda: _count(broker),
             ),
-            "postgres": lambda rows, place: _job(rows, place, postgres=_TABLE),
-            "jdbc": lambda rows, place: _jdbc(rows, place, server),
+            "postgres": (lambda rows, place: _job(rows, place, postgres=_TABLE), lambda: _rows(server)),
+            "jdbc": (lambda rows, place: _jdbc(rows, place, server), lambda: _rows(server)),
+            "iceberg": (
+                lambda rows, place: _job(rows, place, iceberg=table),
+                lambda: lake.load_table(_LAKE).scan().count(),
+            ),
+            "delta_spark": (_delta, lambda: DeltaTable(str(base / "outside" / "table")).count()),
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
         _write(spark, base / "rows")
         for turn in range(-1, runs):
-            for name, way in ways.items():
-                _empty(broker, server)
+            for name, (way, count) in ways.items():
+                _empty(broker, server, lake)
                 place, began = base / "outside", time.monotonic()
                 place.mkdir()
                 way(_source(spark, base / "rows"), place)
                 seconds = time.monotonic() - began
-                there = _count(broker) if name.startswith("kafka") else _rows(server)
+                there = count()
                 assert there == _FILES * _ROWS, f"{name}: {there} rows"
                 shutil.rmtree(place, ignore_errors=True)
                 console.print(f"outside, {name}: {there / seconds:.0f} rows a second")
@@ -105,10 +122,28 @@ def figures(session: Callable[[], SparkSession], base: Path, runs: int, console:
         yield figure(f"{name}_sink_rows", [_FILES * _ROWS / s for s in took[name]], "rows/s")
     yield figure("kafka_sink_vs_spark", ratios(took["kafka_spark"], took["kafka"]))
     yield figure("postgres_sink_vs_jdbc", ratios(took["jdbc"], took["postgres"]))
+    yield figure("iceberg_sink_vs_delta", ratios(took["delta_spark"], took["iceberg"]))
 
 
-def _empty(broker: KafkaServer, server: PostgresServer) -> None:
+def _delta(rows: DataFrame, base: Path) -> None:
+    writer = rows.writeStream.format("delta").option("checkpointLocation", str(base / "c"))
+    writer.trigger(availableNow=True).start(str(base / "table")).awaitTermination()
+
+
+def _catalog(base: Path) -> Catalog:
+    """Make a catalog, and tell the sink of it."""
+    settings = {"type": "sql", "uri": f"sqlite:///{base}/catalog.db", "warehouse": f"file://{base}/lake"}
+    os.environ[_CATALOG] = json.dumps(settings)
+    made = load_catalog("bench", **settings)
+    made.create_namespace("bench")
+    made.create_table(_LAKE, _SCHEMA)
+    return made
+
+
+def _empty(broker: KafkaServer, server: PostgresServer, lake: Catalog) -> None:
     server.run(_CREATE)
+    lake.purge_table(_LAKE)
+    lake.create_table(_LAKE, _SCHEMA)
     if _TOPIC not in broker.topics():
         broker.make(_TOPIC)
         return
