@@ -17,10 +17,11 @@ AbsError                      exit code 1
 │   ├── AttemptNotReady       a restore was begun and not finished
 │   └── CheckpointNotFound    no such checkpoint or savepoint on this root
 ├── CheckpointPending         exit code 4: no answer in time; it may still complete
-├── StageStopped              a batch that must not begin: its stage is being stopped in order
+├── StageStopped              a batch that must not begin: its stage is being stopped gracefully
 ├── CaptureIncomplete         files of a cut are missing: the stage declines the checkpoint
 ├── StaleCapture              a captured file was replaced before it was copied; capture again
 ├── Fenced                    this run or attempt was replaced; stop, write nothing
+│   └── TakenOver             another root has taken a table over
 ├── CommitConflict            somebody committed first; read again and decide again
 └── CommitStateUnknown        the store did not say whether a commit took place; do not guess
 """
@@ -128,7 +129,7 @@ class AbortReason(StrEnum):
     EXPIRED = "expired"
     """It was not complete when its timeout ended."""
     SUBSUMED = "subsumed"
-    """A newer barrier overtook it."""
+    """A newer barrier took its place."""
     ALIGNMENT_LIMIT = "alignment-limit"
     """More had queued up behind its barrier than the alignment limit allows."""
     DECLINED = "declined"

@@ -118,7 +118,7 @@ class Gate(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader; Spark makes one per process."""
         if threading.current_thread() is threading.main_thread():
-            # Ctrl-C on a terminal is for the driver, which stops in order; this process ends with its pipe.
+            # Ctrl-C on a terminal is for the driver, which stops gracefully; this process ends with its pipe.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         spec = self._spec()
         return GateReader(spec, schema, Root(spec.root, self.storage))

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     "--from",
     "to",
     metavar="ID|NAME|latest",
-    help="Compare with this one, as if the job had been restored to it.",
+    help="Compare with this checkpoint, as if the job had been restored to it.",
 )
-@click.option("--allow-non-restored-state", is_flag=True, help="As the argument of the job's start.")
+@click.option(
+    "--allow-non-restored-state", is_flag=True, help="As `allow_non_restored_state=True` in `Job.start`."
+)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def check(
     script: str, root: str, to: str | None, allow_non_restored_state: bool, args: tuple[str, ...]

@@ -15,7 +15,8 @@ from spark_abs.store.root import Root
 def forget(ctx: Context, root: Root, query: str) -> None:
     """Leave a wrapped query that is gone for good out of later checkpoints; its tables stay as they are.
 
-    Checkpoints carry the part of a query that does not run on, until it comes again or is forgotten.
+    While a query does not run, each checkpoint carries its last part over, until it runs again or is
+    forgotten.
     """
     done = forget_query(root, query, ctx.now_ms, ctx.pause)
     ctx.out.result(done, lambda out: out.line(f"query {query!r} is forgotten: no later checkpoint has it"))

@@ -31,7 +31,11 @@ from spark_abs.store.root import Root
     "`inputs` that are gone (their rows are lost), rows `outside` that cannot be taken back (they stay "
     "and are sent again); without a value: all. May be repeated.",
 )
-@click.option("--fallback", is_flag=True, help="If it is damaged, take the newest intact one before it.")
+@click.option(
+    "--fallback",
+    is_flag=True,
+    help="If that checkpoint is damaged, restore the newest intact one of the current path instead.",
+)
 @click.option(
     "--native-root",
     metavar="DIR",

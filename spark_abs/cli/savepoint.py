@@ -16,7 +16,9 @@ from spark_abs.store.root import Root
 @click.command
 @root_command
 @click.argument("name")
-@click.option("--timeout", metavar="DURATION", help="How long to wait, e.g. 5m; as long as the job runs.")
+@click.option(
+    "--timeout", metavar="DURATION", help="How long to wait, e.g. 5m; by default until the job ends."
+)
 def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:
     """Take a savepoint of the running job, and wait until it is complete.
 

@@ -12,16 +12,19 @@ from spark_abs.store.root import Root
 @click.command
 @root_command
 @click.option(
-    "--savepoint", "name", metavar="NAME", help="First take a savepoint, behind which nothing is processed."
+    "--savepoint",
+    "name",
+    metavar="NAME",
+    help="Take a savepoint first; nothing after its barrier is processed.",
 )
 @click.option(
     "--drain",
     is_flag=True,
-    help="Before the savepoint read no more, bring event time to its end and let out every window. Not for "
-    "going on with the same event time: rows that come later are late.",
+    help="Before the savepoint, stop the sources, advance the watermark to its end and emit every open "
+    "window. Not for resuming with the same event time: rows that come later count as late.",
 )
 def stop(ctx: Context, root: Root, name: str | None, drain: bool) -> None:
-    """Stop the running job in order, and wait until it has ended."""
+    """Stop the running job gracefully, and wait until it has ended."""
     with ctx.out.waiting("waiting for the job to stop" + (f" with savepoint {name!r}" if name else "")):
         answer, how = stop_run(root, name, drain, ctx.now_ms, ctx.pause)
     taken = f"; savepoint {name!r} is checkpoint {answer.checkpoint}" if name else ""

@@ -1,7 +1,8 @@
 """The stages of a job that was changed are made to go on.
 
-Nothing is changed before the comparison has let all stages pass. Then one commit of `control/` decides: what
-was written before it nobody looks for, and killed behind it the start goes on as of an unchanged job.
+Nothing is changed before the comparison has let all stages pass. Then one commit of `control/` decides: files
+written before it are ignored if it never comes; a start that is killed after it resumes as that of a job
+without changes.
 """
 
 from __future__ import annotations

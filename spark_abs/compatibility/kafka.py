@@ -57,7 +57,7 @@ def require_records(
         elif gone:
             raise Refused(
                 f"stage {stage!r} goes on with records that Kafka does not have: {'; '.join(gone)}. Restore "
-                'a later checkpoint; or read with .option("failOnDataLoss", "false") if they may be missing'
+                'a later checkpoint; or accept their loss: read with .option("failOnDataLoss", "false")'
             )
 
 

@@ -1,4 +1,4 @@
-"""A job goes on from a checkpoint: whether it is declared so that it can."""
+"""Whether a job, as it is declared, can continue from a checkpoint."""
 
 from __future__ import annotations
 

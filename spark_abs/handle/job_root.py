@@ -308,7 +308,7 @@ class JobRoot:
 
         Args:
             name: of the savepoint.
-            timeout: seconds to wait for it; None: as long as the job runs.
+            timeout: seconds to wait for it; None: until the job ends.
 
         Raises:
             UsageError: the name is no name.

@@ -87,7 +87,7 @@ def stop_run(
     now_ms: Callable[[], int],
     pause: Callable[[float], None],
 ) -> tuple[Command, str]:
-    """Stop the running job in order, and wait for its end; return its answer, and how it ended.
+    """Stop the running job gracefully, and wait for its end; return its answer, and how it ended.
 
     Raises:
         UsageError: the savepoint has no name that one can have, or a drain has none.
@@ -100,7 +100,7 @@ def stop_run(
     answer = ask_run(root, new_command(CommandKind.STOP, now_ms(), savepoint, drain=drain), now_ms, pause)
     how = _wait_for_end(root, now_ms, pause)
     if how is None:
-        raise Refused("the job was killed before it had stopped in order")
+        raise Refused("the job was killed before it had stopped gracefully")
     if how.startswith("failed"):
         raise Refused(f"the job {how}")
     return answer, how

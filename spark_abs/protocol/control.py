@@ -70,7 +70,7 @@ class CommandKind(StrEnum):
 
     SAVEPOINT = "savepoint"
     STOP = "stop"
-    """Stop in order; with a name, take an exact savepoint first, drained if asked."""
+    """Stop gracefully; with a name, take an exact savepoint first, drained if asked."""
     SET = "set"
     """Change settings until the run ends."""
     FORGET = "forget"

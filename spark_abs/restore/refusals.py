@@ -86,8 +86,9 @@ def lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool
     if not forced:
         raise Refused(
             f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
-            f"checkpoint, or say {forced_by(Force.INPUTS)} if they may be missing. To be rid of wrong input "
-            "files, put them back, restore, take them away, then start: so only they are missing"
+            f"checkpoint, or pass {forced_by(Force.INPUTS)} to accept their loss. If the files were bad and "
+            "were removed on purpose: put them back, restore, remove them again, then start the job; then "
+            "only their rows are missing"
         )
     return (f"{what}; their rows will be missing",)
 
@@ -103,8 +104,8 @@ def lost_records(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: boo
     what = f"checkpoint {checkpoint} goes on with records that Kafka does not have: {'; '.join(lost)}"
     if not forced:
         raise Refused(
-            f"{what}; their rows would be missing after the restore: go back to a later checkpoint, or say "
-            f"{forced_by(Force.INPUTS)} if they may be missing; the job then needs "
+            f"{what}; their rows would be missing after the restore: go back to a later checkpoint, or pass "
+            f"{forced_by(Force.INPUTS)} to accept their loss; the job then needs "
             '.option("failOnDataLoss", "false")'
         )
     return (f"{what}; their rows will be missing",)

@@ -99,8 +99,8 @@ class Drain:
                 )
             if stage.inputs and self.plans[stage.name].sources:
                 raise UsageError(
-                    f"stage {stage.name!r} reads a source of its own beside channels: where that ends, "
-                    "no drain can say; read it in a stage of its own, or stop without a drain"
+                    f"stage {stage.name!r} reads a native source beside its channels, and a drain "
+                    "cannot tell when that source ends; read it in a separate stage, or stop without a drain"
                 )
 
     def run(self, name: str, look: Callable[[], None]) -> None:

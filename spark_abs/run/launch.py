@@ -283,9 +283,9 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
 
 
 def before(given: Launch, stage: StageId) -> Before:
-    """Say what the records said that a repartitioning has not left in every partition.
+    """Return the watermark and the functions that a repartitioning may not have copied to every partition.
 
-    They may be missing in a later attempt, too: of a checkpoint before the next batch had ended.
+    They may be missing in a later attempt, too, if a checkpoint came before its first batch had ended.
     """
     ctx, path = given.ctx, given.control.state.lineage()
     attempt = path[-1]

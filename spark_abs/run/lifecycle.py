@@ -37,7 +37,7 @@ class Termination:
         return self._requested.is_set()
 
     def request(self) -> None:
-        """Ask for an end in order, without waiting."""
+        """Ask for a graceful end, without waiting."""
         self._requested.set()
 
     def fail(self, error: Exception) -> None:

@@ -22,7 +22,7 @@ class Guest:
 
     job: str
     stop: Callable[[], None]
-    """Asks it to stop in order; does not wait."""
+    """Asks it to stop gracefully; does not wait."""
     done: threading.Event
     timeout_s: float
     """How long it may take."""
@@ -34,7 +34,7 @@ _registered = False
 
 
 def attend(guest: Guest) -> None:
-    """Have a run stopped in order, and then the session that it used, when this process ends."""
+    """Have a run stopped gracefully, and then the session that it used, when this process ends."""
     global _registered
     with _registering:
         _guests[:] = [other for other in _guests if not other.done.is_set()] + [guest]

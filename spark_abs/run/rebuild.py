@@ -209,7 +209,7 @@ class Rebuilder:
         then = dict(snapshot.static_tables) if snapshot is not None else {}
         if facts.static_tables and then != dict(facts.static_tables):
             raise Refused(
-                "it reads tables that are not streams, and that they are as they were then is not recorded: "
+                "it reads static tables whose versions at that checkpoint were others or are not known: "
                 f"{', '.join(sorted(facts.static_tables))}"
             )
 

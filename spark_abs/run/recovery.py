@@ -157,4 +157,4 @@ def _told(end: StageEnd, decision: GiveUp) -> str:
     if not before:
         return said
     times = [f"  stage {f.stage!r} in batch {f.batch}: {one_line(f.cause)}" for f in before]
-    return "\n".join([said, f"{decision.why}; it came behind", *times])
+    return "\n".join([said, f"{decision.why}; failures before it that counted:", *times])

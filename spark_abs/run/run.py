@@ -136,7 +136,7 @@ class Run:
         return self._answer(self._running().change(settings), None).message
 
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
-        """Stop in order: every stage ends its batch. With a name, take an exact savepoint first.
+        """Stop gracefully: every stage ends its batch. With a name, take an exact savepoint first.
 
         After an exact savepoint nothing behind its barrier has been processed. If it is aborted, the job
         goes on and the reason is raised.
@@ -162,10 +162,11 @@ class Run:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the job ends, at most `timeout` seconds; say whether it has.
 
-        In the main thread of a script, SIGTERM and Ctrl-C stop the job in order meanwhile, unless the script
-        has a handler of its own. A second one, or `spark.abs.run.stopTimeout`, ends the process at once, with
-        128 and the signal's number as exit code. With `spark.abs.run.stopSavepoint` a savepoint is taken
-        first, if that takes no more than six tenths of the time: its name is that and the run's number.
+        In the main thread of a script, SIGTERM and Ctrl-C stop the job gracefully meanwhile, unless the
+        script has a handler of its own. A second one, or `spark.abs.run.stopTimeout`, ends the process at
+        once, with 128 and the signal's number as exit code. With `spark.abs.run.stopSavepoint` a savepoint is
+        taken first, if that takes no more than six tenths of the time: its name is that and the run's
+        number.
 
         Raises:
             StageFailed: a stage failed; names the stage, the batch and the cause.
@@ -185,7 +186,7 @@ class Run:
         attend(Guest(self._ctx.job, self.request_stop, termination.over, patience_s))
 
     def request_stop(self) -> None:
-        """Stop in order, without waiting."""
+        """Stop gracefully, without waiting."""
         self._termination.request()
 
     def _queries(self) -> dict[StageId, StreamingQuery]:

@@ -115,7 +115,7 @@ class RunningStage:
         self.start()  # 5
 
     def halt(self) -> None:
-        """Stop the query in order: its batch ends, one that was planned meanwhile is left to the next run."""
+        """Stop the query gracefully: its batch ends; one planned meanwhile is left to the next run."""
         runner, query = self.runner, self.query
         if query is None:
             return

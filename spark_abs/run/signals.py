@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while a script waits for its job: the first stops it in order, the second ends it."""
+"""SIGTERM and Ctrl-C while a script waits for its job: the first stops it gracefully, the second ends it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SignalledStop:
     Args:
         job: its name, for the log.
         timeout_ms: how long an orderly stop may take; then the process ends at once.
-        stop: stops the run in order; called once, from a thread of its own.
+        stop: stops the run gracefully; called once, from a thread of its own.
         end: ends the process at once with an exit code.
     """
 
@@ -72,7 +72,7 @@ class SignalledStop:
         if self._deadline is None:
             self._deadline = first + self._timeout_s
             log.info(
-                "job %s: %s, stopping in order within %g s; another signal ends it at once",
+                "job %s: %s, stopping gracefully within %g s; another signal ends it at once",
                 self._job,
                 signal.Signals(number).name,
                 self._timeout_s,

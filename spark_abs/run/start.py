@@ -155,8 +155,8 @@ def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> st
         return None
     if available_now:
         raise Refused(
-            f"the job is being drained, with savepoint {name!r}: start it without available_now, it goes on "
-            "with that and ends; or restore an earlier checkpoint"
+            f"the job is being drained, with savepoint {name!r}: start it without available_now: it finishes "
+            "the drain, takes the savepoint and ends; or restore an earlier checkpoint"
         )
     log.warning("job %s goes on with the drain that ends with savepoint %r", job.name, name)
     return name

@@ -14,7 +14,7 @@ _POLL_S = 0.05
 
 
 class StageStopped(AbsError):
-    """Raised at the entry of a batch that must not begin: the stage is being stopped in order."""
+    """Raised at the entry of a batch that must not begin: the stage is being stopped gracefully."""
 
 
 class BatchLock:
@@ -28,7 +28,7 @@ class BatchLock:
         self._busy = False
         self._stopping = False
         self.ended = False
-        """Whether the stage has ended in order."""
+        """Whether the stage has ended gracefully."""
         self._blocked_by: CheckpointId | None = None
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
@@ -71,7 +71,7 @@ class BatchLock:
     def agent(self) -> Iterator[bool]:
         """Enter as the agent; yields False if it is not its turn, or the stage is stopped. Never waits.
 
-        A stage that has ended in order still takes barriers, though no batch begins any more.
+        A stage that has ended gracefully still takes barriers, though no batch begins any more.
         """
         with self._change:
             mine = not self._busy and (self.ended or not self._stopping)
@@ -84,7 +84,7 @@ class BatchLock:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Enter when neither a batch nor the agent is at work; the stage has ended in order from then on."""
+        """Enter when neither batch nor agent is at work; the stage has ended gracefully from then on."""
         with self._change:
             self.await_quiet()
             self._busy = self.ended = True

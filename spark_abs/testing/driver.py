@@ -149,7 +149,7 @@ class Driver:
         return "coordinator" in self.actors
 
     def crash_stage(self, stage: StageId) -> bool:
-        """Kill one query and start it again, under the same run; False if it has stopped in order before."""
+        """Kill one query and start it again, under the same run; False if it has stopped gracefully."""
         if self.processes[stage].is_ending:
             return False
         self.run.handed = {(c, s) for c, s in self.run.handed if s != stage}

@@ -50,7 +50,7 @@ class Process:
 
     @property
     def is_ending(self) -> bool:
-        """Whether its query has stopped in order: it writes its end markers, or has."""
+        """Whether its query has stopped gracefully: it writes its end markers, or has."""
         return self.stage.id in self.run.ended or isinstance(self.at, Ending)
 
     def copy(self, run: Run) -> Process:

@@ -141,7 +141,7 @@ def test_it_runs_stops_and_starts_again_in_few_lines(tmp_path: Path) -> None:
         second.press_ctrl_c()
         assert second.wait_for_end() == 0, second.text
     assert "it goes on where attempt 1 was" in second.text
-    assert "SIGINT, stopping in order" in second.text
+    assert "SIGINT, stopping gracefully" in second.text
     assert "theirs job attribution: run 2 has ended: stopped" in second.text
     assert " INFO spark_abs." not in second.text  # nothing is said twice
     assert "Traceback" not in second.text
@@ -156,7 +156,7 @@ def test_a_second_signal_ends_all_processes_at_once(tmp_path: Path) -> None:
         write_input(tmp_path, "b")
         held.wait_for_file(tmp_path / "held")
         held.send(signal.SIGTERM)
-        held.wait_for("stopping in order within 3600 s")
+        held.wait_for("stopping gracefully within 3600 s")
         held.wait(lambda: re.search(r"it waits for .*totals \(batch", held.text) is not None)
         told = time.monotonic()
         held.wait(lambda: time.monotonic() > told + 1.1)  # signals that come closer together are one

@@ -76,5 +76,5 @@ def test_a_job_of_sources_and_stages_behind_them_can_be_drained() -> None:
 def test_what_ends_by_itself_or_reads_a_source_beside_channels_cannot() -> None:
     with pytest.raises(UsageError, match="a bounded run ends by itself"):
         drain(bounded=True).check()
-    with pytest.raises(UsageError, match="stage 'behind' reads a source of its own beside channels"):
+    with pytest.raises(UsageError, match="stage 'behind' reads a native source beside its channels"):
         drain(mixed=True).check()

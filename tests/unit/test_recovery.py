@@ -100,7 +100,7 @@ def test_who_gives_up_tells_all(watched: Watched) -> None:
         watched.fail(OSError("third"))
     assert str(told.value).splitlines() == [
         "stage 'pair' failed in batch 7: OSError: third",
-        "2 restarts were allowed; it came behind",
+        "2 restarts were allowed; failures before it that counted:",
         "  stage 'pair' in batch 7: OSError: first",
         "  stage 'tail' in batch 3: OSError: second",
     ]

@@ -52,7 +52,7 @@ def run(
 def test_the_first_stops_in_order_and_the_script_goes_on(first: str) -> None:
     ended = run(first=first, after="print('after')")
     assert (ended.returncode, ended.stdout.split("\n")) == (0, ["stop", "done True", "after", ""])
-    assert f"{first.removeprefix('signal.')}, stopping in order within 60 s" in ended.stderr
+    assert f"{first.removeprefix('signal.')}, stopping gracefully within 60 s" in ended.stderr
 
 
 def test_the_second_ends_it_at_once() -> None:

@@ -289,7 +289,7 @@ def test_input_that_would_be_read_again_and_is_gone_is_named_and_only_force_does
         Refused, match=r"since checkpoint 5 .*/in/0\.json.* and 2 more.*put the files back"
     ) as no:
         planned(started(), manifest(5), found)
-    assert "wrong input files, put them back, restore, take them away, then start" in str(no.value)
+    assert "put them back, restore, remove them again, then start the job" in str(no.value)
     plan = planned(started(), manifest(5), found, Force.INPUTS)
     assert plan.notes[-1].endswith("their rows will be missing")
     assert plan.steps == planned(started(), manifest(5), facts(), Force.INPUTS).steps
