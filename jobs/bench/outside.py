@@ -134,7 +134,7 @@ def _catalog(base: Path) -> Catalog:
     """Make a catalog, and tell the sink of it."""
     settings = {"type": "sql", "uri": f"sqlite:///{base}/catalog.db", "warehouse": f"file://{base}/lake"}
     os.environ[_CATALOG] = json.dumps(settings)
-    made = load_catalog("bench", **settings)
+    made = load_catalog("default", **settings)
     made.create_namespace("bench")
     made.create_table(_LAKE, _SCHEMA)
     return made
