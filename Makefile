@@ -34,10 +34,11 @@ test-all: venv $(VENV)/.classes $(VENV)/.broker
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
 	@echo "pytest" && $(PYTEST)
 
-# A Kafka broker and Spark's connector, fetched once, not in two tests at a time.
+# A Kafka broker, Spark's connector and a REST catalog of Iceberg, fetched once, not in two tests at a time.
 $(VENV)/.broker: $(VENV)/.jars
-	@echo "fetching a Kafka broker"
+	@echo "fetching a Kafka broker and a REST catalog"
 	@$(BIN)/python -m tests.outside.kafka_server >$@.log 2>&1 || { cat $@.log; exit 1; }
+	@$(BIN)/python -m tests.outside.rest_catalog >>$@.log 2>&1 || { cat $@.log; exit 1; }
 	@touch $@
 
 # Every kind of change between two starts, from a plain stop, after a kill, and from a savepoint.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.outside.kafka_server import KafkaServer
+from tests.outside.rest_catalog import RestCatalog
 from tests.outside.server import PostgresServer
 
 
@@ -27,4 +28,10 @@ def server(started: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Postgres
 @pytest.fixture(scope="session")
 def broker() -> Iterator[KafkaServer]:
     with KafkaServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rest_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
+    with RestCatalog(tmp_path_factory.mktemp("rest") / "warehouse") as server:
         yield server
