@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from spark_abs.checkpointing.send_tasks import SendTasks
 from spark_abs.errors import (
     CommitConflict,
     CommitStateUnknown,
@@ -72,6 +73,7 @@ class Sender:
         savepoints: Mapping[CheckpointId, str],
         owner: Owner,
         missed: Sequence[CheckpointId] = (),
+        tasks: SendTasks | None = None,
     ) -> None:
         """Take the run.
 
@@ -84,8 +86,9 @@ class Sender:
             savepoints: the names of those that are savepoints.
             owner: as whom.
             missed: checkpoints of a time when the job had the output and no sink or stage took it.
+            tasks: where work on many rows is done; without them it is done in the sender's thread.
         """
-        self._missed = missed
+        self._missed, self._tasks = missed, tasks
         self._ctx, self._sending, self._path = ctx, sending, path
         self._record, self._owner = record, owner
         self.floor = FIRST_ENTRY
@@ -170,6 +173,8 @@ class Sender:
         with self._wake:
             self._abandoned = True
             self._wake.notify_all()
+        if self._tasks is not None:
+            self._tasks.cancel()
         if not self.waits:
             return ""
         return f"sink {self._sending.name!r} has sent up to checkpoint {self.mark.checkpoint}{self._trouble}"
@@ -224,6 +229,7 @@ class Sender:
             until.version,
             self._sending.schema,
             lambda: ctx.failpoint(f"send.{name}.rows.after"),
+            self._tasks,
         )
         savepoint = self._savepoints.get(until.checkpoint)
         epoch = Epoch(self._owner, after, until, self.floor, self._committed is None, savepoint)

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.trim import written_by
+from spark_abs.checkpointing.send_tasks import SendTasks
 from spark_abs.checkpointing.sender import AGAIN, WAIT_S, Sender, Sending
 from spark_abs.errors import (
     Refused,
@@ -92,6 +94,7 @@ def sendings(sinks: Sequence[SinkSpec], schemas: Mapping[ChannelId, StructType])
 
 
 def open_senders(
+    spark: SparkSession,
     ctx: RunContext,
     sendings: Sequence[Sending],
     control: Control,
@@ -124,7 +127,8 @@ def open_senders(
         record = sending.record(first, before is not None and before.begun)
         owner = Owner(state.root, ctx.job, sending.name, ctx.run)
         missed = missed_by(state, record, manifests) if record.begun else ()
-        found.append(Sender(ctx, sending, record, path, cuts, savepoints, owner, missed))
+        tasks = SendTasks(spark, f"{ctx.job}/sink {sending.name}")
+        found.append(Sender(ctx, sending, record, path, cuts, savepoints, owner, missed, tasks))
         records[sending.name] = record
     try:
         for sender in found:

@@ -8,11 +8,9 @@ A run that takes over adds an empty snapshot, so no older one can commit any mor
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import NoReturn
 
 import pyarrow as pa
@@ -20,11 +18,11 @@ import pyarrow as pa
 try:
     from pyiceberg import exceptions
     from pyiceberg.catalog import Catalog
-    from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible, _dataframe_to_data_files
+    from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.refs import MAIN_BRANCH
-    from pyiceberg.table.update import AssertTableUUID
+    from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
     from pyiceberg.table.update.snapshot import ManageSnapshots
 except ImportError as missing:
     raise ImportError("an Iceberg sink needs pyiceberg: pip install 'spark-abs[iceberg]'") from missing
@@ -41,6 +39,7 @@ from spark_abs.errors import (
 )
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.iceberg_catalog import REFUSED, Reached, reach
+from spark_abs.sinks.iceberg_files import DataFileWriter, delete, elsewhere, write
 from spark_abs.sinks.iceberg_mark import (
     FORMAT,
     SUMMARY,
@@ -55,9 +54,6 @@ from spark_abs.sinks.iceberg_mark import (
     tag_of,
 )
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
-
-_PIECE = 64 * 2**20
-"""Bytes of rows that are held at once; a piece is at least one file for each partition in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,10 @@ class IcebergSink(TwoPhaseSink):
         return known.mark
 
     def commit(self, epoch: Epoch, rows: Rows) -> None:
-        """Write the rows to files, and add these and the mark in one commit."""
+        """Write the rows to files, and add these and the mark in one commit.
+
+        Without rows the mark alone is changed, and the table has no snapshot more.
+        """
         owner = epoch.owner
         with self._working() as catalog:
             table = catalog.load_table(self._config.table)
@@ -152,14 +151,7 @@ class IcebergSink(TwoPhaseSink):
             if known is None or self._run != known.run or known.run != owner.run or known.mark != expected:
                 raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
             self._run = None
-            written: list[DataFile] = []
-            try:
-                self._add(catalog, table, epoch, known, rows, written)
-            except (CommitConflict, SinkFailed):  # nothing of it is in the table
-                for file in written:
-                    with suppress(Exception):
-                        table.io.delete(file.file_path)
-                raise
+            self._add(catalog, table, epoch, known, rows)
         self._run = known.run
 
     def why_not(self, owner: Owner, back: Mark) -> str:
@@ -207,6 +199,7 @@ class IcebergSink(TwoPhaseSink):
             if keep:
                 kept = (*(k for k in kept if k.version < back.version), Kept(back.version, head))
             going = None if keep else known.snapshot_of(back)
+            going = None if going == head else going  # nothing was added behind it
             self._commit(catalog, table, owner, replace(known, mark=back, kept=kept), back, going)
         self._run = known.run
 
@@ -245,31 +238,48 @@ class IcebergSink(TwoPhaseSink):
             )
         return found
 
-    def _add(
-        self,
-        catalog: Catalog,
-        table: Table,
-        epoch: Epoch,
-        known: IcebergMark,
-        rows: Rows,
-        written: list[DataFile],
-    ) -> None:
+    def _add(self, catalog: Catalog, table: Table, epoch: Epoch, known: IcebergMark, rows: Rows) -> None:
         making = table.transaction()
-        self._fitting(making, rows.schema, SinkFailed)
-        name, number = uuid.uuid4(), count()
-        for piece in _pieces(rows):
-            written += _dataframe_to_data_files(making.table_metadata, piece, table.io, name, number)
-        head = head_of(table.metadata, self._config.branch)
+        written: list[DataFile] = []
+        if rows.count:
+            self._fitting(making, rows.schema, SinkFailed)
+            written = self._write(making, table, rows)
+        branch = self._config.branch
+        head = head_of(table.metadata, branch)
         assert head is not None, "recover adds a snapshot"
-        producer = making.update_snapshot(self._summary(epoch.owner, epoch.mark), self._config.branch)
-        with producer.fast_append() as append:
-            for file in written:
-                append.append_data_file(file)
-        if epoch.savepoint is not None:  # behind the append: of two requirements on refs the first one counts
-            ManageSnapshots(making).create_tag(append.snapshot_id, tag_of(epoch)).commit()
-        state = known.with_epoch(epoch, head, append.snapshot_id)
+        snapshot = head
+        if written:
+            producer = making.update_snapshot(self._summary(epoch.owner, epoch.mark), branch)
+            with producer.fast_append() as append:
+                for file in written:
+                    append.append_data_file(file)
+            snapshot = append.snapshot_id
+        if epoch.savepoint is not None:
+            ManageSnapshots(making).create_tag(snapshot, tag_of(epoch)).commit()
+        state = known.with_epoch(epoch, head, snapshot)
         making.set_properties({property_of(epoch.owner): to_json(state)})
-        _commit_once(catalog, table, making)
+        ends = AssertRefSnapshotId.model_validate({"ref": branch, "snapshot-id": head})
+        try:
+            _commit_once(catalog, table, making, ends)
+        except exceptions.CommitFailedException:
+            # Looked up, not believed: what lies between may have sent a request twice.
+            if catalog.load_table(self._config.table).metadata.snapshot_by_id(snapshot) is None:
+                delete(table.io, written)
+            raise
+
+    def _write(self, making: Transaction, table: Table, rows: Rows) -> list[DataFile]:
+        """Write the rows to data files; if a part cannot be written, those of the others are deleted."""
+        metadata = making.table_metadata
+        if elsewhere(table.io):
+            wrote = rows.each_part(DataFileWriter.of(metadata, table.io))
+        else:
+            wrote = [write(metadata, table.io, rows)]
+        files = [file for part in wrote for file in part.files]
+        for part in wrote:
+            if part.error is not None:
+                delete(table.io, files)
+                raise type(part.error)(self._hidden(f"table {self._config.target}: {part.error}"))
+        return files
 
     def _commit(
         self,
@@ -349,23 +359,13 @@ class IcebergSink(TwoPhaseSink):
         raise SinkUnreachable(self._clean(error)) from None
 
     def _clean(self, error: Exception) -> str:
-        text = f"table {self._config.target}: {type(error).__name__}: {error}"
+        return self._hidden(f"table {self._config.target}: {type(error).__name__}: {error}")
+
+    def _hidden(self, text: str) -> str:
         return text if self._reached is None else self._reached.clean(text)
 
 
-def _commit_once(catalog: Catalog, table: Table, making: Transaction) -> None:
+def _commit_once(catalog: Catalog, table: Table, making: Transaction, *required: AssertRefSnapshotId) -> None:
     """Commit what a transaction has made, if the table is still what it was made from; try once."""
-    requirements = (*making._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+    requirements = (*making._requirements, *required, AssertTableUUID(uuid=table.metadata.table_uuid))
     catalog.commit_table(table, requirements, making._updates)
-
-
-def _pieces(rows: Rows) -> Iterator[pa.Table]:
-    """Iterate the rows in tables of a limited size."""
-    batches: list[pa.RecordBatch] = []
-    for batch in rows:
-        batches.append(batch)
-        if sum(b.nbytes for b in batches) >= _PIECE:
-            yield pa.Table.from_batches(batches, rows.schema)
-            batches = []
-    if sum(batch.num_rows for batch in batches):
-        yield pa.Table.from_batches(batches, rows.schema)

@@ -8,13 +8,16 @@ leaves nothing open; it commits rows and mark at once, refuses whoever was repla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pyarrow as pa
 
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 
 __all__ = ["Epoch", "Mark", "Owner", "Rows", "TwoPhaseSink"]
+
+T = TypeVar("T")
 
 
 class Rows(ABC):
@@ -32,6 +35,19 @@ class Rows(ABC):
         Raises:
             DamageError: rows are not there any more.
         """
+
+    def each_part(self, work: Callable[[Rows], T]) -> list[T]:
+        """Call `work` with parts that together are all rows, and return its results in the order of the rows.
+
+        Many rows are parts for tasks of Spark, on whichever machine: `work` and its results are pickled, what
+        it needs must be installed there, and a call may be repeated, also beside the first, with one result
+        that counts. What it raises may be in Spark's logs. Few rows are one part, in this thread.
+
+        Raises:
+            SinkUnreachable: a task did not come to its end.
+            SinkFailed: an executor lacks a module.
+        """
+        return [work(self)]
 
 
 class TwoPhaseSink(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
-from spark_abs.errors import CommitConflict, Fenced, Refused, SinkUnreachable, UsageError
+from spark_abs.errors import CommitConflict, DamageError, Fenced, Refused, SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks import iceberg
+from spark_abs.sinks import iceberg, iceberg_files
 from spark_abs.sinks.iceberg import Iceberg, IcebergSink
+from spark_abs.sinks.iceberg_files import DataFileWriter, elsewhere
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.testing.two_phase import NotOnce, Row, check
+from tests.outside.rest_catalog import RestCatalog
 
 SECRET = "c0rrect-h0rse-never-written"
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -30,7 +34,9 @@ class Some(Rows):
     """The rows of a batch."""
 
     def __init__(self, ids: Sequence[int], **more: list[Any]) -> None:
-        self._batch = pa.RecordBatch.from_pydict({"id": list(ids), "text": [f"t{i}" for i in ids], **more})
+        self._batch = pa.RecordBatch.from_pydict(
+            {"id": pa.array(ids, pa.int64()), "text": pa.array([f"t{i}" for i in ids], pa.string()), **more}
+        )
         self.schema, self.count = self._batch.schema, self._batch.num_rows
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -81,6 +87,18 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog
     found.close()
 
 
+@pytest.fixture
+def rest(rest_catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
+    """The REST catalog, with nothing in its namespace."""
+    monkeypatch.setenv("CATALOG", json.dumps(rest_catalog.properties))
+    found = load_catalog("default", **rest_catalog.properties)
+    found.create_namespace_if_not_exists("shop")
+    for table in found.list_tables("shop"):
+        found.drop_table(table)
+    yield found
+    found.close()
+
+
 def ids(catalog: Catalog, table: str = "shop.orders") -> list[int]:
     found: list[int] = catalog.load_table(table).scan().to_arrow()["id"].to_pylist()
     return sorted(found)
@@ -93,21 +111,21 @@ def test_iceberg_has_every_row_once(catalog: Catalog) -> None:
         rows = catalog.load_table("shop.orders").scan().to_arrow()
         return list(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))
 
-    check(lambda: IcebergSink(ORDERS), read, modules=[iceberg.__file__], every=31)
+    check(lambda: IcebergSink(ORDERS), read, modules=[iceberg.__file__, iceberg_files.__file__], every=31)
 
 
 def test_with_pyicebergs_own_repetition_the_sink_is_caught(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog.create_table("shop.orders", SCHEMA, properties={"commit.retry.min-wait-ms": "1"})
-    monkeypatch.setattr(iceberg, "_commit_once", lambda _c, _t, making: making.commit_transaction())
+    monkeypatch.setattr(iceberg, "_commit_once", lambda _c, _t, making, *_: making.commit_transaction())
 
     def read() -> list[Row]:
         rows = catalog.load_table("shop.orders").scan().to_arrow()
         return list(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))
 
     with pytest.raises(NotOnce):
-        check(lambda: IcebergSink(ORDERS), read, modules=[iceberg.__file__], every=31)
+        check(lambda: IcebergSink(ORDERS), read, modules=[iceberg.__file__, iceberg_files.__file__], every=31)
 
 
 def test_a_restore_goes_back_to_a_snapshot_and_keeps_the_abandoned_one(catalog: Catalog) -> None:
@@ -173,6 +191,141 @@ def test_whoever_stands_where_the_branch_comes_back_to_commits_nothing(catalog: 
         with pytest.raises(Fenced):
             old.sink.recover(old.owner)
     assert ids(catalog) == [1]
+
+
+def test_a_rest_catalog_takes_rows_once_and_goes_back(rest: Catalog) -> None:
+    """Append, an epoch without rows, savepoint, takeover, fence, way back: the server checks what we ask."""
+    table = rest.create_table("shop.orders", SCHEMA)
+    with Sending() as old:
+        old.send(Some([0]))
+        old.send(Some([]), savepoint="empty")
+        old.send(Some([1]), savepoint="release")
+        with Sending(run=2) as new:
+            assert new.mark == mark(3)
+            with pytest.raises((CommitConflict, Fenced)):
+                old.send(Some([9]))
+            with pytest.raises(Fenced):
+                old.sink.recover(old.owner)
+            new.send(Some([2]))
+            assert ids(rest) == [0, 1, 2]
+            new.back(2)
+            new.send(Some([20]))
+    table.refresh()
+    assert ids(rest) == [0, 20]
+
+    def at(tag: str) -> list[int]:
+        found: list[int] = table.scan(snapshot_id=table.refs()[tag].snapshot_id).to_arrow()["id"].to_pylist()
+        return sorted(found)
+
+    (left,) = (name for name in table.refs() if name.startswith("spark_abs_abandoned_"))
+    assert [at(f"spark_abs_{name}_sent_01234567") for name in ("empty", "release")] == [[0], [0, 1]]
+    assert at(left) == [0, 1, 2]
+
+
+def test_over_rest_whoever_was_overtaken_while_it_wrote_commits_nothing(rest: Catalog) -> None:
+    rest.create_table("shop.orders", SCHEMA)
+    with Sending() as old:
+        old.send(Some([1]))
+
+        class Late(Some):
+            def __iter__(self) -> Iterator[pa.RecordBatch]:
+                with Sending(run=2) as newer:
+                    newer.send(Some([2]))
+                    newer.back(1)
+                yield from super().__iter__()
+
+        with pytest.raises(CommitConflict):
+            old.send(Late([3]))
+    assert ids(rest) == [1]
+
+
+def test_an_epoch_without_rows_moves_the_mark_and_adds_no_snapshot(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        sending.send(Some([0]))
+        before = len(table.refresh().snapshots())
+        for _ in range(3):
+            sending.send(Some([]))
+        assert (len(table.refresh().snapshots()), sending.sink.mark(sending.owner)) == (before, mark(4))
+        sending.back(2)  # where the same snapshot was the newest: nothing is abandoned
+        assert list(table.refresh().refs()) == ["main"]
+        sending.send(Some([1]))
+        sending.send(Some([]))
+        sending.back(3)
+        sending.back(2)
+        assert ids(catalog) == [0]
+    with Sending(run=2) as again:
+        assert again.mark == mark(2)
+        once = iceberg._commit_once
+
+        def overtaken(*given: Any) -> None:
+            monkeypatch.setattr(iceberg, "_commit_once", once)
+            Sending(run=3).sink.close()
+            once(*given)
+
+        monkeypatch.setattr(iceberg, "_commit_once", overtaken)
+        with pytest.raises(CommitConflict):
+            again.send(Some([]))
+    with Sending(run=4) as last:
+        assert last.mark == mark(2)
+
+
+def test_an_expired_snapshot_is_named_by_the_refusal(catalog: Catalog) -> None:
+    """And what the mark does not name may expire; rows then go on."""
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        for number in range(4):
+            sending.send(Some([number]))
+        metadata = table.refresh().metadata
+        second = metadata.snapshots[2].snapshot_id  # behind the one of the start and that of the first epoch
+        table.maintenance.expire_snapshots().by_id(second).commit()
+        assert sending.sink.why_not(sending.owner, mark(2)) == f"snapshot {second} of the table has expired"
+        assert sending.sink.why_not(sending.owner, mark(3)) == ""
+        sending.sink.recover(sending.owner)
+        sending.send(Some([4]))
+    assert ids(catalog) == [0, 1, 2, 3, 4]
+
+
+def test_files_of_a_commit_that_did_not_take_place_are_deleted(catalog: Catalog, tmp_path: Path) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+
+    class Disturbed(Some):
+        def __iter__(self) -> Iterator[pa.RecordBatch]:
+            yield from super().__iter__()
+            table.refresh().append(pa.table({"id": [99], "text": ["theirs"]}))
+
+    class Torn(Some):
+        def __iter__(self) -> Iterator[pa.RecordBatch]:
+            yield from super().__iter__()
+            raise DamageError("a file is not there any more")
+
+    with Sending() as sending:
+        with pytest.raises(CommitConflict):
+            sending.send(Disturbed([1]))
+        sending.sink.recover(sending.owner)
+        with pytest.raises(DamageError, match=r"table shop\.orders: a file is not there any more"):
+            sending.send(Torn([2]))
+    files = {str(path) for path in tmp_path.rglob("*.parquet")}
+    named = {task.file.file_path.removeprefix("file://") for task in table.refresh().scan().plan_files()}
+    assert files == named
+
+
+def test_a_writer_goes_to_other_processes_without_what_opens_the_catalog(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    table.append(pa.table({"id": [0], "text": ["t"]}))
+    io = PyArrowFileIO({"uri": SECRET, "token": SECRET, "credential": SECRET, "s3.region": "here"})
+    writer = DataFileWriter.of(table.metadata, io)
+    moved = pickle.dumps(writer)
+    assert SECRET.encode() not in moved
+    assert writer.properties == {"s3.region": "here"}
+    first, second = (pickle.loads(moved)(Some(range(3))) for _ in range(2))
+    (one,), (other,) = first.files, second.files
+    assert (one.record_count, one.file_path == other.file_path) == (3, False)
+    assert not elsewhere(PyArrowFileIO({"s3.signer": "S3V4RestSigner"}))
 
 
 def test_rows_of_others_are_not_undone(catalog: Catalog) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +12,22 @@ import duckdb
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import LongType, NestedField
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_abs
-from spark_abs.errors import UsageError
+from spark_abs.checkpointing.send_tasks import SendTasks
+from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
+from spark_abs.model import ChannelId
 from spark_abs.restore.plan import plan_plain
+from spark_abs.sinks import epoch_rows
+from spark_abs.sinks.epoch_rows import FileRows
+from spark_abs.sinks.two_phase import Rows
+from spark_abs.store.root import Root
 from tests.job_support import Feed, eventually
 from tests.spark.conftest import Start
 
@@ -44,8 +56,10 @@ def wide(rows: DataFrame) -> DataFrame:
     )
 
 
-def declare(spark: SparkSession, root: Path, feed: Feed, evolve: bool = True) -> spark_abs.Job:
-    job = spark_abs.Job("lake", root=str(root), spark=spark, interval="300ms")
+def declare(
+    spark: SparkSession, root: Path, feed: Feed, evolve: bool = True, interval: str = "300ms"
+) -> spark_abs.Job:
+    job = spark_abs.Job("lake", root=str(root), spark=spark, interval=interval)
     rows = job.source("rows", feed.stream(), outputs={"wide": wide})
     lake = spark_abs.Iceberg("shop.rows", catalog_env="LAKE", evolve=evolve)
     job.sink("lake", rows["wide"], iceberg=lake)
@@ -113,6 +127,59 @@ def test_rows_are_in_the_table_once_and_go_back_with_a_restore(
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not [1 for data in written if SECRET.encode() in data]
     assert SECRET not in caplog.text + said + str(refused.value)
+
+
+def test_many_rows_are_written_by_tasks_and_committed_once_by_the_driver(
+    spark: SparkSession, catalog: Catalog, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_rows, "PART_BYTES", 1)
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "k", LongType()))
+    buckets = PartitionSpec(PartitionField(2, 1000, BucketTransform(8), "bucket"))
+    table = catalog.create_table("shop.rows", schema, partition_spec=buckets)
+    root, feed = tmp_path / "root", Feed(spark, tmp_path / "feed")
+    fill(feed, 4)
+    start(declare(spark, root, feed, interval="1h"), available_now=True).await_termination()
+    assert ids(table) == list(range(12))
+    assert len(list(table.scan(row_filter="k = 1").plan_files())) >= 4, "a file for each task and bucket"
+    assert table.scan(row_filter="id = 4").to_arrow()["tags"].to_pylist() == [[2]]
+    said = [s.summary.additional_properties for s in table.snapshots() if s.summary is not None]
+    assert len([each for each in said if each.get("added-records")]) == 1, "one commit"
+
+
+def empty_parts(tmp_path: Path) -> list[FileRows]:
+    return [FileRows(Root(str(tmp_path)), ChannelId("a.main"), (), spark_schema()) for _ in range(2)]
+
+
+def test_a_module_that_executors_lack_is_named_with_the_remedy(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_in_the_driver.py").write_text("def work(rows): return rows.count\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    work = importlib.import_module("only_in_the_driver").work
+    with pytest.raises(SinkFailed, match=r"(?s)only_in_the_driver.*Install there.*spark-abs\[iceberg\]"):
+        SendTasks(spark, "lake/sink out")(work, empty_parts(tmp_path))
+
+
+def test_tasks_end_when_the_run_does(spark: SparkSession, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def work(_: Rows) -> None:
+        begun.touch()
+        threading.Event().wait()
+
+    def cancel() -> None:
+        while not begun.exists():
+            pause.wait(0.05)
+        tasks.cancel()
+
+    tasks, pause = SendTasks(spark, "lake/sink out"), threading.Event()
+    other = threading.Thread(target=cancel)
+    other.start()
+    with pytest.raises(SinkUnreachable, match="did not come to their end"):
+        tasks(work, empty_parts(tmp_path))
+    other.join()
+    with pytest.raises(SinkUnreachable, match="has stopped"):
+        tasks(work, empty_parts(tmp_path))
 
 
 def spark_schema() -> pa.Schema:
