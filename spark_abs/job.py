@@ -37,7 +37,7 @@ from spark_abs.run.run import Run
 from spark_abs.run.start import start_job
 from spark_abs.settings import JobSettings
 from spark_abs.sinks.delta_options import Delta
-from spark_abs.sinks.kinds import ICEBERG, KAFKA, OWN, POSTGRES, made_again
+from spark_abs.sinks.kinds import DELTA, ICEBERG, KAFKA, OWN, POSTGRES, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
@@ -238,7 +238,7 @@ class Job:
             name: the sink's name.
             source: a stage, or one of its outputs.
             table: path of a Delta table, or `spark_abs.Delta` to say more of it, created if there is none:
-                written exactly once, with each batch.
+                written exactly once, with each batch or, with `visible="checkpoint"`, behind each checkpoint.
             foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
                 channels of its stage, and again, as in Spark, for a batch that is repeated.
             postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows behind
@@ -277,7 +277,13 @@ class Job:
             from spark_abs.sinks.iceberg import Iceberg
 
             kind, settings = ICEBERG, to_json(Iceberg(iceberg) if isinstance(iceberg, str) else iceberg)
-        made = two_phase or made_again(kind, settings)
+        if delta is not None and location is not None and delta.visible == "checkpoint":
+            from spark_abs.sinks.delta_epochs import EpochTable
+
+            kind = DELTA
+            settings = to_json(EpochTable(location, tuple(delta.key), existing == "take_over"))
+            location = None
+        made = two_phase or made_again(kind, settings, self.root, lambda: self.spark)
         checked = checked_name(name, "sink")
         self.sinks.append(
             SinkSpec(checked, source, location, foreach_batch, existing, made, kind, settings, delta)

@@ -89,10 +89,14 @@ class ExplainedSink:
     source: ChannelId
     table: str | None
     """Where the Delta table is; None for a function."""
+    behind_checkpoints: bool = False
+    """Whether its rows are visible behind each checkpoint, and not with each batch."""
 
     def __str__(self) -> str:
         """Return it as text."""
         where = "a function, at least once" if self.table is None else f"{self.table}, exactly once"
+        if self.behind_checkpoints:
+            where += ", behind each checkpoint"
         return f"sink {self.name} of {self.source}: {where}"
 
 
@@ -146,7 +150,10 @@ def explain_job(job: JobSpec, leave: bool) -> Explanation:
             ExplainedChannel(channel, readers, job.root.place(job.root.channel(channel)).uri)
             for channel, readers in _channels(drafted)
         ),
-        tuple(ExplainedSink(s.name, channel_id(s.stage, s.output), s.table) for s in drafted.graph.sinks),
+        tuple(
+            ExplainedSink(s.name, channel_id(s.stage, s.output), s.written, s.epoch_table is not None)
+            for s in drafted.graph.sinks
+        ),
         start,
     )
 

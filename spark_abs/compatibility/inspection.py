@@ -197,8 +197,9 @@ def _checks(
 def _tables(job: JobSpec, drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
     """Iterate the checks of the tables of sinks, which may be older than the root."""
     for spec in job.sinks:
-        if spec.table is not None and spec.delta is not None:
-            schema, place = drafted.frames.schemas[spec.source.channel], root.storage.place(spec.table)
+        table = spec.table or spec.epoch_table
+        if table is not None and spec.delta is not None:
+            schema, place = drafted.frames.schemas[spec.source.channel], root.storage.place(table)
             yield partial(check_sink, place, schema, spec.delta, job.spark)
         if spec.outside is not None:
             yield partial(spec.outside.check, delta_schema(drafted.frames.schemas[spec.source.channel]))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from spark_abs.codec import from_json
 from spark_abs.errors import Refused, UsageError
 from spark_abs.lookup.find import lookup
 from spark_abs.manifest import CHANNEL, Manifest, OutputVersion
-from spark_abs.model import CheckpointId, StageId, Version, checked_name
+from spark_abs.model import CheckpointId, RunId, StageId, Version, checked_name
+from spark_abs.protocol.control import OutsideSink
+from spark_abs.protocol.outside import Mark, Owner
+from spark_abs.sinks.delta_epochs import EpochTable, epoch_version
+from spark_abs.sinks.kinds import DELTA
+from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -53,8 +60,11 @@ def table_at(root: Root, name: str, checkpoint: str | int = "latest") -> TableAt
     """Return the table of a sink at a checkpoint. No JVM; errors as `JobRoot.read`."""
     manifest = lookup(root, checkpoint).manifest
     sinks = {o.output: (s.stage, o) for s in manifest.stages for o in s.outputs if o.kind != CHANNEL}
+    behind = {record.sink: record for record in _behind_checkpoints(root, manifest)}
+    if name in behind:
+        return _epoch_table(root, manifest, behind[name])
     if name not in sinks:
-        known = ", ".join(sorted(sinks)) or "none"
+        known = ", ".join(sorted({*sinks, *behind})) or "none"
         raise UsageError(f"checkpoint {manifest.id} has no sink {name!r}: it has {known}")
     stage, output = sinks[name]
     if output.version is None:
@@ -103,7 +113,42 @@ def _tables(root: Root, manifest: Manifest) -> tuple[TableAt, ...]:
         for output in stage.outputs
         if output.kind != CHANNEL and output.version is not None
     ]
+    found += [_epoch_table(root, manifest, record) for record in _behind_checkpoints(root, manifest)]
     return tuple(sorted(found, key=lambda at: at.sink))
+
+
+def _behind_checkpoints(root: Root, manifest: Manifest) -> Iterator[OutsideSink]:
+    """Iterate the sinks of a checkpoint whose Delta tables get their rows behind it."""
+    for record in Control.open(root).state.outside:
+        if record.kind == DELTA and any(_cuts(manifest, record)):
+            yield record
+
+
+def _cuts(manifest: Manifest, record: OutsideSink) -> Iterator[Mark]:
+    """Iterate the cut of a checkpoint in the channel of a sink, behind where the sink began."""
+    for stage in manifest.stages:
+        for output in stage.outputs:
+            here = (stage.stage, output.output, output.kind) == (record.stage, record.output, CHANNEL)
+            if here and output.version is not None and output.version >= record.first.version:
+                yield Mark(manifest.cut.attempt, manifest.id, output.version)
+
+
+def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt:
+    state, table = Control.open(root).state, from_json(EpochTable, record.settings)
+    (cut,) = _cuts(manifest, record)
+    owner = Owner(state.root, state.job, record.sink, RunId(0))
+    ahead = state.on_path(manifest.attempt, manifest.id)
+    try:
+        version = epoch_version(root, table, owner, cut, ahead)
+    except FileNotFoundError:
+        raise Refused(f"sink {record.sink!r} has no table at {table.path} any more") from None
+    if version is None:
+        raise Refused(
+            f"no version of {table.path} has exactly what checkpoint {manifest.id} covers: sink "
+            f"{record.sink!r} gets its rows behind the checkpoint, and "
+            + ("has not come to it yet: ask again" if ahead else "its log does not go back to it any more")
+        )
+    return TableAt(record.sink, record.stage, root.storage.place(table.path).uri, version, manifest.id)
 
 
 def _checked(

@@ -17,6 +17,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
+from spark_abs.channels.schema import quoted
 from spark_abs.model import ChannelId
 from spark_abs.plan.jvm import optimized_expressions
 
@@ -81,7 +82,7 @@ def widened(frame: DataFrame, channel: ChannelId, schema: t.StructType) -> DataF
         return frame
     return frame.select(
         *(
-            F.col(_quoted(field.name))
+            F.col(quoted(field.name))
             if field.name in there
             else _unread(channel, place, field, frame.columns[0])
             for place, field in enumerate(schema.fields)
@@ -90,9 +91,5 @@ def widened(frame: DataFrame, channel: ChannelId, schema: t.StructType) -> DataF
 
 
 def _unread(channel: ChannelId, place: int, field: t.StructField, beside: str) -> Column:
-    text = F.concat(F.lit(_UNREAD.format(place, channel)), F.col(_quoted(beside)).cast("string"))
+    text = F.concat(F.lit(_UNREAD.format(place, channel)), F.col(quoted(beside)).cast("string"))
     return F.raise_error(text).cast(field.dataType).alias(field.name)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

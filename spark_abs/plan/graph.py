@@ -50,6 +50,13 @@ class SinkDecl:
     """Whether its rows go on from the channel of the output."""
     key: tuple[str, ...] = ()
     """Columns by which the rows of the table are merged."""
+    epoch_table: str | None = None
+    """The Delta table of a sink outside, which gets its rows behind each checkpoint."""
+
+    @property
+    def written(self) -> str | None:
+        """The Delta table that it writes, whenever; None if it writes none."""
+        return self.table or self.epoch_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,8 @@ class JobGraph:
                 raise GraphError(
                     f"stage {stage.name!r} has the output mode 'complete', and its output {channels[0]!r} "
                     "goes on to a stage or a sink outside: a channel is a log and would get all rows with "
-                    "every batch; use 'update', and a Delta table with a key"
+                    "every batch; use 'update', and a Delta table with a key, or for a table that is to "
+                    "have all rows, one with visible='batch'"
                 )
             for sink in self.sinks_of(stage.name):
                 if sink.key:

@@ -18,6 +18,7 @@ from spark_abs.sinks.kinds import OWN
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.root import Root
+from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -164,6 +165,11 @@ class SinkSpec:
     """Of a Delta table."""
 
     @property
+    def epoch_table(self) -> str | None:
+        """Where a Delta table is whose rows are visible behind each checkpoint; None for any other sink."""
+        return location_of(self.delta.path) if self.delta is not None and self.outside is not None else None
+
+    @property
     def key(self) -> tuple[str, ...]:
         """The columns by which rows are merged into the table."""
         return tuple(self.delta.key) if self.delta is not None else ()
@@ -171,7 +177,9 @@ class SinkSpec:
     def decl(self) -> SinkDecl:
         """Return the sink as the graph knows it."""
         outside = self.outside is not None
-        return SinkDecl(self.name, self.source.stage, self.source.name, self.table, outside, self.key)
+        return SinkDecl(
+            self.name, self.source.stage, self.source.name, self.table, outside, self.key, self.epoch_table
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

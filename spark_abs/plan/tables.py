@@ -48,7 +48,7 @@ def refuse_shared_sinks(sinks: Sequence[SinkDecl], storage: Storage) -> None:
     Raises:
         GraphError: names both and their paths.
     """
-    found = [(sink, refer(storage, sink.table)) for sink in sinks if sink.table is not None]
+    found = [(sink, refer(storage, sink.written)) for sink in sinks if sink.written is not None]
     for number, (sink, table) in enumerate(found):
         for other, same in found[:number]:
             if table.is_same(same):
@@ -67,7 +67,7 @@ def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storag
     Raises:
         GraphError: names stage, table and sink, and what to read instead.
     """
-    written = [(sink, refer(storage, sink.table)) for sink in graph.sinks if sink.table is not None]
+    written = [(sink, refer(storage, sink.written)) for sink in graph.sinks if sink.written is not None]
     for stage in graph.stages if written else ():
         facts = plans[stage.name]
         for uri in dict.fromkeys((*facts.streamed_tables, *facts.static_tables)):

@@ -124,7 +124,7 @@ class OutsideSink:
     stage: StageId
     output: str
     kind: str
-    """`postgres`, `kafka`, `iceberg`, or `own` for one that is a class of the user's."""
+    """`postgres`, `kafka`, `iceberg`, `delta`, or `own` for one that is a class of the user's."""
     settings: str
     """What finds it again, as JSON: names, never a secret; empty for an own one."""
     first: Mark

@@ -233,7 +233,7 @@ class _Restorer:
         if isinstance(step, RestoreSink):
             self._sink(step).restore_to(step.version, self._own(), self._undo_others or step.by_function)
         else:
-            carry_out_outside(step, self._control.state, self.run, self._sinks)
+            carry_out_outside(step, self._root, self._control.state, self.run, self._sinks, self._session)
 
     def _own(self) -> Own:
         state = self._control.state

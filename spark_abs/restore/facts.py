@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from spark_abs.manifest import Manifest, OutputVersion
@@ -15,6 +13,7 @@ from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.restore.plan import Facts, SinkFacts
 from spark_abs.sinks.changes import NO_CHANGES, Own, changes_since, commits_since
 from spark_abs.sinks.commit_metadata import note_of
+from spark_abs.sinks.delta_back import missing
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.store.checkpoints import Summary
 from spark_abs.store.root import Root
@@ -156,7 +155,7 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
         changes=changes_since(table, target, own)
         if there and target is not None and not done
         else NO_CHANGES,
-        gone=_gone(table, target) if there and target is not None and not done else "",
+        gone=missing(table, target) if there and target is not None and not done else "",
         by_function=by_function,
         later=not here,
         needs_spark=why_not_native(table.delta) is not None,
@@ -170,17 +169,3 @@ def _attached_at(table: Table, own: Own) -> Version | None:
         if note is not None and own.wrote(note):
             return version if note.attached else None
     return None
-
-
-def _gone(table: Table, version: Version) -> str:
-    """Say what keeps a version of a table from coming back, empty if nothing does."""
-    if version == NO_TABLE:
-        return ""
-    try:
-        handle = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
-        then = handle.file_uris()
-    except (DeltaError, OSError) as error:
-        return f"version {version} cannot be opened any more: {error}"
-    storage = table.place.storage
-    missing = [u for u in set(then) - set(table.delta.file_uris()) if not storage.place(u).exists()]
-    return f"{len(missing)} files of version {version} are gone, as {missing[0]}" if missing else ""

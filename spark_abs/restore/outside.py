@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from spark_abs.errors import DamageError, Refused, SinkFailed, SinkUnreachable, UsageError
 from spark_abs.manifest import Manifest
@@ -15,9 +16,13 @@ from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.protocol.path import NOTHING, channel_path
 from spark_abs.restore.refusals import Force, forced_by
 from spark_abs.restore.steps import FenceOutside, KeepSink, ReturnOutside, Step
-from spark_abs.sinks.kinds import NAMES, made_again
+from spark_abs.sinks.kinds import NAMES, made_again, no_session
 from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.store.root import Root
 from spark_abs.wording import way
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Own = Mapping[str, TwoPhaseSink]
 """Sinks of the user's own, by name: nothing that is stored can make them again."""
@@ -55,9 +60,11 @@ class MarkBounds:
     """The entry behind which a restore may undo what it has committed."""
 
 
-def sink_of(record: OutsideSink, own: Own) -> TwoPhaseSink | None:
+def sink_of(
+    record: OutsideSink, own: Own, root: Root, session: Callable[[], SparkSession] = no_session
+) -> TwoPhaseSink | None:
     """Return a sink that is recorded, None for an own one that is not given."""
-    return own.get(record.sink) or made_again(record.kind, record.settings)
+    return own.get(record.sink) or made_again(record.kind, record.settings, root, session)
 
 
 def cuts_of(manifests: Iterable[Manifest], channel: ChannelId) -> Iterator[Mark]:
@@ -90,21 +97,23 @@ def bounds_of(
 
 
 def outside_facts(
-    state: ControlState, manifest: Manifest, known: Sequence[Manifest], attempt: Branch, own: Own
+    root: Root, state: ControlState, manifest: Manifest, known: Sequence[Manifest], attempt: Branch, own: Own
 ) -> tuple[OutsideFacts, ...]:
     """Ask every sink that the job has come to; changes nothing, and fences nobody.
 
     Args:
+        root: the job's root.
         state: what `control/` says.
         manifest: the checkpoint to go back to.
         known: every manifest that can be read.
         attempt: the one that the restore begins, as the last branch of the path.
         own: the user's own sinks.
     """
-    return tuple(_facts(state, manifest, known, attempt, record, own) for record in state.outside)
+    return tuple(_facts(root, state, manifest, known, attempt, record, own) for record in state.outside)
 
 
 def _facts(
+    root: Root,
     state: ControlState,
     manifest: Manifest,
     known: Sequence[Manifest],
@@ -112,7 +121,7 @@ def _facts(
     record: OutsideSink,
     own: Own,
 ) -> OutsideFacts:
-    sink = sink_of(record, own)
+    sink = sink_of(record, own, root)
     where = f" ({NAMES[record.kind]})" if record.kind in NAMES else ""
     owner = Owner(state.root, state.job, record.sink, RunId(0))
     if sink is None:
@@ -211,7 +220,14 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
         yield ReturnOutside(found.sink, found.back, found.behind, keep=bool(found.why_not))
 
 
-def carry_out_outside(step: FenceOutside | ReturnOutside, state: ControlState, run: RunId, own: Own) -> None:
+def carry_out_outside(
+    step: FenceOutside | ReturnOutside,
+    root: Root,
+    state: ControlState,
+    run: RunId,
+    own: Own,
+    session: Callable[[], SparkSession],
+) -> None:
     """Fence a sink, or bring it back. Both may be repeated.
 
     Raises:
@@ -219,7 +235,7 @@ def carry_out_outside(step: FenceOutside | ReturnOutside, state: ControlState, r
         SinkUnreachable: it cannot be reached now.
     """
     record = next(r for r in state.outside if r.sink == step.sink)
-    sink = sink_of(record, own)
+    sink = sink_of(record, own, root, session)
     if sink is None:
         raise Refused(f"sink {step.sink!r} was given when the restore was planned, and is not any more")
     owner = Owner(state.root, state.job, step.sink, run)

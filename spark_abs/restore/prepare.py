@@ -161,7 +161,7 @@ class _Planner:
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
             inputs=inputs_since(root, manifest, state, ask_kafka=self.ask_kafka),
             alive=live_run(root, now_ms(), lease_timeout_ms()),
-            outside=outside_facts(state, manifest, self.known, Branch(attempt, None), self.sinks),
+            outside=outside_facts(root, state, manifest, self.known, Branch(attempt, None), self.sinks),
         )
         plan = plan_restore(
             state,

@@ -106,6 +106,9 @@ def launch(given: Launch) -> Run:
     }
     ctx.failpoint("start.channels.after")
     tables = {s.name: _attach(given, s, s.table) for s in job.sinks if s.table is not None}
+    for sink in job.sinks:
+        if sink.epoch_table is not None:
+            _ensure(given, sink, sink.epoch_table)
     attached = [
         AttachedSink(
             s.source.stage,
@@ -274,13 +277,18 @@ def _credit(ctx: RunContext, graph: JobGraph, stage: StageId, common: _Common) -
 
 def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     ctx, source, spark = given.ctx, sink.source, given.job.spark
-    assert sink.delta is not None
-    ensure_sink(ctx.root.storage.place(uri), given.drafts.schemas[source.channel], sink.delta, spark)
+    _ensure(given, sink, uri)
     overwrites = given.graph.stage(source.stage).output_mode == "complete"
     writer = ctx.writer(source.stage, sink.name)
     table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: spark, sink.key, overwrites)
     table.begin(take_over=sink.existing == "take_over")
     return table
+
+
+def _ensure(given: Launch, sink: SinkSpec, uri: str) -> None:
+    assert sink.delta is not None
+    schema = given.drafts.schemas[sink.source.channel]
+    ensure_sink(given.ctx.root.storage.place(uri), schema, sink.delta, given.job.spark)
 
 
 def before(given: Launch, stage: StageId) -> Before:

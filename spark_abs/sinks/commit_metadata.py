@@ -9,6 +9,7 @@ from spark_abs.codec import from_plain
 from spark_abs.errors import DamageError
 from spark_abs.model import FORMAT, NO_BATCH, AttemptId, Barrier, BatchId, CheckpointId, RunId, Version
 from spark_abs.protocol.evaluation import Staged
+from spark_abs.protocol.outside import Mark
 from spark_abs.store.log import LogCommit
 
 
@@ -22,11 +23,23 @@ class PlannedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class CommittedEpoch:
+    """What a sink says that writes behind checkpoints: how far the table is with this commit."""
+
+    mark: Mark | None = None
+    """None before the first epoch."""
+    after: Mark | None = None
+    """In the commit with the rows of an epoch: what it comes behind."""
+    kept: bool = False
+    """Whether rows behind the mark stay in the table: a restore was told to leave them."""
+
+
+@dataclass(frozen=True, slots=True)
 class SinkMetadata:
     """The user metadata of our commits to a sink, by which they are told from everybody else's."""
 
     sink: str
-    """`<job>/<stage>/<output>`."""
+    """`<job>/<stage>/<output>`; `<job>/<sink>` of one that writes behind checkpoints."""
     attempt: AttemptId
     run: RunId
     batch: BatchId = NO_BATCH
@@ -44,6 +57,8 @@ class SinkMetadata:
     """In the first commit of a batch: the files of all its outputs."""
     took_over: bool = False
     """Set in a commit that fences all other roots that had written to the table by then."""
+    epoch: CommittedEpoch | None = None
+    """Set in every commit of a sink that writes behind checkpoints."""
     v: int = FORMAT
 
     @property

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.schema import check_schema, delta_schema, plain_schema
-from spark_abs.errors import UsageError
+from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.store.storage import Place
@@ -29,18 +29,20 @@ def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSe
     """
     _check_names(place, schema, delta)
     plain = plain_schema(schema)
-    try:
-        table = Table.open(place)
-    except FileNotFoundError:
-        if delta.partition_by or delta.cluster_by:
-            delta_spark_writer.create(session, place, plain, delta)
-        table = Table.ensure(place, delta_schema(schema), {})
-    _check(table, schema, delta, session)
-    if delta.evolve and (lacking := _lacking(table, plain)):
-        delta_spark_writer.add_columns(session, table, [f for f in plain.fields if f.name in lacking])
-        table = Table.open(place)
-        _check(table, schema, delta, session)  # another start may have added them with other types
-    return table.id
+    while True:  # another start may make the table, or add columns of other types, meanwhile
+        try:
+            table = Table.open(place)
+        except FileNotFoundError:
+            if delta.partition_by or delta.cluster_by:
+                with suppress(CommitConflict):
+                    delta_spark_writer.create(session, place, plain, delta)
+            table = Table.ensure(place, delta_schema(schema), {})
+        _check(table, schema, delta, session)
+        lacking = _lacking(table, plain) if delta.evolve else frozenset()
+        if not lacking:
+            return table.id
+        with suppress(CommitConflict):
+            delta_spark_writer.add_columns(session, table, [f for f in plain.fields if f.name in lacking])
 
 
 def check_sink(place: Place, schema: StructType, delta: Delta, session: SparkSession) -> None:
@@ -64,6 +66,11 @@ def _check_names(place: Place, schema: StructType, delta: Delta) -> None:
             raise UsageError(
                 f"table {place}: {what} names {', '.join(unknown)}, which the output does not have"
             )
+    if maps := [column for column in delta.key if "map<" in schema[column].dataType.simpleString()]:
+        raise UsageError(
+            f"table {place}: key names {', '.join(maps)}, and maps cannot be compared: take what is in them "
+            "that tells rows apart into columns of its own"
+        )
 
 
 def _check(table: Table, schema: StructType, delta: Delta, session: SparkSession) -> None:

@@ -7,7 +7,7 @@ the id is read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,26 +17,25 @@ from spark_abs.channels.files import directory_name, write_parquet
 from spark_abs.channels.staged import Files, copy_files, staging_of
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import to_json
-from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Refused
+from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Refused, TakenOver
 from spark_abs.model import (
     FENCED,
     NO_BATCH,
-    NO_TABLE,
     BatchId,
     Entry,
     RunId,
     SinkWriter,
     Version,
-    owner_of,
     run_app_id,
 )
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks import delta_spark_writer
-from spark_abs.sinks.changes import Changes, Own, changes_since
+from spark_abs.sinks.changes import Own
 from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata, note_of
+from spark_abs.sinks.delta_back import bring_back
+from spark_abs.sinks.delta_marks import Marked, commit_mark, epochs_app, other_writers
 from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.native_writable import why_not_native
-from spark_abs.sinks.undo import undoing
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
 
@@ -106,41 +105,37 @@ class DeltaSink:
 
         Raises:
             Fenced: a newer run or attempt, or another root, has taken over.
+            Refused: the sink has written the table behind checkpoints.
         """
         fence = run_app_id(self._writer.owner)
         while True:
             self._table.refresh()
             self._require_current()
-            others = self._other_owners() if take_over else None
+            others = other_writers(self._table, self._writer.job, self._writer.root) if take_over else None
             if self._table.transaction(fence) == self._run and others is None:
                 return
             new = all(
                 self._table.transaction(app) is None for app in (self._writer.app, self._writer.restore_app)
             )
+            if new:
+                self._refuse_epochs()
             note = replace(self._note(attached=new), took_over=others is not None)
-            fences = {run_app_id(owner): FENCED for owner in others or ()} | {fence: int(self._run)}
+            fences = dict.fromkeys(others or (), FENCED) | {fence: int(self._run)}
             try:
-                self._mark(fences, note)
+                commit_mark(self._table, Marked(fences, note), self._session)
             except CommitConflict:
                 continue
 
+    def _refuse_epochs(self) -> None:
+        writer = self._writer
+        if self._table.transaction(epochs_app(writer.job, writer.root, writer.sink)) is not None:
+            raise Refused(
+                f"sink {writer.sink!r} has written {self.uri} behind checkpoints, and would leave out what "
+                "waits for one: declare it with visible='checkpoint' again, or with another table"
+            )
+
     def _require_current(self) -> None:
         require_current(self._table, self._writer.owner, self._run, self._writer.app)
-
-    def _other_owners(self) -> tuple[str, ...] | None:
-        """Return who else has written since the table was taken over; None if it was and nobody has."""
-        found: set[str] = set()
-        for version in range(self._table.version, -1, -1):
-            commit = self._table.read_commit(version)
-            note = note_of(commit, self.uri) if commit is not None else None
-            if commit is None or (note is not None and self._is_own(note) and note.took_over):
-                return tuple(sorted(found)) or None
-            if note is not None and not self._is_own(note):
-                found.add(owner_of(note.job, note.root))
-        return tuple(sorted(found))
-
-    def _is_own(self, note: SinkMetadata) -> bool:
-        return (note.job, note.root) == (self._writer.job, self._writer.root)
 
     @property
     def _native(self) -> bool:
@@ -191,7 +186,10 @@ class DeltaSink:
             if files is None or not (files.written.files or self.overwrites):
                 return None
             if not self.plain or (files.written.files and files.place != self._table.place):
-                return self._write_by_spark(files, note)
+                try:
+                    return self._write_by_spark(files, note)
+                except CommitConflict:
+                    continue
             try:
                 version = self._table.commit_next(
                     Commit(
@@ -255,7 +253,7 @@ class DeltaSink:
             if not burnt:
                 return
             with suppress(CommitConflict):
-                self._mark(burnt, self._note())
+                commit_mark(self._table, Marked(burnt, self._note()), self._session)
 
     def restore_to(self, version: Version, own: Own, undo_others: bool = False) -> Version:
         """Bring the table back to `version`, `NO_TABLE`: to no rows, and return the version that does it.
@@ -279,43 +277,11 @@ class DeltaSink:
                     for found, note in self._backwards(self._table)
                     if note is not None and note.restored is not None
                 )
-            changes = changes_since(self._table, version, own)
-            if changes.of_others and not undo_others:
-                raise Refused(
-                    f"{self.uri} was changed by others since version {version}, which a restore would undo; "
-                    f"force it to do so: {self._operations(changes.of_others)}"
-                )
+            with suppress(TakenOver):  # its own rows may go back all the same
+                self._require_current()  # Delta's RESTORE knows no fence
+            mark = Marked({writer.restore_app: int(version)}, self._note(restored=version))
             with suppress(CommitConflict):
-                self._bring_back(version, own, changes)
-
-    def _operations(self, versions: Sequence[Version]) -> str:
-        commits = [(version, self._table.read_commit(version)) for version in versions]
-        return "; ".join(
-            f"version {version}: {commit.operation if commit else 'not in the log any more'}"
-            for version, commit in commits
-        )
-
-    def _bring_back(self, version: Version, own: Own, changes: Changes) -> None:
-        note, writer = self._note(restored=version), self._writer
-        mark = {writer.restore_app: int(version)}
-        plain = self._native
-        if changes.of_roots and not plain:
-            raise Refused(
-                f"{self.uri}: another root has written to it since version {version}, and only Delta's own "
-                "writer can write it: rows of one root cannot be undone alone. Give each job its own table"
-            )
-        if changes.of_roots:
-            undone = undoing(self._table, version, own)
-            self._table.commit_next(replace(undone, transactions=mark, metadata=to_json(note)))
-        elif changes and plain and version == NO_TABLE:
-            self._table.commit_next(Commit((), mark, to_json(note), replace=True))
-        elif changes and plain:
-            self._table.restore(version, Commit(transactions=mark, metadata=to_json(note)))
-        else:
-            if changes:
-                delta_spark_writer.restore(self._session(), self._table.place, version, to_json(note))
-                self._table.refresh()  # it may have fewer columns now
-            self._mark(mark, note)
+                bring_back(self._table, version, own, mark, self._session, undo_others)
 
     def _write_by_spark(self, files: Files, note: SinkMetadata) -> Standing:
         """Write through Delta's writer; killed behind it, the repeat finds the batch in the log."""
@@ -335,17 +301,6 @@ class DeltaSink:
         if standing is None:
             raise CommitStateUnknown(f"batch {note.batch} was written to {self.uri} and is not in its log")
         return replace(standing, fresh=True)
-
-    def _mark(self, transactions: Mapping[str, int], note: SinkMetadata) -> None:
-        """Commit ids and a note without rows; raises CommitConflict."""
-        if self._native:
-            self._table.commit_next(Commit(transactions=transactions, metadata=to_json(note)))
-            return
-        *first, last = transactions.items()  # Delta's writer takes one in a commit: the last says it is done
-        for app, number in first:
-            stamp = Stamp(app, number, to_json(replace(note, took_over=False)))
-            delta_spark_writer.mark(self._session(), self._table, stamp)
-        delta_spark_writer.mark(self._session(), self._table, Stamp(*last, to_json(note)))
 
     def _standing(self, batch: BatchId) -> Standing | None:
         """Return what stands for a batch as of the version read; None if it had no rows."""
@@ -371,7 +326,8 @@ class DeltaSink:
 
     def _is_mine(self, note: SinkMetadata) -> bool:
         """Say whether a commit is one of this stage in this attempt, or brought the table back for it."""
-        if not self._is_own(note) or note.attempt != self._writer.attempt:
+        mine = (note.job, note.root, note.attempt)
+        if mine != (self._writer.job, self._writer.root, self._writer.attempt):
             return False
         if not self._writer.root:
             return note.sink == self._writer.name

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from spark_abs.errors import UsageError
+
+Visible = Literal["batch", "checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,19 @@ class Delta:
     """Columns by which the table has liquid clustering."""
     evolve: bool = False
     """Whether a start adds columns that the rows have and the table lacks."""
+    visible: Visible = "batch"
+    """When rows are in the table: with each `batch`, or behind each `checkpoint`, all rows between two in one
+    commit; then the last row of a key counts."""
 
     def __post_init__(self) -> None:
         """Check the columns.
 
         Raises:
-            UsageError: a column is named twice, or there are partitions and clusters.
+            UsageError: a column is named twice, there are partitions and clusters, or `visible` is none of
+                its values.
         """
+        if self.visible not in get_args(Visible):
+            raise UsageError(f"{self.path}: visible={self.visible!r} is not one of {get_args(Visible)}")
         for field in ("key", "partition_by", "cluster_by"):
             given = getattr(self, field)
             columns = (given,) if isinstance(given, str) else tuple(given)

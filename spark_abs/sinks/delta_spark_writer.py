@@ -1,13 +1,18 @@
-"""What only Delta's own writer can do: tables that are not plain, merges, layouts."""
+"""What only Delta's own writer can do: tables that are not plain, merges, layouts.
+
+Where another commit stands in the way of one, each raises `CommitConflict`: read again, and decide again.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_abs.errors import UsageError
+from spark_abs.channels.schema import quoted
+from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.model import NO_TABLE
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.store.storage import Place
@@ -50,7 +55,7 @@ def merge(frame: DataFrame, place: Place, key: Sequence[str], stamp: Stamp) -> N
     Raises:
         UsageError: two rows have one key.
     """
-    twice = frame.groupBy(*map(_quoted, key)).count().where("count > 1").limit(1).collect()
+    twice = frame.groupBy(*map(quoted, key)).count().where("count > 1").limit(1).collect()
     if twice:
         said = ", ".join(f"{column}={twice[0][column]!r}" for column in key)
         raise UsageError(
@@ -61,16 +66,23 @@ def merge(frame: DataFrame, place: Place, key: Sequence[str], stamp: Stamp) -> N
     own.conf.set(f"{_CONF}.write.txnAppId", stamp.app)
     own.conf.set(f"{_CONF}.write.txnVersion", str(stamp.number))
     own.conf.set(f"{_CONF}.commitInfo.userMetadata", stamp.note)
-    same = " AND ".join(f"old.{_quoted(column)} <=> new.{_quoted(column)}" for column in key)
-    values = {_quoted(column): f"new.{_quoted(column)}" for column in frame.columns}
-    (
-        _table(own, place)
-        .alias("old")
-        .merge(frame.alias("new"), same)
-        .whenMatchedUpdate(set=dict(values))
-        .whenNotMatchedInsert(values=dict(values))
-        .execute()
-    )
+    same = " AND ".join(f"old.{quoted(column)} <=> new.{quoted(column)}" for column in key)
+    values = {quoted(column): f"new.{quoted(column)}" for column in frame.columns}
+    merging = _table(own, place).alias("old").merge(frame.alias("new"), same)
+    merging = merging.whenMatchedUpdate(set=dict(values)).whenNotMatchedInsert(values=dict(values))
+    with _conflicts(place):
+        merging.execute()
+
+
+def last_of_each(frame: DataFrame, key: Sequence[str], order: str) -> DataFrame:
+    """Return the last row of each key by a column with the order, without that column."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    number, at = quoted("spark_abs place"), quoted(order)
+    newest_first = Window.partitionBy(*map(quoted, key)).orderBy(F.col(at).desc())
+    ranked = frame.withColumn("spark_abs place", F.row_number().over(newest_first))
+    return ranked.where(F.col(number) == 1).drop("spark_abs place", order)
 
 
 def mark(session: SparkSession, table: Table, stamp: Stamp) -> None:
@@ -82,7 +94,7 @@ def no_rows(session: SparkSession, table: Table) -> DataFrame:
     """Return a frame without rows that has the columns of a table which a writer gives."""
     fields = json.loads(table.delta.schema().to_json())["fields"]
     given = [f["name"] for f in fields if not any(key.startswith(_COMPUTED) for key in f["metadata"])]
-    return session.read.format("delta").load(table.uri).select(*map(_quoted, given)).limit(0)
+    return session.read.format("delta").load(table.uri).select(*map(quoted, given)).limit(0)
 
 
 def restore(session: SparkSession, place: Place, version: int, note: str) -> None:
@@ -90,10 +102,11 @@ def restore(session: SparkSession, place: Place, version: int, note: str) -> Non
     own = _session(session, place)
     own.conf.set(f"{_CONF}.commitInfo.userMetadata", note)
     table = _table(own, place)
-    if version == NO_TABLE:
-        table.delete()
-    else:
-        table.restoreToVersion(version)
+    with _conflicts(place):
+        if version == NO_TABLE:
+            table.delete()
+        else:
+            table.restoreToVersion(version)
 
 
 def create(session: SparkSession, place: Place, schema: StructType, delta: Delta) -> None:
@@ -105,7 +118,8 @@ def create(session: SparkSession, place: Place, schema: StructType, delta: Delta
         builder = builder.partitionedBy(*delta.partition_by)
     if delta.cluster_by:
         builder = builder.clusterBy(*delta.cluster_by)
-    builder.execute()
+    with _conflicts(place):
+        builder.execute()
 
 
 def add_columns(session: SparkSession, table: Table, fields: Sequence[StructField]) -> None:
@@ -113,7 +127,8 @@ def add_columns(session: SparkSession, table: Table, fields: Sequence[StructFiel
     from pyspark.sql import functions as F
 
     none = no_rows(session, table).withColumns({f.name: F.lit(None).cast(f.dataType) for f in fields})
-    none.write.format("delta").mode("append").option("mergeSchema", "true").save(table.uri)
+    with _conflicts(table.place):
+        none.write.format("delta").mode("append").option("mergeSchema", "true").save(table.uri)
 
 
 def clusters(session: SparkSession, place: Place) -> Sequence[str]:
@@ -137,17 +152,18 @@ def _table(session: SparkSession, place: Place) -> DeltaTable:
     return DeltaTable.forPath(session, place.uri)
 
 
-def _quoted(column: str) -> str:
-    return f"`{column.replace('`', '``')}`"
-
-
 def _write(frame: DataFrame, place: Place, mode: str, stamp: Stamp, **options: str) -> None:
-    (
-        frame.write.format("delta")
-        .mode(mode)
-        .options(**options)
-        .option("txnAppId", stamp.app)
-        .option("txnVersion", str(stamp.number))
-        .option("userMetadata", stamp.note)
-        .save(place.uri)
-    )
+    writer = frame.write.format("delta").mode(mode).options(**options)
+    writer = writer.option("txnAppId", stamp.app).option("txnVersion", str(stamp.number))
+    with _conflicts(place):
+        writer.option("userMetadata", stamp.note).save(place.uri)
+
+
+@contextmanager
+def _conflicts(place: Place) -> Iterator[None]:
+    from delta.exceptions import DeltaConcurrentModificationException
+
+    try:
+        yield
+    except DeltaConcurrentModificationException as error:
+        raise CommitConflict(f"{place} was changed by another commit: {error}") from error

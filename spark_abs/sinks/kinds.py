@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from spark_abs.codec import from_json
+from spark_abs.errors import UsageError
 from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.store.root import Root
 
-OWN, POSTGRES, KAFKA, ICEBERG = "own", "postgres", "kafka", "iceberg"
-NAMES: Mapping[str, str] = {POSTGRES: "PostgreSQL", KAFKA: "Kafka", ICEBERG: "Iceberg"}
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OWN, POSTGRES, KAFKA, ICEBERG, DELTA = "own", "postgres", "kafka", "iceberg", "delta"
+NAMES: Mapping[str, str] = {POSTGRES: "PostgreSQL", KAFKA: "Kafka", ICEBERG: "Iceberg", DELTA: "Delta"}
 """Kinds that can be made again, as people call them."""
 
 
-def made_again(kind: str, settings: str) -> TwoPhaseSink | None:
-    """Make a sink of a kind; None for one of the user's own."""
+def no_session() -> SparkSession:
+    """Stand for a session where none is needed, because nothing is changed."""
+    raise UsageError("this sink needs a Spark session, and there is none")
+
+
+def made_again(
+    kind: str, settings: str, root: Root, session: Callable[[], SparkSession] = no_session
+) -> TwoPhaseSink | None:
+    """Make a sink of a kind; None for one of the user's own.
+
+    Args:
+        kind: which one.
+        settings: what `control/` keeps of it.
+        root: the job's root.
+        session: called only where a table of Delta is changed that is not plain.
+    """
     match kind:
         case "postgres":
             from spark_abs.sinks.postgres import Postgres, PostgresSink
@@ -27,5 +47,9 @@ def made_again(kind: str, settings: str) -> TwoPhaseSink | None:
             from spark_abs.sinks.iceberg import Iceberg, IcebergSink
 
             return IcebergSink(from_json(Iceberg, settings))
+        case "delta":
+            from spark_abs.sinks.delta_epochs import DeltaEpochSink, EpochTable
+
+            return DeltaEpochSink(from_json(EpochTable, settings), root, session)
         case _:
             return None

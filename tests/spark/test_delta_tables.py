@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 import spark_abs
-from spark_abs.errors import Refused, UsageError
+from spark_abs.errors import Fenced, Refused, UsageError
 from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Version
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.create import check_sink, ensure_sink
@@ -141,7 +142,7 @@ def test_columns_are_added_only_where_that_is_said(
     version = DeltaTable(uri).version()
     with pytest.raises(UsageError, match="n: missing in the table, bigint in the query"):
         check_sink(Place(uri), SCHEMA, Delta(uri), spark)
-    delta = Delta(uri, evolve=True, **layout)
+    delta = Delta(uri, evolve=True, **layout)  # type: ignore[arg-type]
     check_sink(Place(uri), SCHEMA, delta, spark)
     assert DeltaTable(uri).version() == version  # a check writes nothing
     sink = make(delta)
@@ -154,6 +155,89 @@ def test_columns_are_added_only_where_that_is_said(
     back = make(delta, attempt=2, run=2)
     back.restore_to(Version(version), Own(JOB, "a", frozenset()))
     assert DeltaTable(uri).to_pyarrow_table().select(["key", "part"]).to_pylist() == [{"key": "a", "part": 1}]
+
+
+def test_two_starts_that_add_columns_end_with_all_of_them(spark: SparkSession, uri: str) -> None:
+    """Each comes again where the other was first; of two types for one column the second is refused."""
+    ensure_sink(Place(uri), NARROW, Delta(uri), spark)
+    wider = [t.StructType([*NARROW.fields, t.StructField(name, t.LongType())]) for name in ("n", "m", "k")]
+    with ThreadPoolExecutor(len(wider)) as pool:
+        starts = [pool.submit(ensure_sink, Place(uri), one, Delta(uri, evolve=True), spark) for one in wider]
+        assert {start.result() for start in starts} == {str(DeltaTable(uri).metadata().id)}
+    assert {field.name for field in DeltaTable(uri).schema().fields} == {"key", "part", "n", "m", "k"}
+    other = t.StructType([*NARROW.fields, t.StructField("n", t.StringType())])
+    with pytest.raises(UsageError, match="n: bigint in the table, string in the query"):
+        ensure_sink(Place(uri), other, Delta(uri, evolve=True), spark)
+
+
+def test_keys_of_all_types_find_their_rows(spark: SparkSession, uri: str, tmp_path: Path) -> None:
+    """NaN is NaN, -0.0 is 0.0, null is null, and a struct is what is in it; a map is no key."""
+    kinds = {
+        "number": "if(id = 0, double('NaN'), if(id = 1, IF(again, -0.0D, 0.0D), double(id)))",
+        "price": "cast(id / 4 AS decimal(20,4))",
+        "at": "timestamp_micros(id * 86400000001)",
+        "parts": "named_struct('a', id, 'b', IF(id = 2, null, 'x'))",
+        "none": "cast(null AS string)",
+        "day": "date_add(date'2024-02-28', cast(id AS int))",
+    }
+
+    def frame(again: bool) -> DataFrame:
+        made = spark.range(3).withColumn("again", F.lit(again))
+        return made.selectExpr(*(f"{sql} AS {name}" for name, sql in kinds.items()), "again", "id AS n")
+
+    place, delta = Place(uri), Delta(uri, key=list(kinds))
+    ensure_sink(place, frame(again=False).schema, delta, spark)
+    writer = SinkWriter(JOB, "a", StageId("s"), "out", AttemptId(1))
+    sink = DeltaSink(Root(str(tmp_path / "a")), uri, writer, RunId(1), lambda: spark, tuple(kinds))
+    sink.begin()
+    for number, again in enumerate((False, True)):
+        sink.commit_batch(sink.write_files(frame(again), BatchId(number)), BatchId(number))
+    found = DeltaTable(uri).to_pyarrow_table().to_pylist()
+    assert sorted((row["n"], row["again"]) for row in found) == [(0, True), (1, True), (2, True)]
+    with pytest.raises(UsageError, match="key names m, and maps cannot be compared"):
+        check_sink(place, spark.range(1).selectExpr("map(id, id) AS m").schema, Delta(uri, key="m"), spark)
+
+
+def test_rows_are_merged_into_tables_with_features_of_their_own(
+    spark: SparkSession, uri: str, make: Make
+) -> None:
+    """Generated columns and the change feed follow; of rows that others put in twice both change."""
+    spark.sql(
+        f"""CREATE TABLE delta.`{uri}` (key string, part int, n bigint,
+            double_n bigint GENERATED ALWAYS AS (n * 2)) USING delta
+            TBLPROPERTIES (delta.enableChangeDataFeed = true, delta.enableDeletionVectors = true)"""
+    )
+    theirs = spark.createDataFrame([("x", 1, 7), ("x", 1, 8)], SCHEMA)
+    theirs.write.format("delta").mode("append").save(uri)
+    sink = make(Delta(uri, key="key"))
+    sink.begin()
+    put(spark, sink, 0, [("a", 1, 1), ("b", 1, 2)])
+    put(spark, sink, 1, [("a", 2, 10), ("x", 2, 9)])
+    found = sorted((row.key, row.n, row.double_n) for row in spark.read.format("delta").load(uri).collect())
+    assert found == [("a", 10, 20), ("b", 2, 4), ("x", 9, 18), ("x", 9, 18)]
+    cut = sink.version_at(BatchId(0))
+    make(Delta(uri, key="key"), attempt=2, run=2).restore_to(cut, Own(JOB, "a", frozenset()))
+    back = sorted((row.key, row.n, row.double_n) for row in spark.read.format("delta").load(uri).collect())
+    assert back == [("a", 1, 2), ("b", 2, 4), ("x", 7, 14), ("x", 8, 16)]
+
+
+def test_a_restore_of_a_run_that_was_replaced_undoes_nothing(
+    spark: SparkSession, uri: str, make: Make
+) -> None:
+    """It stood still before Delta's RESTORE, while another one ended and the job began."""
+    delta = Delta(uri, partition_by="part")
+    sink = make(delta)
+    sink.begin()
+    put(spark, sink, 0, [("a", 1, 1)])
+    cut = sink.version_at(BatchId(0))
+    put(spark, sink, 1, [("b", 1, 2)])
+    late = make(delta, attempt=2, run=2)
+    newer = make(delta, attempt=3, run=4)
+    newer.begin()
+    put(spark, newer, 0, [("c", 1, 3)])
+    with pytest.raises(Fenced):
+        late.restore_to(cut, Own(JOB, "a", frozenset()))
+    assert rows(uri) == [("a", 1, 1), ("b", 1, 2), ("c", 1, 3)]
 
 
 def test_a_restore_is_refused_where_one_root_has_rewritten_rows_of_another(

@@ -13,6 +13,7 @@ from spark_abs.protocol.control import OutsideSink, begin_job
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.restore.outside import outside_facts
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+from spark_abs.store.root import Root
 
 BEGIN = Mark(AttemptId(1), CheckpointId(0), Version(0))
 
@@ -43,5 +44,5 @@ def test_a_restore_says_of_a_sink_that_cannot_be_asked_why_and_may_go_on(kind: t
     state: Any = begin_job("job", 1)
     state = type(state)(state.job, state.root, state.attempts, outside=(record,))
     own = {"sent": Gone(kind("no way"))}
-    (found,) = outside_facts(state, cast(Manifest, None), (), Branch(AttemptId(2), None), own)
+    (found,) = outside_facts(Root("/none"), state, cast(Manifest, None), (), Branch(AttemptId(2), None), own)
     assert found.gone == "it cannot be asked: no way"

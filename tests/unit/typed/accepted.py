@@ -85,6 +85,7 @@ def without_a_handle(spark: SparkSession) -> spark_abs.JobRoot:
 def outside(job: spark_abs.Job, stage: spark_abs.Output, own: spark_abs.TwoPhaseSink) -> None:
     job.sink("rows", stage, postgres="rows")
     job.sink("merged", stage, table=spark_abs.Delta("merged", key="key", partition_by=["day"], evolve=True))
+    job.sink("shown", stage, table=spark_abs.Delta("shown", visible="checkpoint"))
     job.sink("last", stage, postgres=spark_abs.Postgres("last", mode="upsert", key=("key",), history=True))
     job.sink("topic", stage, kafka="topic")
     job.sink("many", stage, kafka=spark_abs.Kafka(bootstrap="here:9092"))

@@ -1,0 +1,103 @@
+"""The way back of a Delta table: to the rows of a recorded version, in a commit that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from spark_abs.codec import to_json
+from spark_abs.errors import Refused
+from spark_abs.model import NO_TABLE, Version
+from spark_abs.sinks import delta_spark_writer
+from spark_abs.sinks.changes import Own, changes_since
+from spark_abs.sinks.delta_marks import Marked, commit_mark
+from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.sinks.undo import undoing
+from spark_abs.store.table import Commit, Table
+
+if TYPE_CHECKING:
+    from spark_abs.sinks.delta_marks import Session
+
+
+def bring_back(
+    table: Table, version: Version, own: Own, mark: Marked, session: Session, undo_others: bool = False
+) -> None:
+    """Bring a table back to `version`, `NO_TABLE`: to no rows, as of the version read. Repeatable.
+
+    Rows of other roots stay. Of a plain table that is one commit; of any other Delta's RESTORE is one, and
+    the mark another: killed between them, a repeat finds the rows as they must be and marks them.
+
+    Raises:
+        Refused: somebody else has changed data since, and not `undo_others`; names the commits. Or another
+            root has, and its rows cannot be told from ours.
+        CommitConflict: somebody else took the next version.
+        DamageError: the version, or a file of it, is not there any more.
+        CommitStateUnknown: the store did not say; repeat the call.
+    """
+    changes, plain = changes_since(table, version, own), why_not_native(table.delta) is None
+    if changes.of_others and not undo_others:
+        raise Refused(
+            f"{table.uri} was changed by others since version {version}, which a restore would undo; "
+            f"force it to do so: {_operations(table, changes.of_others)}"
+        )
+    if changes.of_roots and not plain:
+        raise Refused(
+            f"{table.uri}: another root has written to it since version {version}, and only Delta's own "
+            "writer can write it: rows of one root cannot be undone alone. Give each job its own table"
+        )
+    said = to_json(mark.note)
+    if changes.of_roots:
+        undone = undoing(table, version, own)
+        table.commit_next(replace(undone, transactions=mark.transactions, metadata=said))
+    elif changes and plain and version == NO_TABLE:
+        table.commit_next(Commit((), mark.transactions, said, replace=True))
+    elif changes and plain:
+        table.restore(version, Commit(transactions=mark.transactions, metadata=said))
+    else:
+        if changes:
+            delta_spark_writer.restore(session(), table.place, version, said)
+            table.refresh()  # it may have fewer columns now
+        commit_mark(table, mark, session)
+
+
+def why_not_back(table: Table, version: Version, own: Own) -> str:
+    """Say what keeps a version from coming back, empty if nothing does; changes nothing, needs no Spark."""
+    if gone := missing(table, version):
+        return gone
+    changes = changes_since(table, version, own)
+    if changes.of_others:
+        return f"others have changed rows of the table since: {_operations(table, changes.of_others)}"
+    if changes.of_roots:
+        if why_not_native(table.delta) is not None:
+            return "another root has written to the table since, and only Delta's own writer can write it"
+        try:
+            undoing(table, version, own)
+        except Refused as error:
+            return str(error)
+    return ""
+
+
+def missing(table: Table, version: Version) -> str:
+    """Say which files of a version are gone, empty if none is."""
+    if version == NO_TABLE:
+        return ""
+    try:
+        handle = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
+        then = handle.file_uris()
+    except (DeltaError, OSError) as error:
+        return f"version {version} cannot be opened any more: {error}"
+    storage = table.place.storage
+    gone = [u for u in set(then) - set(table.delta.file_uris()) if not storage.place(u).exists()]
+    return f"{len(gone)} files of version {version} are gone, as {gone[0]}" if gone else ""
+
+
+def _operations(table: Table, versions: Sequence[Version]) -> str:
+    commits = [(version, table.read_commit(version)) for version in versions]
+    return "; ".join(
+        f"version {version}: {commit.operation if commit else 'not in the log any more'}"
+        for version, commit in commits
+    )

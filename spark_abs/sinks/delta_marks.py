@@ -1,0 +1,70 @@
+"""Marks in the log of a Delta table: commits that say something and change no rows, and who made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spark_abs.codec import to_json
+from spark_abs.model import owner_of, run_app_id
+from spark_abs.sinks import delta_spark_writer
+from spark_abs.sinks.commit_metadata import SinkMetadata, note_of
+from spark_abs.sinks.delta_spark_writer import Stamp
+from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.store.table import Commit, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    Session = Callable[[], SparkSession]
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What a commit says: application ids with their versions, and a note."""
+
+    transactions: Mapping[str, int]
+    note: SinkMetadata
+
+
+def commit_mark(table: Table, mark: Marked, session: Session) -> None:
+    """Commit ids and a note without rows.
+
+    Of a table that is not plain Delta's own writer does it, one id in a commit: the last id says that it is
+    done. It skips an id whose version is not above the one in the log, in silence.
+
+    Raises:
+        CommitConflict: another commit stands in the way.
+    """
+    if why_not_native(table.delta) is None:
+        table.commit_next(Commit(transactions=mark.transactions, metadata=to_json(mark.note)))
+        return
+    *first, last = mark.transactions.items()
+    for app, number in first:
+        stamp = Stamp(app, number, to_json(replace(mark.note, took_over=False)))
+        delta_spark_writer.mark(session(), table, stamp)
+    delta_spark_writer.mark(session(), table, Stamp(*last, to_json(mark.note)))
+
+
+def epochs_app(job: str, root: str, sink: str) -> str:
+    """Name the application id under which a sink commits what completed checkpoints are behind."""
+    return f"{owner_of(job, root)}/{sink}/epochs"
+
+
+def other_writers(table: Table, job: str, root: str) -> tuple[str, ...] | None:
+    """Return the ids that fence all other roots that have written since this one took the table over.
+
+    None if it did, and nobody has.
+    """
+    found: set[str] = set()
+    for version in range(table.version, -1, -1):
+        commit = table.read_commit(version)
+        note = note_of(commit, table.uri) if commit is not None else None
+        if commit is None or (note is not None and (note.job, note.root) == (job, root) and note.took_over):
+            return tuple(sorted(found)) or None
+        if note is not None and (note.job, note.root) != (job, root):
+            found.add(run_app_id(owner_of(note.job, note.root)))
+            if note.epoch is not None:
+                found.add(epochs_app(note.job, note.root, note.sink.rpartition("/")[2]))
+    return tuple(sorted(found))
