@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_abs.errors import SinkFailed, SinkUnreachable
@@ -43,7 +44,11 @@ class SendTasks:
             context.setJobDescription(self._name)
             context.addJobTag(self._tag)
             return context.parallelize(parts, len(parts)).map(work).collect()
-        except (Py4JError, AttributeError) as error:  # of a context that was stopped there is no JVM
+        except (
+            Py4JError,
+            PySparkException,
+            AttributeError,
+        ) as error:  # of a context that was stopped there is no JVM
             cause = cause_of(error)
             if "ModuleNotFoundError" in cause or "ImportError" in cause:
                 raise SinkFailed(
