@@ -45,7 +45,7 @@ $(VENV)/.broker: $(VENV)/.jars
 changes: venv
 	@PYTHONPATH=.:jobs $(BIN)/python -m tests.soak.changes
 
-# Needs a machine that does nothing else; about an hour and a half on two cores; BENCH="hop state" for some.
+# Needs a machine that does nothing else; some hours on two cores; BENCH="hop state" for some.
 bench: venv
 	@PYTHONPATH=jobs $(BIN)/python -m bench $(BENCH)
 

@@ -19,6 +19,7 @@ from bench import (
     hop,
     hot_key,
     local_disk,
+    nexmark,
     outside,
     overhead,
     recovery,
@@ -54,6 +55,7 @@ def _groups(
         "repeats": lambda: repeats.figures(session(), base / "repeats", _KILLS, console),
         "epochs": lambda: epochs.figures(session(), base / "epochs", many, console),
         "flink": lambda: flink.figures(session(), base / "flink", runs, console),
+        "nexmark": lambda: nexmark.figures(session(), base / "nexmark", runs, divide, console),
         "slow": lambda: slow_consumer.figures(session(), base, runs, console),
         "overtaking": lambda: hot_key.figures(session(), base, runs, console),
         "functions": lambda: state_functions.figures(session(), base, runs, divide, console),
@@ -67,7 +69,12 @@ def _groups(
 @click.option("--runs", default=5, show_default=True, help="Runs that count; variants take turns.")
 @click.option("--files", default=whole_job.FILES, show_default=True, help="Input files of the whole job.")
 @click.option("--megabytes", default=1024, show_default=True, help="The large state.")
-@click.option("--divide", default=1, show_default=True, help="Makes the group functions smaller, to try it.")
+@click.option(
+    "--divide",
+    default=1,
+    show_default=True,
+    help="Makes functions and nexmark smaller, to try them.",
+)
 @click.option("--epochs", "many", default=epochs.EPOCHS, show_default=True, help="Checkpoints of one job.")
 @click.option("--results", default=RESULTS, type=click.Path(path_type=Path), help="Where figures go.")
 def main(
@@ -76,7 +83,7 @@ def main(
     """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
     They are: commits, deciding, reading, disk, hop, start, wide, overhead, recovery, outside, repeats,
-    epochs, flink, slow, overtaking, functions, state, job.
+    epochs, flink, nexmark, slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:
