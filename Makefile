@@ -11,16 +11,18 @@ PYTEST := $(BIN)/python -m pytest -n 2
 demo: venv
 	@$(BIN)/python jobs/demo.py
 
-# What needs no Spark: style, types, unit tests.
+# All of tests/sim but the search of whole state spaces, which takes as long as everything else here.
+QUICK := tests/unit tests/sim --ignore=tests/sim/test_explore.py
+# What needs no Spark: style, types, unit tests, the simulator.
 check: venv
 	@echo "ruff" && $(BIN)/ruff check --config conf/ruff.toml .
 	@echo "vulture" && $(BIN)/vulture --config conf/vulture.toml
 	@echo "bandit" && $(BIN)/bandit -q -r spark_abs jobs -c conf/bandit.yaml
 	@echo "mypy" && $(BIN)/mypy --strict spark_abs jobs tests
-	@echo "pytest tests/unit" && $(PYTEST) tests/unit
+	@echo "pytest tests/unit tests/sim" && $(PYTEST) $(QUICK)
 
 # A part of everything: real Spark, kills, restores, the command.
-PART := tests/sim tests/cli tests/spark/test_job_life.py tests/spark/test_changed_jobs.py \
+PART := tests/sim/test_explore.py tests/cli tests/spark/test_job_life.py tests/spark/test_changed_jobs.py \
   tests/spark/test_restore.py tests/spark/test_consistent_cut.py tests/spark/test_one_evaluation.py \
   tests/crash/test_leftovers.py tests/crash/test_rollback.py
 test: check $(VENV)/.classes

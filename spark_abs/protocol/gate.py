@@ -88,9 +88,8 @@ def decide(
 
     Args:
         own: where the input stands.
-        stage: all gate positions of the stage's newest offset file, `own` among them, as a multiset: a
-            channel used twice gives two lines, of which one equal to `own` is left out. Empty before the
-            first batch.
+        stage: all gate positions of the stage's newest offset file, `own` among them; a channel used twice
+            gives two lines. Empty before the first batch.
         entries: the entries after `own.version` that count, ascending. Not touched while the input is
             blocked or closed, and read no further than the decision needs.
         settled: what is known of outcomes. Knowing more can only unblock, never move a barrier.
@@ -153,12 +152,9 @@ def _must_wait(own: Position, stage: Sequence[Position], run: RunId) -> bool:
     An input past the barrier has it too. An input, even a closed one, with a newer epoch than one that
     lacks the barrier can only have skipped it: the barrier is subsumed.
     """
-    others = list(stage)
-    if own in others:
-        others.remove(own)
-    if any(other.epoch > own.epoch for other in others):
+    if any(other.epoch > own.epoch for other in stage):
         return False
-    return any(other.epoch < own.epoch for other in others if not other.is_closed(run))
+    return any(other.epoch < own.epoch for other in stage if not other.is_closed(run))
 
 
 def _after(position: Position, entry: Entry, attempt: AttemptId) -> Position:

@@ -212,6 +212,17 @@ def test_a_closed_input_past_the_barrier_forbids_the_cut() -> None:
     assert stage.batch() == Cancelled(CheckpointId(1))
 
 
+def test_a_closed_input_past_the_barrier_keeps_nobody_waiting() -> None:
+    """B skipped 1, took 2 and ended: A need not wait until C has 1, there will be no cut of it (P8)."""
+    stage = Alignment("a", "b", "c")
+    stage.write("a", marker=1)
+    stage.batch()
+    before = stage.waiting()
+    stage.write("b", marker=2, end=True)
+    stage.batch()
+    assert (before, stage.waiting()) == ({0: CheckpointId(1)}, {})
+
+
 def test_a_stage_without_open_inputs_is_free() -> None:
     """It takes barriers like a source from then on (P10)."""
     stage = Alignment("a", "b")
