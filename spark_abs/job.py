@@ -242,7 +242,7 @@ class Job:
             foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
                 channels of its stage, and again, as in Spark, for a batch that is repeated.
             postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows behind
-                each checkpoint, exactly once.
+                each checkpoint, or with each batch, exactly once.
             kafka: a topic of Kafka, or `spark_abs.Kafka` to say more of it: gets a record for each row behind
                 each checkpoint, exactly once for readers of what is committed.
             iceberg: a table of Iceberg, or `spark_abs.Iceberg` to say more of it: gets a snapshot behind each

@@ -1,4 +1,4 @@
-"""One sink outside: a thread that sends it the rows that completed checkpoints are behind."""
+"""One sink outside: a thread that sends it rows, behind completed checkpoints or with each batch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from spark_abs.channels.follow import follow
 from spark_abs.checkpointing.send_tasks import SendTasks
 from spark_abs.errors import (
     CommitConflict,
@@ -18,7 +19,7 @@ from spark_abs.errors import (
     SinkFailed,
     SinkUnreachable,
 )
-from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, StageId, channel_id
+from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, StageId, Version, channel_id
 from spark_abs.protocol import outside
 from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.control import OutsideSink, attach_outside
@@ -61,7 +62,7 @@ class Sending:
 
 
 class Sender:
-    """Sends the rows of one sink in a thread of its own. `completed`, `mark`, `waits`: any thread."""
+    """Sends the rows of one sink in its own thread. `completed`, `wrote`, `mark`, `waits`: any thread."""
 
     def __init__(
         self,
@@ -99,6 +100,10 @@ class Sender:
         self._wake = threading.Condition()
         self._closing = self._abandoned = False
         self._trouble = ""
+        self._batches = follow(ctx.root, sending.channel, path) if sending.sink.each_batch else None
+        self._looked, self._newest = self._batches is None, FIRST_ENTRY
+        """Whether the log was read, and the newest entry with rows that is known: which there are between the
+        mark and that one says the log."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -114,7 +119,10 @@ class Sender:
     @property
     def waits(self) -> bool:
         """Whether something can be sent that has not been."""
-        return bool(outside.next_epochs(self.mark, list(self._cuts), self._path))
+        mark = self.mark
+        if not self._looked or self._newest > mark.version:
+            return True
+        return bool(outside.next_epochs(mark, list(self._cuts), self._path))
 
     def recover(self) -> None:
         """Fence older runs and read the mark; before the first row, and after every failure.
@@ -159,6 +167,14 @@ class Sender:
             if savepoint is not None:
                 self._savepoints[cut.checkpoint] = savepoint
             self._cuts.append(cut)
+            self._wake.notify_all()
+
+    def wrote(self, version: Version) -> None:
+        """Hear of an entry with rows that stands in the channel; one may be told twice."""
+        if self._batches is None:
+            return
+        with self._wake:
+            self._newest = max(self._newest, version)
             self._wake.notify_all()
 
     def close(self, patience_s: float) -> str:
@@ -214,10 +230,23 @@ class Sender:
         """Send epoch by epoch what is complete; from an unknown mark on, read it first."""
         if not self._known:
             self.recover()
-        for after, until in outside.next_epochs(self.mark, list(self._cuts), self._path):
+        for after, until in self._next():
             if self._abandoned:
                 return
             self._send_one(after, until)
+
+    def _next(self) -> Sequence[tuple[Mark, Mark]]:
+        """Return what can be sent now; to a sink that takes each batch, what the log has by now."""
+        mark = self.mark
+        if self._batches is None:
+            return outside.next_epochs(mark, list(self._cuts), self._path)
+        entries = [entry for entry in self._batches.after(mark.version) if entry.files]
+        self._batches.forget(mark.version)
+        with self._wake:  # what was told meanwhile is newer, and wakes the thread once more
+            self._newest, self._looked = max([self._newest, *(e.version for e in entries)]), True
+        return outside.next_batches(
+            mark, [(e.attempt, e.version) for e in entries], list(self._cuts), self._path
+        )
 
     def _send_one(self, after: Mark, until: Mark) -> None:
         ctx, name = self._ctx, self._sending.name
@@ -231,7 +260,8 @@ class Sender:
             lambda: ctx.failpoint(f"send.{name}.rows.after"),
             self._tasks,
         )
-        savepoint = self._savepoints.get(until.checkpoint)
+        whole = until in list(self._cuts)  # a batch behind the cut of a savepoint names it, too
+        savepoint = self._savepoints.get(until.checkpoint) if whole else None
         epoch = Epoch(self._owner, after, until, self.floor, self._committed is None, savepoint)
         ctx.failpoint(f"send.{name}.commit.before")
         try:
@@ -239,9 +269,10 @@ class Sender:
         except (*AGAIN, Fenced):
             raise
         except Exception as error:
-            raise SinkFailed(
-                f"sink {name!r} did not take {rows.count:,} rows of checkpoint {until.checkpoint}: {error}"
-            ) from error
+            which = f"of checkpoint {until.checkpoint}"
+            if self._batches is not None:
+                which = f"behind checkpoint {after.checkpoint}, of entry {until.version} of {self.channel}"
+            raise SinkFailed(f"sink {name!r} did not take {rows.count:,} rows {which}: {error}") from error
         ctx.failpoint(f"send.{name}.commit.after")
         self._committed = until
         with self._wake:  # a checkpoint may complete meanwhile

@@ -17,7 +17,7 @@ from spark_abs.errors import (
     Refused,
 )
 from spark_abs.manifest import Manifest
-from spark_abs.model import NO_EPOCH, Branch, ChannelId, Version, channel_id
+from spark_abs.model import NO_EPOCH, Branch, ChannelId, Entry, Version, channel_id
 from spark_abs.plan.specs import SinkSpec
 from spark_abs.protocol import outside
 from spark_abs.protocol.changes import FIRST_ENTRY
@@ -50,10 +50,18 @@ class Senders:
             for cut in cuts_of([manifest], sender.channel):
                 sender.completed(cut, manifest.name)
 
+    def wrote(self, entries: Mapping[ChannelId, Entry]) -> None:
+        """Hear of a batch that stands in the channels."""
+        for sender in self._senders:
+            entry = entries.get(sender.channel)
+            if entry is not None and entry.files:
+                sender.wrote(entry.version)
+
     def unsent(self, channel: ChannelId) -> tuple[Version, ...]:
         """Return how far each sink has read a channel, as credit counts it.
 
-        What lies behind the newest complete checkpoint cannot be sent yet, and holds nobody back.
+        What lies behind the newest complete checkpoint cannot be sent yet, and holds nobody back, but where a
+        sink takes each batch.
         """
         mine = [sender for sender in self._senders if sender.channel == channel]
         return tuple(sender.mark.version if sender.waits else NOTHING_WAITS for sender in mine)

@@ -12,6 +12,7 @@ from spark_abs.cli.checkpoints import list_checkpoints
 from spark_abs.cli.forget import forget
 from spark_abs.cli.guide import guide
 from spark_abs.cli.history import history
+from spark_abs.cli.prepared import prepared
 from spark_abs.cli.restore import restore
 from spark_abs.cli.root_command import Context, output_option
 from spark_abs.cli.savepoint import savepoint
@@ -43,8 +44,8 @@ class Verbs(click.Group):
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
-    Every command but `check` and `guide` takes the root of the job first: the directory or URI given as
-    `root=` to the job.
+    Every command but `prepared`, `check` and `guide` takes the root of the job first: the directory or URI
+    given as `root=` to the job.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found, 4 a savepoint that
     may still complete.
@@ -64,6 +65,7 @@ for command in (
     forget,
     restore,
     verify,
+    prepared,
     check,
     guide,
 ):

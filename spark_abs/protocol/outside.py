@@ -4,12 +4,15 @@ Rows for such a sink lie in the channel of an output. An epoch is what lies ther
 completed checkpoints; it is sent whole, behind the completion, and committed together with its mark. So a
 crash at any moment leaves one of two things: the mark before it and none of its rows, or its mark and all.
 The channel holds what has not been sent, so no transaction stays open meanwhile.
+
+A sink may also take each batch as an epoch of its own, as soon as its entry is in the channel: an entry is
+never withdrawn but by going back to a checkpoint, and then the mark says that it was sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_abs.model import (
     NO_EPOCH,
@@ -30,7 +33,8 @@ class Mark:
     attempt: AttemptId
     """Whose entry that is."""
     checkpoint: CheckpointId
-    """The checkpoint whose cut it is; 0 where the channel begins."""
+    """The checkpoint whose cut it is, or of an entry between two cuts the newest one before it that was known
+    to be complete; 0 where the channel begins."""
     version: Version
 
 
@@ -71,6 +75,33 @@ def next_epochs(mark: Mark, cuts: Iterable[Mark], path: Sequence[Branch]) -> tup
     ahead = {c.version: c for c in cuts if c.version > mark.version and is_on(path, c)}
     ordered = [ahead[version] for version in sorted(ahead)]
     return tuple(zip([mark, *ordered], ordered, strict=False))
+
+
+def next_batches(
+    mark: Mark, entries: Iterable[tuple[AttemptId, Version]], cuts: Iterable[Mark], path: Sequence[Branch]
+) -> tuple[tuple[Mark, Mark], ...]:
+    """Return what is to be sent to a sink that takes each batch: as `next_epochs`, entry by entry.
+
+    Also a cut behind the last entry is returned, without rows: its mark lets what is older go. No epoch has
+    an entry in its middle, so one can go back to any cut between two of them, complete by now or later.
+
+    Args:
+        mark: what the sink has committed; it counts on the path.
+        entries: those of the channel that hold rows.
+        cuts: the cuts of completed checkpoints in the channel, in any order.
+        path: what counts in the channel, see `channel_path`.
+    """
+    mine = sorted((c for c in cuts if is_on(path, c)), key=lambda c: (c.version, -c.checkpoint))
+    ahead = {v: Mark(a, NO_EPOCH, v) for a, v in entries if v > mark.version and counts(path, a, v)}
+    ahead |= {c.version: c for c in mine if c.version > mark.version}
+    found, before, newest = [], mark, mark.checkpoint
+    for version in sorted(ahead):
+        while mine and mine[0].version <= version:
+            newest = max(newest, mine.pop(0).checkpoint)
+        at = replace(ahead[version], checkpoint=newest)
+        found.append((before, at))
+        before = at
+    return tuple(found)
 
 
 def is_on(path: Sequence[Branch], mark: Mark) -> bool:
@@ -119,9 +150,16 @@ def mark_after_rollback(
 def sent_behind(
     back: Mark, mark: Mark, line: Sequence[Branch], cuts: Iterable[Mark]
 ) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints whose epochs a sink has committed behind `back`, as far as they are known."""
-    ids = {c.checkpoint for c in cuts if back.version < c.version <= mark.version and is_on(line, c)}
-    return tuple(sorted({*ids, mark.checkpoint} if mark.version > back.version else ids))
+    """Return the checkpoints whose epochs a sink has committed behind `back`, as far as they are known.
+
+    None of them if it has committed only batches behind it, whose checkpoint never was complete.
+    """
+    mine = [c for c in cuts if is_on(line, c)]
+    ids = {c.checkpoint for c in mine if back.version < c.version <= mark.version}
+    before = {c.checkpoint for c in mine if c.version <= back.version} | {back.checkpoint}
+    if mark.version > back.version and mark.checkpoint > max(before):
+        ids.add(mark.checkpoint)
+    return tuple(sorted(ids))
 
 
 def undone_from(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:

@@ -43,6 +43,8 @@ class OutsideFacts:
     """Its mark behind the restore, if that is another."""
     behind: tuple[CheckpointId, ...] = ()
     """Checkpoints whose epochs it has committed and the restore goes back behind."""
+    between: bool = False
+    """Whether it has committed batches of a checkpoint that is not complete."""
     why_not: str = ""
     """What keeps it from taking them back; empty if nothing does."""
     gone: str = ""
@@ -146,7 +148,9 @@ def _facts(
         if back == mark or _left_before(state, manifest, path, mark):
             return OutsideFacts(record.sink, where, mark)
         behind = outside.sent_behind(back, mark, line, cuts)
-        return OutsideFacts(record.sink, where, mark, back, behind, sink.why_not(owner, back))
+        between = all((c.attempt, c.version) != (mark.attempt, mark.version) for c in cuts)
+        why_not = sink.why_not(owner, back)
+        return OutsideFacts(record.sink, where, mark, back, behind, sink.each_batch and between, why_not)
     except (SinkUnreachable, SinkFailed, DamageError, UsageError, OSError) as error:
         return OutsideFacts(record.sink, where, None, gone=f"it cannot be asked: {error}")
     finally:
@@ -156,14 +160,13 @@ def _facts(
 def _left_before(state: ControlState, manifest: Manifest, path: Sequence[Branch], mark: Mark) -> bool:
     """Say whether a sink had left the job before one left its attempt: what it has sent still counts.
 
-    The channel was not there any more at that cut, so no entry says so.
+    The channel was not there any more at that cut, so no entry says so. A mark of that very checkpoint is of
+    a sink that has come to the job behind it, and has sent batches since.
     """
     steps = state.lineage(manifest.cut.attempt)
     ends = [*(step.base or step.checkpoint for step in steps[1:]), manifest.cut.checkpoint]
     return any(
-        step.id == mark.attempt
-        and branch.until == NOTHING
-        and NO_EPOCH < mark.checkpoint <= (end or NO_EPOCH)
+        step.id == mark.attempt and branch.until == NOTHING and NO_EPOCH < mark.checkpoint < (end or NO_EPOCH)
         for step, branch, end in zip(steps, path, ends, strict=False)
     )
 
@@ -197,6 +200,7 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
     """
     for found in facts:
         ids = ", ".join(map(str, found.behind))
+        behind = f"the epochs of checkpoints {ids}, behind that one," if ids else "rows behind that one"
         name = f"{found.sink}{found.where}"
         if found.gone:
             if not force:
@@ -207,17 +211,24 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
             yield KeepSink((found.sink,), f"{found.gone}: what it has sent stays, and it is not fenced")
             continue
         sent = found.mark.checkpoint if found.mark is not None else NO_EPOCH
-        yield FenceOutside(found.sink, sent, returns=found.back is not None)
+        version = found.mark.version if found.mark is not None else None
+        yield FenceOutside(found.sink, sent, returns=found.back is not None, version=version)
         if found.mark is None or found.back is None:
             continue
         if found.why_not and not force:
             raise Refused(
-                f"sink {name} has committed the epochs of checkpoints {ids}, behind that one, and "
-                f"cannot take them back: {found.why_not}. Go back to checkpoint {found.mark.checkpoint} or a "
-                f"later one, or say {forced_by(Force.OUTSIDE)}: then they stay there, what is computed "
+                f"sink {name} has committed {behind} and cannot take them back: {found.why_not}. "
+                f"{_ways_out(found)}say {forced_by(Force.OUTSIDE)}: then they stay there, what is computed "
                 "again is sent again, to be appended a second time or to replace rows of the same key"
             )
         yield ReturnOutside(found.sink, found.back, found.behind, keep=bool(found.why_not))
+
+
+def _ways_out(found: OutsideFacts) -> str:
+    """Name a checkpoint behind which nothing was sent, if one is known to be."""
+    if found.mark is None or found.between:
+        return "Start the job without going back, or go back to a later checkpoint, which keeps them; or "
+    return f"Go back to checkpoint {found.mark.checkpoint} or a later one, or "
 
 
 def carry_out_outside(
@@ -247,12 +258,13 @@ def carry_out_outside(
                 sink.abort(owner, step.back, keep=step.keep)
             return
         path = channel_path(state, channel_id(record.stage, record.output))
-        planned = found is None or step.returns or found.checkpoint == step.sent
-        if found is not None and not planned and not outside.is_on(path, found):
+        if found is None or step.returns or outside.is_on(path, found):
+            return
+        if (found.checkpoint, found.version) != (step.sent, step.version or found.version):
             again = way("call restore again", "give the command again")
             raise Refused(
-                f"sink {step.sink!r} has committed checkpoint {found.checkpoint} since the restore was "
-                f"planned: {again}"
+                f"sink {step.sink!r} has committed rows up to checkpoint {found.checkpoint} and entry "
+                f"{found.version} since the restore was planned: {again}"
             )
     finally:
         sink.close()

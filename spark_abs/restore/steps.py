@@ -128,6 +128,8 @@ class FenceOutside:
     """The checkpoint whose epoch it had committed last; 0 for none."""
     returns: bool
     """Whether its mark is brought back next."""
+    version: Version | None = None
+    """The entry that it had committed last, None for nothing: what follows may be of the same checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,8 @@ class ReturnOutside:
     sink: str
     back: Mark
     epochs: tuple[CheckpointId, ...]
-    """The checkpoints behind it whose epochs it has committed, as far as they are known."""
+    """The checkpoints behind it whose epochs it has committed, as far as they are known; none if it has only
+    committed batches of a checkpoint that never was complete."""
     keep: bool
 
 
@@ -218,10 +221,11 @@ def _brought_back(step: RestoreSink | FenceOutside | ReturnOutside) -> str:
 
 def _outside(step: FenceOutside | ReturnOutside) -> str:
     if isinstance(step, FenceOutside):
-        has = f"has sent up to checkpoint {step.sent}" if step.sent else "has sent nothing"
+        sent = step.sent or step.version is not None
+        has = f"has sent up to checkpoint {step.sent}" if sent else "has sent nothing"
         rest = "" if step.returns else ", which stays; what follows is sent once"
-        return f"refuse older runs at sink {step.sink}, which {has}{rest if step.sent else ''}"
-    epochs = f"the epochs of checkpoints {_listed(step.epochs)}"
+        return f"refuse older runs at sink {step.sink}, which {has}{rest if sent else ''}"
+    epochs = f"the epochs of checkpoints {_listed(step.epochs)}" if step.epochs else "what was sent behind it"
     if step.keep:
         return f"leave {epochs} in sink {step.sink}: what is computed again is sent there again"
     return f"undo {epochs} in sink {step.sink}, from what it has kept of them"

@@ -232,7 +232,9 @@ def _runner(
     outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain)
     start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
     credit = _credit(ctx, given.graph, stage.name, common)
-    runner = StageRunner(ctx, stage.name, outputs, start, common.snapshots, credit, common.warm_up)
+    runner = StageRunner(
+        ctx, stage.name, outputs, start, common.snapshots, credit, common.warm_up, common.senders.wrote
+    )
     runner.batch_lock.await_stop = partial(sleep_until_stopped, job.spark)
     return runner
 

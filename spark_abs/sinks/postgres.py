@@ -6,11 +6,10 @@ It is long because every part of the contract of a `TwoPhaseSink` is one transac
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,70 +17,24 @@ try:
     import psycopg
 except ImportError as missing:
     raise ImportError("a PostgreSQL sink needs psycopg 3: pip install 'spark-abs[postgres]'") from missing
-from psycopg import conninfo, errors
-from psycopg.sql import SQL
+from psycopg import errors
+from psycopg.sql import SQL, Literal
 
-from spark_abs.errors import CommitConflict, Fenced, Refused, SinkFailed, SinkUnreachable, UsageError
+from spark_abs.errors import CommitConflict, Fenced, Refused, UsageError
 from spark_abs.model import AttemptId, CheckpointId, Version
+from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.postgres_config import HISTORY, Postgres
+from spark_abs.sinks.postgres_connection import Connection, Server
 from spark_abs.sinks.postgres_copy import copy_text
+from spark_abs.sinks.postgres_prepared import end, end_all, gid_of, is_there, require_prepared
 from spark_abs.sinks.postgres_schema import COLUMNS, UNIQUE, Column, ddl, misfits
-from spark_abs.sinks.postgres_sql import HISTORY, MARKER, Statements
+from spark_abs.sinks.postgres_sql import MARKER, Statements, staged_as
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
-_AGAIN = frozenset(("08", "25", "40", "53", "55", "57", "58"))
-"""Classes of errors behind which the same transaction may succeed: connection lost, server going down or not
-yet the primary, deadlock or serialization failure, no resources, a lock not to be had."""
-_CONNECTION = {"connect_timeout": "10", "tcp_user_timeout": "60000"}
+__all__ = ["Postgres", "PostgresSink"]
+
 _LOCK_TIMEOUT = "10s"
-_NAME = 63
-"""Bytes of a name on the server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Postgres:
-    """A table of PostgreSQL that takes the rows of an output; names only, never a secret.
-
-    Where the server is comes from libpq's own environment (`PGHOST`, `PGDATABASE`, `PGUSER`, `PGPASSWORD`,
-    `PGPASSFILE`, …), a service of `pg_service.conf`, or a connection string in a variable of the environment.
-    """
-
-    table: str
-    key: tuple[str, ...] = ()
-    """Columns that tell rows apart; a unique index must be on them."""
-    mode: str = "append"
-    """`append` adds each row. `upsert` replaces the row of the same key; the last of an epoch counts."""
-    schema: str = "public"
-    """Of the table, and of the table of marks, `spark_abs_marker`."""
-    history: bool = False
-    """Keep what each epoch changed, in `<table>_spark_abs_history`, so that a restore takes it back: for as
-    long as there is a checkpoint before it. Needs a key."""
-    service: str | None = None
-    """A service of `pg_service.conf`."""
-    dsn_env: str | None = None
-    """The name of an environment variable with the connection string."""
-    password_env: str | None = None
-    """The name of an environment variable with the password."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", tuple(self.key))
-        if self.mode not in ("append", "upsert"):
-            raise UsageError(f"mode={self.mode!r} is neither 'append' nor 'upsert'")
-        if not self.key and (self.mode == "upsert" or self.history):
-            raise UsageError(
-                f"table {self.table!r}: {'history=True' if self.history else 'upsert'} needs key=[…], the "
-                "columns that tell rows apart"
-            )
-        for variable in (self.dsn_env, self.password_env):
-            if variable is not None and not variable.replace("_", "a").isalnum():
-                raise UsageError(f"{variable!r} is not the name of an environment variable")
-        if self.history and len(self.table.encode()) > _NAME - len(HISTORY):
-            raise UsageError(f"table {self.table!r}: its name is too long for one with {HISTORY!r} behind it")
-
-    @property
-    def target(self) -> str:
-        """The table as messages name it."""
-        return f"{self.schema}.{self.table}"
 
 
 class PostgresSink(TwoPhaseSink):
@@ -89,17 +42,21 @@ class PostgresSink(TwoPhaseSink):
 
     def __init__(self, config: Postgres) -> None:
         self._config = config
-        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
-        self._secrets: list[str] = []
+        self.each_batch = config.visible == "batch"
+        self._connection = Connection(config)
+        self._forgotten = FIRST_ENTRY
+        """Up to which entry this object has let the history go."""
 
     # -- what the job and a restore call
 
     def check(self, schema: pa.Schema) -> None:
         """Compare the table with the rows; changes nothing."""
         config = self._config
-        with self._working() as server:
+        with self._connection.working() as server:
             columns = self._columns(server, config.table)
             unique = bool(config.key) and self._is_unique(server)
+            if config.prepared:
+                require_prepared(server, config.target)
         self.close()
         if not columns:
             said = ddl((config.schema, config.table), schema, config.key)
@@ -110,19 +67,26 @@ class PostgresSink(TwoPhaseSink):
 
     def mark(self, owner: Owner) -> Mark | None:
         """Return the mark; changes nothing."""
-        with self._working() as server:
+        with self._connection.working() as server:
             row = self._row(server, owner)
         return None if row is None else row.mark
 
     def recover(self, owner: Owner) -> Mark | None:
-        """Fence older runs: their connections are ended, and the row says the newer run."""
+        """Fence older runs: their connections are ended, and the row says the newer run.
+
+        What they have prepared is then committed if the mark names it, and rolled back if not.
+        """
         config, of = self._config, self._statements()
-        with self._working() as server:
+        with self._connection.working() as server:
+            if config.prepared:
+                require_prepared(server, config.target)
             with server.transaction():
                 before = self._row(server, owner)
             self._refuse_replaced(owner, before)
             if not self._columns(server, MARKER):
                 self._make(server, of.make_marker())
+            if config.prepared and not self._names_prepared(server):
+                self._make(server, of.add_prepared())
             self._end_others(server, owner)
             if config.history:
                 self._ensure_history(server)
@@ -143,31 +107,76 @@ class PostgresSink(TwoPhaseSink):
                 elif begins is None:
                     begins = row.mark.version if row.mark is not None else 0
                 server.execute(of.take(), {**_of(owner), "run": int(owner.run), "history_from": begins})
+            if self._names_prepared(server):
+                named = server.execute(of.read_prepared(), _of(owner)).fetchone()
+                end_all(server, owner, named[0] if named is not None else None)
             return row.mark
 
     def commit(self, epoch: Epoch, rows: Rows) -> None:
-        """Lock the mark, take the rows, move the mark: one transaction."""
-        owner, config = epoch.owner, self._config
-        of = self._statements(rows.schema.names)
-        with self._working() as server, server.transaction():
-            self._lock(server, owner, None if epoch.first else epoch.after)
-            # What COMMIT has answered must stay: the channel forgets the rows behind it.
-            server.execute(
-                "SELECT set_config('synchronous_commit', 'on', true) "
-                "WHERE current_setting('synchronous_commit') = 'off'"
-            )
-            if rows.count:
-                self._write(server, of, epoch, rows)
-            if config.history and epoch.floor:
-                server.execute(of.forget_history(), {**_of(owner), "floor": int(epoch.floor)})
-            server.execute(of.set_mark(), {**_of(owner), **_values(epoch.mark)})
+        """Lock the mark, take the rows, move the mark: one transaction, or with `prepared` two."""
+        with self._connection.working() as server:
+            if self._config.prepared and rows.count:
+                self._commit_prepared(server, epoch, rows)
+            else:
+                with server.transaction():
+                    self._lock(server, epoch.owner, None if epoch.first else epoch.after)
+                    if rows.count:
+                        self._write(server, self._statements(rows.schema.names), epoch, rows)
+                    self._move_mark(server, epoch)
+        self._connection.settled()
+        self._forgotten = max(self._forgotten, epoch.floor)
+
+    def _commit_prepared(self, server: Server, epoch: Epoch, rows: Rows) -> None:
+        """Prepare the rows, let the mark name them, commit them; killed in between, `recover` goes on."""
+        gid, expected = gid_of(epoch), None if epoch.first else epoch.after
+        self._compare(server, epoch.owner, expected)
+        try:
+            # Not `transaction()`: its end would be a COMMIT. What fails within closes the connection.
+            server.execute("BEGIN")
+            self._limit_waiting(server)
+            self._write(server, self._statements(rows.schema.names, staged_as(gid)), epoch, rows)
+            server.execute(SQL("PREPARE TRANSACTION {}").format(Literal(gid)))
+        except errors.DuplicateObject:
+            # A try of this run before, whose answer was lost, has come through behind `recover`.
+            raise CommitConflict(f"{gid} is prepared already") from None
+        except errors.UniqueViolation:
+            server.execute("ROLLBACK")
+            self._compare(server, epoch.owner, expected)  # whoever has replaced this run may have sent them
+            raise
+        try:
+            with server.transaction():
+                self._lock(server, epoch.owner, expected)
+                if not is_there(server, gid):
+                    raise CommitConflict(f"{gid} was rolled back before the mark could name it")
+                self._move_mark(server, epoch)
+                server.execute(self._statements().name_prepared(), {**_of(epoch.owner), "gid": gid})
+        except (Fenced, CommitConflict):
+            end(server, gid, commit=False)
+            raise
+        end(server, gid, commit=True)
+
+    def _compare(self, server: Server, owner: Owner, expected: Mark | None) -> None:
+        """Refuse a run that was replaced or does not know the mark; locks nothing afterwards."""
+        with server.transaction():
+            self._lock(server, owner, expected)
+
+    def _move_mark(self, server: Server, epoch: Epoch) -> None:
+        of = self._statements()
+        # What COMMIT has answered must stay: the channel forgets the rows behind it.
+        server.execute(
+            "SELECT set_config('synchronous_commit', 'on', true) "
+            "WHERE current_setting('synchronous_commit') = 'off'"
+        )
+        if self._config.history and epoch.floor > self._forgotten:
+            server.execute(of.forget_history(), {**_of(epoch.owner), "floor": int(epoch.floor)})
+        server.execute(of.set_mark(), {**_of(epoch.owner), **_values(epoch.mark)})
 
     def why_not(self, owner: Owner, back: Mark) -> str:
         """Say what keeps committed rows from being taken back."""
         config = self._config
         if not config.history:
             return "it keeps no history (history=True would)"
-        with self._working() as server:
+        with self._connection.working() as server:
             row = self._row(server, owner)
             if row is None or row.history_from is None or row.history_from > back.version:
                 return "its history begins later"
@@ -182,7 +191,7 @@ class PostgresSink(TwoPhaseSink):
         why = "" if keep else self.why_not(owner, back)
         if why:
             raise Refused(f"what sink {owner.sink!r} has sent cannot be taken back: {why}")
-        with self._working() as server, server.transaction():
+        with self._connection.working() as server, server.transaction():
             row = self._lock(server, owner, None, compare=False)
             if row.mark == back:
                 return
@@ -200,14 +209,11 @@ class PostgresSink(TwoPhaseSink):
 
     def close(self) -> None:
         """End the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(psycopg.Error):
-                connection.close()
+        self._connection.close()
 
     # -- the parts of a transaction
 
-    def _write(self, server: psycopg.Connection[Any], of: Statements, epoch: Epoch, rows: Rows) -> None:
+    def _write(self, server: Server, of: Statements, epoch: Epoch, rows: Rows) -> None:
         config = self._config
         there = {column.name: column for column in self._columns(server, config.table)}
         arrays = [name in there and there[name].is_array for name in rows.schema.names]
@@ -219,16 +225,19 @@ class PostgresSink(TwoPhaseSink):
             for batch in rows:
                 copy.write(copy_text(batch, arrays))
         if config.history:
-            server.execute(of.lock_replaced(), {})
             kept = {"after": int(epoch.after.version), **_values(epoch.mark)}
             kept |= {"key": list(of.key), "columns": list(of.columns)}
             server.execute(of.keep_replaced(), {**_of(epoch.owner), **kept})
-        if staged:
+        if config.history and config.mode == "upsert":
+            # Not ON CONFLICT: a key that came since would be replaced, and nothing is kept of its row.
+            for statement in of.merge():
+                server.execute(statement, {})
+        elif staged:
             server.execute(of.upsert() if config.mode == "upsert" else of.append(), {})
+        if staged and of.staging:
+            server.execute(of.drop_stage(), {})
 
-    def _lock(
-        self, server: psycopg.Connection[Any], owner: Owner, expected: Mark | None, compare: bool = True
-    ) -> _Row:
+    def _lock(self, server: Server, owner: Owner, expected: Mark | None, compare: bool = True) -> _Row:
         self._limit_waiting(server)
         row = self._row(server, owner, lock=True)
         self._refuse_replaced(owner, row)
@@ -236,14 +245,14 @@ class PostgresSink(TwoPhaseSink):
             raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {row}")
         return row
 
-    def _limit_waiting(self, server: psycopg.Connection[Any]) -> None:
+    def _limit_waiting(self, server: Server) -> None:
         server.execute(SQL("SELECT set_config('lock_timeout', {}, true)").format(_LOCK_TIMEOUT))
 
     def _refuse_replaced(self, owner: Owner, row: _Row | None) -> None:
         if row is not None and row.run > owner.run:
             raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {row.run}")
 
-    def _row(self, server: psycopg.Connection[Any], owner: Owner, lock: bool = False) -> _Row | None:
+    def _row(self, server: Server, owner: Owner, lock: bool = False) -> _Row | None:
         if not self._columns(server, MARKER):
             return None
         found = server.execute(self._statements().read_marker(lock), _of(owner)).fetchone()
@@ -255,7 +264,7 @@ class PostgresSink(TwoPhaseSink):
             mark = Mark(AttemptId(attempt), CheckpointId(checkpoint), Version(version))
         return _Row(run, target, begins, mark)
 
-    def _end_others(self, server: psycopg.Connection[Any], owner: Owner) -> None:
+    def _end_others(self, server: Server, owner: Owner) -> None:
         """End the connections of older runs: a frozen one would hold its locks as long."""
         with suppress(errors.InsufficientPrivilege), server.transaction():
             server.execute(
@@ -265,7 +274,7 @@ class PostgresSink(TwoPhaseSink):
             )
         server.execute("SELECT set_config('application_name', %s, false)", [_called(owner)])
 
-    def _ensure_history(self, server: psycopg.Connection[Any]) -> None:
+    def _ensure_history(self, server: Server) -> None:
         config = self._config
         table = {c.name: c for c in self._columns(server, config.table)}
         kept = {c.name: c for c in self._columns(server, config.table + HISTORY)}
@@ -278,89 +287,26 @@ class PostgresSink(TwoPhaseSink):
             elif kept[name].said != column.said:
                 self._make(server, of.fit_history_column(name, column.said))
 
-    def _make(self, server: psycopg.Connection[Any], statement: psycopg.sql.Composed) -> None:
+    def _make(self, server: Server, statement: psycopg.sql.Composed) -> None:
         """Make a table that another run may make at the same moment."""
         with suppress(errors.UniqueViolation, errors.DuplicateTable), server.transaction():
+            self._limit_waiting(server)
             server.execute(statement, {})
 
-    def _columns(self, server: psycopg.Connection[Any], table: str) -> Sequence[Column]:
+    def _columns(self, server: Server, table: str) -> Sequence[Column]:
         return [Column(*row) for row in server.execute(COLUMNS, [self._config.schema, table]).fetchall()]
 
-    def _is_unique(self, server: psycopg.Connection[Any]) -> bool:
+    def _is_unique(self, server: Server) -> bool:
         config = self._config
         found = server.execute(UNIQUE, [config.schema, config.table, sorted(config.key)]).fetchone()
         return found is not None and bool(found[0])
 
-    def _statements(self, columns: Sequence[str] = ()) -> Statements:
+    def _names_prepared(self, server: Server) -> bool:
+        return any(column.name == "prepared" for column in self._columns(server, MARKER))
+
+    def _statements(self, columns: Sequence[str] = (), staging: str = "") -> Statements:
         config = self._config
-        return Statements(config.schema, config.table, config.key, columns)
-
-    # -- the connection
-
-    @contextmanager
-    def _working(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """Give out the connection; what fails is said without secrets, and the connection is not used again.
-
-        Raises:
-            SinkUnreachable: it may succeed when it is tried again.
-            SinkFailed: the server refused it.
-        """
-        try:
-            if self._connection is None:
-                self._connection = self._connect()
-            yield self._connection
-        except psycopg.Error as error:
-            self.close()
-            self._say(error)
-        except BaseException:
-            self.close()
-            raise
-
-    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        config = self._config
-        given = self._variable(config.dsn_env) or ""
-        try:
-            parts = conninfo.conninfo_to_dict(given)
-        except psycopg.ProgrammingError:
-            raise UsageError(f"what is in ${config.dsn_env} is no connection string") from None
-        if config.service is not None:
-            parts["service"] = config.service
-        password = self._variable(config.password_env)
-        if password is not None:
-            parts["password"] = password
-        secrets = [given, parts.get("password"), parts.get("sslpassword"), os.environ.get("PGPASSWORD")]
-        self._secrets = sorted({str(s) for s in secrets if s}, key=len, reverse=True)
-        for name, value in _CONNECTION.items():
-            if name != "connect_timeout" or "PGCONNECT_TIMEOUT" not in os.environ:
-                parts.setdefault(name, value)
-        # autocommit: transactions are where `transaction()` is written, and nowhere else.
-        # Nothing is prepared: a pooler may give each transaction another session.
-        parts |= {"autocommit": True, "prepare_threshold": None}
-        connection = psycopg.connect(**parts)  # type: ignore[arg-type]
-        connection.execute(
-            "SELECT set_config('TimeZone', 'UTC', false), set_config('DateStyle', 'ISO', false)"
-        )
-        return connection
-
-    def _variable(self, name: str | None) -> str | None:
-        if name is None:
-            return None
-        value = os.environ.get(name)
-        if value is None:
-            raise UsageError(f"table {self._config.target}: ${name} is not set in the environment")
-        return value
-
-    def _say(self, error: psycopg.Error) -> NoReturn:
-        text = str(error).strip() or type(error).__name__
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        code = error.sqlstate or ""
-        connection = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and not code
-        said = f"table {self._config.target}: {text}" + (f" (SQLSTATE {code})" if code else "")
-        # From None: the error's own text, and what it was caused by, may hold the connection string.
-        if connection or code[:2] in _AGAIN:
-            raise SinkUnreachable(said) from None
-        raise SinkFailed(said) from None
+        return Statements(config.schema, config.table, config.key, columns, staging)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 from psycopg.sql import SQL, Composed, Literal
 from psycopg.sql import Identifier as Quoted
 
+from spark_abs.sinks.postgres_config import HISTORY
 from spark_abs.sinks.postgres_schema import quoted
 
 MARKER = "spark_abs_marker"
-HISTORY = "_spark_abs_history"
 _STAGED = "spark_abs_rows"
 
 
@@ -24,7 +25,6 @@ class Identifier(Quoted):
         return super().as_bytes(context).replace(b"%", b"%%")
 
 
-_STAGE = Identifier("pg_temp", _STAGED)
 _OWN = SQL("root = %(root)s AND sink = %(sink)s")
 _OF_SINK = SQL("h.spark_abs_root = %(root)s AND h.spark_abs_sink = %(sink)s")
 
@@ -37,6 +37,17 @@ class Statements:
     table: str
     key: Sequence[str]
     columns: Sequence[str]
+    staging: str = ""
+    """A table of the schema in place of a temporary one, for a transaction that is prepared."""
+
+    @property
+    def stage(self) -> Identifier:
+        """Where rows are before they are merged."""
+        return Identifier(*self._stage)
+
+    @property
+    def _stage(self) -> tuple[str, str]:
+        return (self.schema, self.staging) if self.staging else ("pg_temp", _STAGED)
 
     @property
     def marker(self) -> Identifier:
@@ -58,7 +69,7 @@ class Statements:
         return SQL(
             "CREATE TABLE IF NOT EXISTS {} (root text, sink text, target text NOT NULL, run bigint NOT NULL, "
             "attempt bigint, checkpoint bigint, version bigint, history_from bigint, history_table bigint, "
-            "committed_at timestamptz, PRIMARY KEY (root, sink))"
+            "committed_at timestamptz, prepared text, PRIMARY KEY (root, sink))"
         ).format(self.marker)
 
     def add_marker(self) -> Composed:
@@ -88,25 +99,47 @@ class Statements:
             "committed_at = now() WHERE {}"
         ).format(self.marker, _OWN)
 
+    def add_prepared(self) -> Composed:
+        """Add the column for what was prepared to a table of marks that an earlier version made."""
+        return SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS prepared text").format(self.marker)
+
+    def read_prepared(self) -> Composed:
+        """Read which prepared transaction counts."""
+        return SQL("SELECT prepared FROM {} WHERE {}").format(self.marker, _OWN)
+
+    def name_prepared(self) -> Composed:
+        """Say which prepared transaction counts; `gid`."""
+        return SQL("UPDATE {} SET prepared = %(gid)s WHERE {}").format(self.marker, _OWN)
+
     def copy(self, staged: bool) -> Composed:
         """Take rows as CSV; the only statement that is executed without parameters."""
-        into = Quoted("pg_temp", _STAGED) if staged else Quoted(self.schema, self.table)
+        into = Quoted(*self._stage) if staged else Quoted(self.schema, self.table)
         columns = SQL(", ").join(map(Quoted, self.columns))
         return SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, columns)
 
     def make_stage(self) -> Sequence[Composed]:
         """Make a table of the transaction's own for rows before they are merged, numbered as they come."""
+        made = SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
+        if self.staging:  # what has touched a temporary table cannot be prepared
+            made = SQL("CREATE UNLOGGED TABLE {} AS SELECT {} FROM {} WITH NO DATA")
         return (
-            SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
-                Identifier(_STAGED), _listed(self.columns), self.target
+            made.format(
+                self.stage if self.staging else Identifier(_STAGED), _listed(self.columns), self.target
             ),
-            SQL("ALTER TABLE {} ADD COLUMN spark_abs_n bigint GENERATED ALWAYS AS IDENTITY").format(_STAGE),
+            SQL(
+                "ALTER TABLE {} ADD COLUMN spark_abs_n bigint GENERATED ALWAYS AS IDENTITY, "
+                "ADD COLUMN spark_abs_held boolean NOT NULL DEFAULT false"
+            ).format(self.stage),
         )
+
+    def drop_stage(self) -> Composed:
+        """Drop that table again."""
+        return SQL("DROP TABLE {}").format(self.stage)
 
     def append(self) -> Composed:
         """Add what was staged."""
         return SQL("INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY spark_abs_n").format(
-            self.target, _listed(self.columns), _listed(self.columns), _STAGE
+            self.target, _listed(self.columns), _listed(self.columns), self.stage
         )
 
     def upsert(self) -> Composed:
@@ -125,9 +158,27 @@ class Statements:
             action,
         )
 
+    def merge(self) -> Sequence[Composed]:
+        """Replace the rows that `keep_replaced` has locked, and add the others.
+
+        A key that another writer has added since violates the unique index: the epoch is tried again.
+        """
+        columns = _listed(self.columns)
+        added = SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE NOT spark_abs_held").format(
+            self.target, columns, columns, self._newest()
+        )
+        others = [name for name in self.columns if name not in self.key]
+        if not others:
+            return (added,)
+        pairs = [SQL("{} = {}").format(Identifier(n), Identifier("s", n)) for n in others]
+        replaced = SQL("UPDATE {} t SET {} FROM {} WHERE s.spark_abs_held AND {}").format(
+            self.target, SQL(", ").join(pairs), self._newest(), self._same("t", "s")
+        )
+        return (replaced, added)
+
     def _newest(self) -> Composed:
         return SQL("(SELECT DISTINCT ON ({0}) * FROM {1} ORDER BY {0}, spark_abs_n DESC) s").format(
-            _listed(self.key), _STAGE
+            _listed(self.key), self.stage
         )
 
     # -- history
@@ -155,27 +206,34 @@ class Statements:
             self.history, Identifier(name), SQL(kind)
         )
 
-    def lock_replaced(self) -> Composed:
-        """Lock the rows that will be replaced, so that what is kept of them is what they were."""
-        return SQL(
-            "WITH held AS (SELECT 1 FROM {} t JOIN {} ON {} FOR UPDATE OF t) SELECT count(*) FROM held"
-        ).format(self.target, self._newest(), self._same("t", "s"))
-
     def keep_replaced(self) -> Composed:
-        """Keep what rows replace; `checkpoint`, `after`, `version`, and the names `key` and `columns`."""
+        """Lock the rows that will be replaced, keep what they are, and note in the stage which they are.
+
+        One statement: what is kept is what is locked, and nobody changes it before it is replaced.
+        Parameters are `checkpoint`, `after`, `version`, and the names `key` and `columns`.
+        """
         kept = [Identifier("s" if name in self.key else "t", name) for name in self.columns]
+        theirs = [Identifier("t", name) for name in self.columns]
         return SQL(
-            "INSERT INTO {} (spark_abs_root, spark_abs_sink, spark_abs_checkpoint, spark_abs_after, "
-            "spark_abs_until, spark_abs_existed, spark_abs_key, spark_abs_columns, {}) SELECT %(root)s, "
-            "%(sink)s, %(checkpoint)s, %(after)s, %(version)s, t.ctid IS NOT NULL, %(key)s, %(columns)s, {} "
-            "FROM {} LEFT JOIN {} t ON {}"
+            "WITH s AS MATERIALIZED (SELECT * FROM {newest}), "
+            "t AS MATERIALIZED (SELECT true AS spark_abs_is, {theirs} FROM {target} t JOIN s ON {same} "
+            "FOR UPDATE OF t), "
+            "noted AS (UPDATE {stage} n SET spark_abs_held = true FROM t WHERE {noted}) "
+            "INSERT INTO {history} (spark_abs_root, "
+            "spark_abs_sink, spark_abs_checkpoint, spark_abs_after, spark_abs_until, spark_abs_existed, "
+            "spark_abs_key, spark_abs_columns, {columns}) SELECT %(root)s, %(sink)s, %(checkpoint)s, "
+            "%(after)s, %(version)s, t.spark_abs_is IS NOT NULL, %(key)s, %(columns)s, {kept} FROM s LEFT "
+            "JOIN t ON {same}"
         ).format(
-            self.history,
-            _listed(self.columns),
-            SQL(", ").join(kept),
-            self._newest(),
-            self.target,
-            self._same("t", "s"),
+            newest=self._newest(),
+            theirs=SQL(", ").join(theirs),
+            target=self.target,
+            same=self._same("t", "s"),
+            stage=self.stage,
+            noted=self._same("n", "t"),
+            history=self.history,
+            columns=_listed(self.columns),
+            kept=SQL(", ").join(kept),
         )
 
     def forget_history(self) -> Composed:
@@ -234,3 +292,8 @@ class Statements:
 
 def _listed(names: Sequence[str]) -> Composed:
     return SQL(", ").join(map(Identifier, names))
+
+
+def staged_as(gid: str) -> str:
+    """Name the table of rows before they are merged in a transaction that is prepared."""
+    return f"{_STAGED}_{hashlib.sha256(gid.encode()).hexdigest()[:16]}"

@@ -60,6 +60,10 @@ class TwoPhaseSink(ABC):
     `spark_abs.testing.two_phase.check` tests all that is said here.
     """
 
+    each_batch: bool = False
+    """Whether each batch is an epoch, sent when its stage has committed it, and not all up to a checkpoint
+    behind its completion. What a restore goes back behind is then more often in the sink."""
+
     def check(self, schema: pa.Schema) -> None:  # noqa: B027 - many take whatever comes
         """Say before a job starts whether rows of a schema can be taken; changes nothing.
 

@@ -6,7 +6,7 @@ after a crash decides the same. In-process state only saves reading.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,9 +17,11 @@ from spark_abs.model import (
     NO_EPOCH,
     Barrier,
     BatchId,
+    ChannelId,
     CheckpointId,
     CheckpointKind,
     CheckpointMode,
+    Entry,
     Position,
     StageId,
     Version,
@@ -74,8 +76,11 @@ class StageRunner:
         snapshots: Snapshotter,
         credit: Credit,
         warm_up: WarmUp,
+        wrote: Callable[[Mapping[ChannelId, Entry]], None] = lambda _: None,
     ) -> None:
+        """Take the stage; `wrote` hears, in the query's thread, of each batch that its channels hold."""
         self.name = name
+        self._wrote = wrote
         self.batch_lock = BatchLock()
         self.failure: Failure | None = None
         self._ctx = ctx
@@ -173,6 +178,7 @@ class StageRunner:
             written = {w.channel: done.entries[w.output] for w in self._outputs.channels}
             self.credit.wrote(written)
             self._warm_up.wrote(channel for channel, entry in written.items() if entry.files)
+            self._wrote(written)
             self._outputs.commit_sinks(given, facts)
             self._outputs.call_functions(given, batch, max((p.epoch for p in after), default=NO_EPOCH))  # 6
         failpoint(f"batch.{self.name}.handover.before")

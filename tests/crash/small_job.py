@@ -60,10 +60,10 @@ def declare(
 
     `config` holds settings by area, as in YAML; `in_python` lets a Python function keep the totals; `through`
     puts a stage between the source and the join, and a reader beside it; `outside` sends what arrives and the
-    totals to PostgreSQL, to tables in the schema that is called like `base`, and what arrives to Iceberg, in
-    the catalog that `$CATALOG_` and the name of `base` describe; `kinds` writes the totals to a table by key,
-    too, and all of them with every batch to one that is partitioned, and behind each checkpoint what arrives
-    to one table and the totals by key to another.
+    totals to PostgreSQL, what arrives also with each batch, to tables in the schema that is called like
+    `base`, and what arrives to Iceberg, in the catalog that `$CATALOG_` and the name of `base` describe;
+    `kinds` writes the totals to a table by key, too, and all of them with every batch to one that is
+    partitioned, and behind each checkpoint what arrives to one table and the totals by key to another.
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config)
     job.failpoint = failpoint
@@ -90,6 +90,16 @@ def declare(
         job.sink("sent", events, postgres=spark_abs.Postgres("sent", schema=base.name))
         last = spark_abs.Postgres("last", schema=base.name, mode="upsert", key=("key",), history=True)
         job.sink("last", summed, postgres=last)
+        quick = spark_abs.Postgres(
+            "quick",
+            schema=base.name,
+            mode="upsert",
+            key=("id",),
+            history=True,
+            visible="batch",
+            prepared=True,
+        )
+        job.sink("quick", events, postgres=quick)
         lake = spark_abs.Iceberg("shop.rows", catalog_env=f"CATALOG_{base.name}")
         job.sink("lake", events, iceberg=lake)
     if kinds:

@@ -33,6 +33,7 @@ Row = tuple[Any, ...]
 TABLES = """
 CREATE SCHEMA {0};
 CREATE TABLE {0}.sent (id bigint, key text, kind text, amount bigint, token uuid);
+CREATE TABLE {0}.quick (id bigint PRIMARY KEY, key text, kind text, amount bigint, token uuid);
 CREATE TABLE {0}.last (key text PRIMARY KEY, n bigint, total bigint)
 """
 
@@ -75,12 +76,14 @@ def test_killed_anywhere_in_a_send_every_row_is_outside_once(
         server.restart()
         kill(dict.fromkeys(jobs, "send.sent.recover.before"), "second")
         kill(sends("lake"), "third")
+        server.restart()
+        kill(sends("quick"), "quick")
 
         def last(name: str) -> list[tuple[Any, ...]]:
             return sorted(server.run(f"SELECT key, n, total FROM {name}.last"))
 
-        def sent(name: str) -> Counter[Row]:
-            return Counter(server.run(f"SELECT id, key, kind, amount, token::text FROM {name}.sent"))
+        def sent(name: str, table: str = "sent") -> Counter[Row]:
+            return Counter(server.run(f"SELECT id, key, kind, amount, token::text FROM {name}.{table}"))
 
         with DriverProcess(tmp_path / "fourth") as driver:
             driver.wait_ready()
@@ -88,6 +91,7 @@ def test_killed_anywhere_in_a_send_every_row_is_outside_once(
                 job.finish(driver, outside=True)
                 check_complete(job.base, job.files)
                 assert sent(name) == _rows_in(lakes[name]) == _arrived(job.base)
+                assert sent(name, "quick") == _arrived(job.base)
                 assert last(name) == sorted(map(tuple, last_totals(job.base)))
 
             # Back to a checkpoint: what PostgreSQL was given by append stays, as is said, and comes again.
@@ -102,13 +106,14 @@ def test_killed_anywhere_in_a_send_every_row_is_outside_once(
                     restore(str(job.base / "root"), back)
                 assert "sink lake" not in str(refused.value)
                 restore(str(job.base / "root"), back, force=["outside"])
-                assert _rows_in(lakes[name]) == arrived
+                assert _rows_in(lakes[name]) == sent(name, "quick") == arrived
                 assert last(name) == sorted(map(tuple, totals))
 
                 job.finish(driver, outside=True)
                 check_complete(job.base, job.files)
-                assert _rows_in(lakes[name]) == _arrived(job.base)
+                assert _rows_in(lakes[name]) == sent(name, "quick") == _arrived(job.base)
                 assert last(name) == sorted(map(tuple, last_totals(job.base)))
+                assert server.run("SELECT gid FROM pg_prepared_xacts") == []
                 assert _as_read(sent(name)) == _as_read(_arrived(job.base) + twice)
         for job in jobs.values():
             check(job.base)

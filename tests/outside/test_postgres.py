@@ -221,7 +221,7 @@ def test_a_pooler_may_give_each_transaction_another_session(server: PostgresServ
     with Sending(KEPT) as sending:
         for number in range(8):
             sending.send(Some({"k": [1], "v": [number]}))
-        connection = sending.sink._connection
+        connection = sending.sink._connection._server
         assert connection is not None
         assert connection.execute("SELECT name FROM pg_prepared_statements").fetchall() == []
 

@@ -77,8 +77,13 @@ def test_a_sink_that_does_less_is_caught(tmp_path: Path, before: str, after: str
 
 @pytest.mark.parametrize(
     "config",
-    [Postgres("orders"), Postgres("orders", key=("id",), mode="upsert", history=True)],
-    ids=["append", "upsert with history"],
+    [
+        Postgres("orders"),
+        Postgres("orders", key=("id",), mode="upsert", history=True),
+        Postgres("orders", prepared=True),
+        Postgres("orders", key=("id",), mode="upsert", history=True, prepared=True),
+    ],
+    ids=["append", "upsert with history", "prepared", "prepared with history"],
 )
 def test_postgres_has_every_row_once(server: PostgresServer, config: Postgres) -> None:
     server.run("CREATE TABLE orders (id bigint PRIMARY KEY, text text)")
@@ -89,6 +94,7 @@ def test_postgres_has_every_row_once(server: PostgresServer, config: Postgres) -
 
         every = 19 if config.history else 7  # a step takes it some hundredths of a second
         check(lambda: PostgresSink(config), read, modules=[postgres.__file__], every=every)
+    assert server.run("SELECT gid FROM pg_prepared_xacts") == []
 
 
 def test_without_a_lock_on_its_mark_postgres_is_caught(

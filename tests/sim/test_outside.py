@@ -49,6 +49,8 @@ class Outside(RuleBasedStateMachine):
     mark_after_rollback = staticmethod(outside.mark_after_rollback)
     needed_from = staticmethod(outside.needed_from)
     undone_from = staticmethod(outside.undone_from)
+    next_batches = staticmethod(outside.next_batches)
+    each_batch = False
     fences = True
     looks = True
     undoes = True
@@ -170,7 +172,7 @@ class Outside(RuleBasedStateMachine):
         elif sender.hand is None:
             path = self.line(sender.attempt, None)
             mark = sender.mark or Mark(AttemptId(1), NO_EPOCH, Version(0))
-            epochs = self.next_epochs(mark, self.kept, path)
+            epochs = self.next(mark, path)
             if epochs and sender is self.sender:
                 after, until = epochs[0]
                 sender.hand = (after, until, self.read(path, after.version, until.version))
@@ -186,6 +188,11 @@ class Outside(RuleBasedStateMachine):
             self.sink.history.append((until.version, until.checkpoint, rows))
             self.sink.mark = sender.mark = until
 
+    def next(self, mark: Mark, path: Sequence[Branch]) -> tuple[tuple[Mark, Mark], ...]:
+        if not self.each_batch:
+            return self.next_epochs(mark, self.kept, path)
+        return self.next_batches(mark, [(attempt, version) for version, attempt in self.log], self.kept, path)
+
     # -- what must hold
 
     @invariant()
@@ -199,10 +206,12 @@ class Outside(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """In the end everything complete is there, and nothing else."""
-        for _ in range(3 * len(self.kept) + 3):
+        for _ in range(3 * len(self.kept) + 3 + 3 * len(self.log) * self.each_batch):
             self.advance(self.sender)
         self.every_row_once()
         newest = [m.version for m in self.kept if outside.is_on(self.path, m)]
+        if self.each_batch:
+            newest += [v for v, a in self.log if counts(self.path, a, v)]
         if newest:
             sent = [v for v, a in self.log if v <= max(newest) and counts(self.path, a, v)]
             assert self.sink.rows == sent
@@ -214,6 +223,54 @@ UNTIL_CAUGHT = settings(EXAMPLES, max_examples=2000, phases=[Phase.generate], re
 
 def test_every_row_that_counts_is_outside_once() -> None:
     run_state_machine_as_test(Outside, settings=EXAMPLES)
+
+
+class Batches(Outside):
+    """Takes each batch, also those behind the newest checkpoint."""
+
+    each_batch = True
+
+
+def test_every_batch_that_counts_is_outside_once() -> None:
+    run_state_machine_as_test(Batches, settings=EXAMPLES)
+
+
+def _all_entries(
+    mark: Mark, entries: Iterable[tuple[AttemptId, Version]], cuts: Iterable[Mark], _: Sequence[Branch]
+) -> tuple[tuple[Mark, Mark], ...]:
+    ahead = [Mark(a, mark.checkpoint, v) for a, v in entries if v > mark.version]
+    return tuple(zip([mark, *ahead], ahead, strict=False))
+
+
+def _to_whole_epochs(
+    mark: Mark, entries: Iterable[tuple[AttemptId, Version]], cuts: Iterable[Mark], path: Sequence[Branch]
+) -> tuple[tuple[Mark, Mark], ...]:
+    """Take what there is at once, over cuts that complete later: one cannot go back to these."""
+    found = outside.next_batches(mark, entries, cuts, path)
+    return ((mark, found[-1][1]),) if found else ()
+
+
+def _by_checkpoint(mark: Mark, line: Sequence[Branch], path: Sequence[Branch], cuts: Iterable[Mark]) -> Mark:
+    """Take a mark for one of its checkpoint, whatever was sent behind that."""
+    cut = next((c for c in cuts if c.checkpoint == mark.checkpoint), mark)
+    return mark if outside.is_on(path, cut) else outside.mark_after_rollback(mark, line, path, cuts)
+
+
+BATCH_MUTANTS: dict[str, tuple[str, Callable[..., object] | bool]] = {
+    "sends what an abandoned attempt wrote": ("next_batches", staticmethod(_all_entries)),
+    "sends over cuts": ("next_batches", staticmethod(_to_whole_epochs)),
+    "takes the mark for its checkpoint": ("mark_after_rollback", staticmethod(_by_checkpoint)),
+    "lets replaced runs commit": ("fences", False),
+    "undoes nothing": ("undoes", False),
+}
+
+
+@pytest.mark.parametrize("name", BATCH_MUTANTS)
+def test_a_protocol_of_batches_that_does_less_is_caught(name: str) -> None:
+    part, replaced = BATCH_MUTANTS[name]
+    mutant = type("Mutant", (Batches,), {part: replaced})
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(mutant, settings=UNTIL_CAUGHT)
 
 
 def _all_cuts(mark: Mark, cuts: Iterable[Mark], _: Sequence[Branch]) -> tuple[tuple[Mark, Mark], ...]:

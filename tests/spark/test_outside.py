@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,24 @@ def declare(spark: SparkSession, root: Path, feed: Feed, sent: str = "rows") -> 
             "sums", key=("k",), mode="upsert", history=True, password_env="SUMS_PASSWORD"
         ),
     )
+    return job
+
+
+def declare_batches(spark: SparkSession, root: Path, feed: Feed) -> spark_abs.Job:
+    """No checkpoint is taken but on demand: what comes out comes with the batches."""
+    job = spark_abs.Job("out", root=str(root), spark=spark, interval="1h")
+    rows = job.source("rows", feed.stream(), outputs={"wide": wide})
+    sums = job.stage(
+        "sums",
+        [rows],
+        lambda frame: frame.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("total")),
+        output_mode="update",
+        shuffle_partitions=2,
+    )
+    appended = spark_abs.Postgres("rows", visible="batch", password_env="SUMS_PASSWORD")
+    job.sink("rows", rows["wide"], postgres=appended)
+    kept = replace(appended, table="sums", key=("k",), mode="upsert", history=True)
+    job.sink("sums", sums, postgres=kept)
     return job
 
 
@@ -232,3 +251,35 @@ def test_a_sink_that_left_the_job_does_not_come_back_with_a_gap(
     fill(feed, 1)
     start(declare(spark, root, feed, sent="more"), available_now=True).await_termination()
     assert found(server)[0] == expected(feed, 1)[0] + expected(feed, 5)[0][12:]
+
+
+def test_batches_go_out_as_they_come_and_a_restore_undoes_those_behind_its_checkpoint(
+    spark: SparkSession, server: PostgresServer, tmp_path: Path, start: Start
+) -> None:
+    root, feed = tmp_path / "root", Feed(spark, tmp_path / "feed")
+    fill(feed, 2)
+    run = start(declare_batches(spark, root, feed))
+    eventually(run, lambda: found(server) == expected(feed, 2), "two files outside, and no checkpoint")
+    assert run.savepoint("early") == 1
+    fill(feed, 1)
+    eventually(run, lambda: found(server) == expected(feed, 3), "a file behind the savepoint")
+
+    server.restart()
+    fill(feed, 1)
+    eventually(run, lambda: found(server) == expected(feed, 4), "a file behind a restart of the server")
+    run.stop()
+    run = start(declare_batches(spark, root, feed))
+    fill(feed, 1)
+    eventually(run, lambda: found(server) == expected(feed, 5), "a file of the next run")
+    run.stop()
+    assert found(server) == expected(feed, 5)
+
+    with pytest.raises(Refused, match=r"sink rows \(PostgreSQL\) has committed rows behind that one"):
+        spark_abs.restore(str(root), "early")
+    assert found(server) == expected(feed, 5)
+    spark_abs.restore(str(root), "early", force=["outside"])
+    assert found(server) == (expected(feed, 5)[0], expected(feed, 2)[1])
+    start(declare_batches(spark, root, feed), available_now=True).await_termination()
+    assert found(server)[1] == expected(feed, 5)[1]
+    twice = Counter(expected(feed, 5)[0][6:])
+    assert Counter(found(server)[0]) == Counter(expected(feed, 5)[0]) + twice

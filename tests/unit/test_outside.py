@@ -12,6 +12,7 @@ from spark_abs.protocol.outside import (
     mark_after_rollback,
     meeting,
     needed_from,
+    next_batches,
     next_epochs,
     sent_behind,
     undone_from,
@@ -50,6 +51,39 @@ def test_two_checkpoints_with_one_cut_are_one_epoch() -> None:
     """A savepoint that an edit made has the cut of its original."""
     found = next_epochs(mark(1, 1, 10), [mark(1, 2, 20), mark(1, 9, 20)], path((1, 20), (2, None)))
     assert [(a.version, m.version) for a, m in found] == [(10, 20)]
+
+
+def entries(*found: tuple[int, int]) -> list[tuple[AttemptId, Version]]:
+    return [(AttemptId(attempt), Version(version)) for attempt, version in found]
+
+
+def test_batches_are_sent_one_by_one_and_say_which_checkpoint_they_are_behind() -> None:
+    found = next_batches(mark(1, 1, 10), entries((1, 9), (1, 12), (1, 20), (1, 23)), CUTS[:2], FIRST)
+    assert [m for _, m in found] == [mark(1, 1, 12), mark(1, 2, 20), mark(1, 2, 23)]
+    assert [a for a, _ in found] == [mark(1, 1, 10), mark(1, 1, 12), mark(1, 2, 20)]
+
+
+def test_a_cut_without_rows_moves_the_mark_of_a_sink_that_takes_batches() -> None:
+    assert [m for _, m in next_batches(mark(1, 1, 10), (), CUTS, FIRST)] == [mark(1, 2, 20), mark(1, 3, 30)]
+
+
+def test_a_checkpoint_that_completes_behind_sent_batches_is_named_by_the_next() -> None:
+    """Its cut was an entry like any other when that was sent."""
+    assert [m for _, m in next_batches(mark(1, 1, 24), entries((1, 25)), CUTS[:2], FIRST)] == [mark(1, 2, 25)]
+
+
+def test_batches_of_an_abandoned_attempt_are_not_sent() -> None:
+    found = next_batches(mark(1, 1, 10), entries((1, 15), (1, 25), (2, 41), (2, 47)), CUTS[:3], BACK)
+    assert [m for _, m in found] == [mark(1, 1, 15), mark(1, 2, 20), mark(2, 2, 41), mark(2, 2, 47)]
+
+
+def test_batches_sent_behind_the_newest_checkpoint_are_taken_back_to_it() -> None:
+    sent = mark(1, 2, 27)
+    line = line_to(FIRST, sent)
+    assert not is_on(BACK, sent)
+    assert mark_after_rollback(sent, line, BACK, CUTS[:2]) == mark(1, 2, 20)
+    assert sent_behind(mark(1, 2, 20), sent, line, CUTS[:2]) == ()
+    assert sent_behind(mark(1, 1, 10), sent, line, CUTS[:2]) == (2,)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
 ) -> None:
     monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
     epochs: list[Epoch] = []
-    sink: Any = SimpleNamespace(commit=lambda epoch, _: epochs.append(epoch))
+    sink: Any = SimpleNamespace(each_batch=False, commit=lambda epoch, _: epochs.append(epoch))
     ctx: Any = SimpleNamespace(root=None, failpoint=lambda _: None)
     sent = Sending("sent", StageId("a"), "main", pa.schema([]), sink, "own", "")
     record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=True)
