@@ -25,7 +25,7 @@ from spark_abs.errors import CommitConflict, Fenced, Refused, SinkFailed, SinkUn
 from spark_abs.model import AttemptId, CheckpointId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.postgres_copy import copy_text
-from spark_abs.sinks.postgres_schema import COLUMNS, UNIQUE, Column, ddl, misfits
+from spark_abs.sinks.postgres_schema import COLUMNS, NAME, UNIQUE, Column, ddl, is_name, misfits
 from spark_abs.sinks.postgres_sql import HISTORY, MARKER, Statements
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
@@ -34,8 +34,6 @@ _AGAIN = frozenset(("08", "25", "40", "53", "55", "57", "58"))
 yet the primary, deadlock or serialization failure, no resources, a lock not to be had."""
 _CONNECTION = {"connect_timeout": "10", "tcp_user_timeout": "60000"}
 _LOCK_TIMEOUT = "10s"
-_NAME = 63
-"""Bytes of a name on the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,16 @@ class Postgres:
         for variable in (self.dsn_env, self.password_env):
             if variable is not None and not variable.replace("_", "a").isalnum():
                 raise UsageError(f"{variable!r} is not the name of an environment variable")
-        if self.history and len(self.table.encode()) > _NAME - len(HISTORY):
+        for name, what in (
+            (self.table, "table"),
+            (self.schema, "schema"),
+            *((k, "column") for k in self.key),
+        ):
+            if not is_name(name):
+                raise UsageError(
+                    f"{name!r} is not the name of a {what}: 1 to {NAME} bytes of UTF-8, none of them NUL"
+                )
+        if self.history and len(self.table.encode()) > NAME - len(HISTORY):
             raise UsageError(f"table {self.table!r}: its name is too long for one with {HISTORY!r} behind it")
 
     @property
