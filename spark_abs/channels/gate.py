@@ -24,6 +24,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 from pyspark.sql.types import StructType
 
+from spark_abs.alignment.gate import Blocked, Limits, Settled, decide
 from spark_abs.channels.follow import Clock, LogTail, Newest, follow
 from spark_abs.channels.offsets import StageOffsets
 from spark_abs.channels.schema import arrow_schema, conformed
@@ -43,7 +44,6 @@ from spark_abs.model import (
     dumps_position,
 )
 from spark_abs.protocol.credit import ANY, Capacity, holds_back, loads_of
-from spark_abs.protocol.gate import Blocked, Limits, Settled, decide
 from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
 from spark_abs.store.storage import DEFAULTS, Storage

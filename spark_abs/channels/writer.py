@@ -15,11 +15,11 @@ from deltalake import PostCommitHookProperties, Schema
 from pyspark.sql.types import StructType
 
 from spark_abs.channels.entries import EntryMetadata, encode_note, entry_from, entry_of, note_of
-from spark_abs.channels.fence import end_app_id, fence_run, require_current
 from spark_abs.channels.files import Written, directory_name, write_parquet
 from spark_abs.channels.schema import check_schema, delta_schema
 from spark_abs.channels.staged import Files, copy_files
 from spark_abs.errors import CommitConflict, DamageError
+from spark_abs.fencing.fence import end_app_id, fence_run, require_current
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,

@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.fence import fence_run
 from spark_abs.compatibility.recorded import Declared, Knowledge
 from spark_abs.errors import Refused, TakenOver
+from spark_abs.fencing.fence import fence_run
+from spark_abs.fencing.lease import Heartbeat
 from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.attempts import record_change
@@ -28,7 +29,6 @@ from spark_abs.stages.complete import complete_batch
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.control import Control
-from spark_abs.store.lease import Heartbeat
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:

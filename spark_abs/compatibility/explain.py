@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.compatibility.inspection import Drafted, check_drafted, draft
 from spark_abs.manifest import SourceShape
+from spark_abs.manifests import checkpoints
 from spark_abs.model import AttemptId, ChannelId, OutputMode, StageId, channel_id
 from spark_abs.plan.graph import StageDecl, Watermark
 from spark_abs.plan.jvm import task_slots
@@ -18,7 +19,7 @@ from spark_abs.snapshots.layout import PARTITIONS_KEY
 from spark_abs.snapshots.packs import PATH as STATE
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.partitions import Partitions, partitions_of
-from spark_abs.store import checkpoints, history
+from spark_abs.store import history
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.storage import location_of

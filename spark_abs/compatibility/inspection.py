@@ -15,6 +15,7 @@ from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
 from spark_abs.errors import AbsError, GraphError, Refused
 from spark_abs.lookup.target import resolve
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import StageId, channel_id
 from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.plan.graph import JobGraph, PlanFacts
@@ -24,7 +25,6 @@ from spark_abs.protocol.changes import Comparison, Recorded
 from spark_abs.protocol.compare import compare
 from spark_abs.settings_table import WatermarkCheck
 from spark_abs.sinks.create import check_sink
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest, StageShape
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.plan.frames import Frames
 from spark_abs.plan.graph import PlanFacts
@@ -14,7 +15,6 @@ from spark_abs.protocol.attempt import StartedFunctions
 from spark_abs.protocol.control import ControlState
 from spark_abs.stages.native import NativeLog
 from spark_abs.state.places import Functions, function_obstacles, held_at, match_functions
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.root import Root
 
 

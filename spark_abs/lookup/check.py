@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from spark_abs.channels.in_flight import problems_in_flight
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
+from spark_abs.manifests.checkpoints import PATH
 from spark_abs.model import CheckpointId, checked_relative
 from spark_abs.protocol.path import channel_path
 from spark_abs.snapshots.state_storage import active_packs
 from spark_abs.snapshots.verify import Finding, verify_state, verify_table
-from spark_abs.store.checkpoints import PATH
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table

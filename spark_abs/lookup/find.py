@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from spark_abs.errors import CheckpointNotFound, DamageError
 from spark_abs.lookup.target import LATEST, on_path, resolve
 from spark_abs.manifest import Manifest
+from spark_abs.manifests.checkpoints import Summary
+from spark_abs.manifests.listing import ManifestListing, list_manifests, open_existing
 from spark_abs.model import NO_ATTEMPT
 from spark_abs.protocol.control import ControlState
-from spark_abs.store.checkpoints import Summary
 from spark_abs.store.control import Control
-from spark_abs.store.manifest_listing import ManifestListing, list_manifests, open_existing
 from spark_abs.store.root import Root
 
 

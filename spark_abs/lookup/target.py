@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_abs.errors import CheckpointNotFound, UsageError
+from spark_abs.manifests.checkpoints import Summary
 from spark_abs.model import checked_name
 from spark_abs.protocol.control import ControlState
-from spark_abs.store.checkpoints import Summary
 
 LATEST = "latest"
 _SHOWN = 10

@@ -12,6 +12,8 @@ from spark_abs.errors import DamageError
 from spark_abs.lookup.check import check_checkpoint, damaged_rows
 from spark_abs.lookup.find import lookup, readable
 from spark_abs.manifest import Manifest, StoredFile
+from spark_abs.manifests import checkpoints
+from spark_abs.manifests.listing import list_manifests
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, StageId, Version
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol.attempt import NATIVES
@@ -25,10 +27,9 @@ from spark_abs.snapshots.verify import (
     verify_table,
     written_once,
 )
-from spark_abs.store import checkpoints, history
+from spark_abs.store import history
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
-from spark_abs.store.manifest_listing import list_manifests
 from spark_abs.store.root import Root
 
 SCHEMA = pa.schema(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import get_args
 
+from spark_abs.alignment.loops import Loop, find_loops
 from spark_abs.errors import GraphError
 from spark_abs.manifest import OperatorShape, SourceShape
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, StageId, channel_id, checked_name, producer
 from spark_abs.plan.kafka import KafkaSource
-from spark_abs.protocol.loops import Loop, find_loops
 
 NOT_REPLAYABLE = frozenset(("socket", "memory"))
 """Native sources that cannot give the same rows again after a crash."""

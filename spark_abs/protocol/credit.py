@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from spark_abs.alignment.cut import Cancelled, Cut, Emission
 from spark_abs.model import CheckpointId, Entry, Version
-from spark_abs.protocol.cut import Cancelled, Cut, Emission
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, assert_never
 from deltalake import CommitProperties, PostCommitHookProperties
 from pyarrow.fs import FileType
 
-from spark_abs.channels.fence import fence_attempt, fence_run
 from spark_abs.errors import CheckpointNotFound, DamageError, Refused
+from spark_abs.fencing.fence import fence_attempt, fence_run
+from spark_abs.fencing.lease import Heartbeat, own_lease, renew, write_lease
+from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.outcomes import abort_open
 from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import attempts
@@ -50,13 +53,10 @@ from spark_abs.sinks.changes import Own
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.materialise import empty, is_whole, materialise
 from spark_abs.snapshots.passing import clear_ahead
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
-from spark_abs.store.lease import Heartbeat, own_lease, renew, write_lease
-from spark_abs.store.outcomes import abort_open
 from spark_abs.store.root import Root
 from spark_abs.store.storage import in_object_store
 from spark_abs.store.table import Table

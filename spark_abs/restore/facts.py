@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pyarrow import fs
 
 from spark_abs.manifest import Manifest, OutputVersion
+from spark_abs.manifests.checkpoints import Summary
 from spark_abs.model import NO_TABLE, AttemptId, ChannelId, SinkWriter, StageId, Version
 from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.restore.plan import Facts, SinkFacts
@@ -15,7 +16,6 @@ from spark_abs.sinks.changes import NO_CHANGES, Own, changes_since, commits_sinc
 from spark_abs.sinks.commit_metadata import note_of
 from spark_abs.sinks.delta_back import missing
 from spark_abs.sinks.native_writable import why_not_native
-from spark_abs.store.checkpoints import Summary
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, location_of
 from spark_abs.store.table import Table

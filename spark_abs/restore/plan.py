@@ -14,6 +14,7 @@ from types import MappingProxyType
 from spark_abs.codec import from_json, to_plain
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifests.checkpoints import Summary
 from spark_abs.model import (
     FORMAT,
     NO_BATCH,
@@ -50,7 +51,6 @@ from spark_abs.restore.steps import (
     sentence,
 )
 from spark_abs.sinks.changes import NO_CHANGES, Changes
-from spark_abs.store.checkpoints import Summary
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from spark_abs.lookup.check import damaged_rows, require_intact, require_restora
 from spark_abs.lookup.find import choose, load, readable
 from spark_abs.lookup.target import newest_first
 from spark_abs.manifest import Manifest
+from spark_abs.manifests.checkpoints import PATH, Summary
+from spark_abs.manifests.listing import ManifestListing, list_manifests
 from spark_abs.model import Branch
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
@@ -25,10 +27,8 @@ from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted, changes
 from spark_abs.snapshots.materialise import fresh_query_id
 from spark_abs.snapshots.verify import Finding
-from spark_abs.store.checkpoints import PATH, Summary
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.manifest_listing import ManifestListing, list_manifests
 from spark_abs.store.root import Root
 from spark_abs.wording import way
 

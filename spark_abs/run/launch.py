@@ -16,6 +16,7 @@ from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.checkpointing.sending import Senders, open_senders, sendings
 from spark_abs.errors import CheckpointNotFound, UsageError
 from spark_abs.manifest import StageShape
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import (
     ChannelId,
     StageId,
@@ -52,7 +53,6 @@ from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import StageRunner
 from spark_abs.stages.warm_up import WarmUp
 from spark_abs.state.declared import NOTHING, Before
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 
 if TYPE_CHECKING:

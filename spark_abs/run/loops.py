@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from spark_abs.alignment.loops import Loop, Member, has_ended
 from spark_abs.channels.follow import follow
 from spark_abs.model import Position, StageId
 from spark_abs.protocol.control import ControlState
-from spark_abs.protocol.loops import Loop, Member, has_ended
 from spark_abs.protocol.path import channel_path
 from spark_abs.run.running_stage import RunningStage
 from spark_abs.stages.context import RunContext

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from spark_abs.channels.entries import note_of
 from spark_abs.errors import AbsError, DamageError, Refused, StageFailed
+from spark_abs.fencing.lease import Heartbeat
 from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id
 from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
 from spark_abs.protocol import control as ledger
@@ -34,11 +36,9 @@ from spark_abs.snapshots.verify import verify_state
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog, plan_batch
 from spark_abs.stages.outputs import newest_output
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
-from spark_abs.store.lease import Heartbeat
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
+from spark_abs.alignment.loops import Loop
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.checkpointing.sending import Senders
 from spark_abs.errors import AbsError, CheckpointPending, Refused, SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
-from spark_abs.protocol.loops import Loop
 from spark_abs.protocol.messages import (
     Answer,
     StatusChanged,

@@ -11,9 +11,11 @@ from spark_abs.compatibility.changed import carry_out, end_batches, fence_record
 from spark_abs.compatibility.inspection import Drafted, draft, inspect, require_ok
 from spark_abs.compatibility.restored import Past, check_functions, past_of
 from spark_abs.errors import AbsError, DamageError, Refused, UsageError
+from spark_abs.fencing.lease import holding_lease
 from spark_abs.logs import speak
 from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, StageId
 from spark_abs.plan.graph import JobGraph, PlanFacts
 from spark_abs.plan.jvm import refuse_unsupported_session
@@ -33,10 +35,8 @@ from spark_abs.stages.context import RunContext
 from spark_abs.stages.driver_jvm import hush
 from spark_abs.stages.native import check_native
 from spark_abs.stages.outputs import newest_output
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.lease import holding_lease
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.fence import require_current
 from spark_abs.channels.files import directory_name, write_parquet
 from spark_abs.channels.staged import Files, copy_files, staging_of
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Refused, TakenOver
+from spark_abs.fencing.fence import require_current
 from spark_abs.model import (
     FENCED,
     NO_BATCH,

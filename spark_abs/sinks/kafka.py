@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +28,17 @@ from spark_abs.errors import (
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.kafka_client import FENCED, PATIENCE_S, Connection, connection, error_of
 from spark_abs.sinks.kafka_marks import FORMAT, KafkaMark, MarkerTopic, Part, key_of, name_of
-from spark_abs.sinks.kafka_rows import RECORDS, by_topic, hand_over, misfits, misplaced, proposal, slices
+from spark_abs.sinks.kafka_rows import (
+    LONGEST,
+    RECORDS,
+    by_topic,
+    hand_over,
+    is_topic,
+    misfits,
+    misplaced,
+    proposal,
+    slices,
+)
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
 _ABORT_S = 5.0
@@ -68,8 +77,8 @@ class Kafka:
                 raise UsageError(f"{variable!r} is not the name of an environment variable")
         if self.transaction_rows < 1:
             raise UsageError("transaction_rows must be at least 1")
-        for name, most in ((self.topic, 249), (self.marker, 150)):
-            if name is not None and not re.fullmatch(rf"[A-Za-z0-9._-]{{1,{most}}}", name):
+        for name, most in ((self.topic, LONGEST), (self.marker, 150)):
+            if name is not None and not is_topic(name, most):
                 raise UsageError(f"{name!r} is not the name of a topic: letters, digits, '.', '_' and '-'")
 
     @property

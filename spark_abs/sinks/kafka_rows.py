@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ RECORDS = 10_000
 """How many are handed over at once."""
 BYTES = 8 * 2**20
 """How many bytes are, about: between two pieces a transaction may end."""
+LONGEST = 249
+"""Letters of a topic's name."""
 _TEXT = "string or binary"
 _KINDS = {
     "value": _TEXT,
@@ -25,6 +28,11 @@ _KINDS = {
     "partition": "int",
     "headers": "array<struct<key string, value binary>>",
 }
+
+
+def is_topic(name: str, most: int = LONGEST) -> bool:
+    """Say whether the brokers can have a topic of a name."""
+    return bool(re.fullmatch(rf"[A-Za-z0-9._-]{{1,{most}}}", name)) and name not in (".", "..")
 
 
 def misfits(schema: pa.Schema, topic: str | None) -> Iterator[str]:
@@ -74,7 +82,7 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
     """Iterate the rows for each topic, in their order.
 
     Raises:
-        SinkFailed: a row names none.
+        SinkFailed: a row names none, or what cannot be one.
     """
     if topic is not None:
         yield topic, batch
@@ -83,6 +91,8 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
     if named.null_count:
         raise SinkFailed("column 'topic' is null in a row: where should it go?")
     for name in sorted(named.unique().to_pylist()):
+        if not is_topic(name):
+            raise SinkFailed(f"column 'topic' is {name!r} in a row, which is not the name of a topic")
         yield name, batch.filter(pc.equal(named, name))
 
 

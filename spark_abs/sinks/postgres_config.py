@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_abs.errors import UsageError
+from spark_abs.sinks.postgres_schema import NAME, is_name
 
 HISTORY = "_spark_abs_history"
 """Behind the table's name: the table of what its rows replaced."""
-_NAME = 63
-"""Bytes of a name on the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,13 @@ class Postgres:
         for variable in (self.dsn_env, self.password_env):
             if variable is not None and not variable.replace("_", "a").isalnum():
                 raise UsageError(f"{variable!r} is not the name of an environment variable")
-        if self.history and len(self.table.encode()) > _NAME - len(HISTORY):
+        named = ((self.table, "table"), (self.schema, "schema"), *((k, "column") for k in self.key))
+        for name, what in named:
+            if not is_name(name):
+                raise UsageError(
+                    f"{name!r} is not the name of a {what}: 1 to {NAME} bytes of UTF-8, none of them NUL"
+                )
+        if self.history and len(self.table.encode()) > NAME - len(HISTORY):
             raise UsageError(f"table {self.table!r}: its name is too long for one with {HISTORY!r} behind it")
 
     @property

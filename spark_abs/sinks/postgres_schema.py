@@ -8,6 +8,8 @@ from typing import LiteralString
 
 import pyarrow as pa
 
+NAME = 63
+"""Bytes of a name on the server; a longer one it cuts off."""
 COLUMNS: LiteralString = """
 SELECT a.attname::text, t.typname::text, coalesce(e.typname, '')::text, format_type(a.atttypid, a.atttypmod),
        a.atttypmod, a.attnotnull, a.atthasdef OR a.attidentity <> '',
@@ -24,6 +26,14 @@ WHERE i.indrelid = to_regclass(format('%%I.%%I', %s::text, %s::text)) AND i.indi
   AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text) FROM pg_attribute a
        WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) = %s::text[]
 """
+
+
+def is_name(text: str) -> bool:
+    """Say whether the server can have a name."""
+    try:
+        return 0 < len(text.encode()) <= NAME and "\0" not in text
+    except UnicodeEncodeError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spark_abs.alignment.cut import Emission
 from spark_abs.model import NO_EPOCH, Barrier, BatchId, ChannelId, CheckpointId, Entry, Position
-from spark_abs.protocol.cut import Emission
 
 
 @dataclass(frozen=True, slots=True)

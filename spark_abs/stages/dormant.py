@@ -8,7 +8,7 @@ from dataclasses import replace
 from spark_abs.manifest import StageSnapshot, Timings
 from spark_abs.model import Barrier, CheckpointId, CheckpointKind
 from spark_abs.protocol.messages import Acked
-from spark_abs.stages.alignment import CheckpointProgress
+from spark_abs.stages.alignment_backlog import CheckpointProgress
 from spark_abs.stages.barriers import BarrierProgress, Barriers
 from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.store.clock import now_ms

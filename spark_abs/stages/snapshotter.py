@@ -29,7 +29,7 @@ from spark_abs.protocol.messages import (
 )
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import snapshot_stage
-from spark_abs.stages.alignment import ENTRIES_AT_THE_END, Backlog
+from spark_abs.stages.alignment_backlog import ENTRIES_AT_THE_END, Backlog
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
 from spark_abs.state.places import placed

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spark_abs.alignment.cut import emission
+from spark_abs.alignment.gate import Settled, exceeds, waiting
+from spark_abs.alignment.loops import forward
 from spark_abs.errors import AbortReason
 from spark_abs.model import (
     NO_BATCH,
@@ -28,12 +31,9 @@ from spark_abs.model import (
     positions_of,
 )
 from spark_abs.protocol.credit import at_once
-from spark_abs.protocol.cut import emission
-from spark_abs.protocol.gate import Settled, exceeds, waiting
-from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Declined
 from spark_abs.snapshots.layout import parse_offsets
-from spark_abs.stages.alignment import AlignmentWatch, CheckpointProgress
+from spark_abs.stages.alignment_backlog import AlignmentWatch, CheckpointProgress
 from spark_abs.stages.barriers import BarrierChoice, Barriers
 from spark_abs.stages.batch import Admission, BatchFacts, Planned
 from spark_abs.stages.batch_lock import BatchLock, StageStopped

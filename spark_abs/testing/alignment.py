@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spark_abs.alignment import cut, gate
 from spark_abs.model import (
     NO_EPOCH,
     AttemptId,
@@ -18,7 +19,6 @@ from spark_abs.model import (
     RunId,
     Version,
 )
-from spark_abs.protocol import cut, gate
 
 ROOMY = gate.Limits(max_entries=1_000, max_bytes=1_000_000)
 

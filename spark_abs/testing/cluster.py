@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from spark_abs.alignment.loops import find_loops
 from spark_abs.errors import AbsError, DamageError
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import (
@@ -32,7 +33,6 @@ from spark_abs.model import (
     owner_of,
 )
 from spark_abs.protocol import control
-from spark_abs.protocol.loops import find_loops
 from spark_abs.protocol.path import channel_path
 from spark_abs.testing.table import JOB, Planned, Row, Table
 

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from spark_abs.alignment import gate
 from spark_abs.errors import AbortReason, Fenced
 from spark_abs.manifest import Location, StageSnapshot, StoredFile
 from spark_abs.model import (
@@ -22,7 +23,7 @@ from spark_abs.model import (
     RunId,
     StageId,
 )
-from spark_abs.protocol import control, gate
+from spark_abs.protocol import control
 from spark_abs.protocol.messages import (
     Abort,
     AckAnswer,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from spark_abs.alignment import cut, gate, loops
 from spark_abs.model import (
     AttemptId,
     Barrier,
@@ -18,7 +19,7 @@ from spark_abs.model import (
     StageId,
     Version,
 )
-from spark_abs.protocol import credit, cut, gate, loops, rebuild, stage_progress
+from spark_abs.protocol import credit, rebuild, stage_progress
 from spark_abs.protocol.changes import Comparison, UnderWay
 from spark_abs.protocol.compare import compare
 from spark_abs.protocol.control import ControlState

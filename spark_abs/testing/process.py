@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spark_abs.alignment import cut, gate
+from spark_abs.alignment.loops import forward
 from spark_abs.errors import CommitConflict
 from spark_abs.model import (
     NO_BATCH,
@@ -23,8 +25,6 @@ from spark_abs.model import (
     Version,
     barrier_app_id,
 )
-from spark_abs.protocol import cut, gate
-from spark_abs.protocol.loops import forward
 from spark_abs.testing.cluster import Stage, State, apply, carried
 from spark_abs.testing.cluster import record as native_record
 from spark_abs.testing.flow import check_bound, is_held_back, may_begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from spark_abs.alignment import gate
 from spark_abs.manifest import OutputVersion, StageSnapshot, StoredFile
 from spark_abs.model import (
     NO_EPOCH,
@@ -17,7 +18,6 @@ from spark_abs.model import (
     Entry,
     RunId,
 )
-from spark_abs.protocol import gate
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.messages import Acked
 from spark_abs.testing.chance import Chance

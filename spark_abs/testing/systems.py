@@ -29,9 +29,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from spark_abs.alignment.loops import forward
 from spark_abs.model import CheckpointKind, CheckpointMode, StageId, channel_id
 from spark_abs.protocol.credit import Capacity
-from spark_abs.protocol.loops import forward
 from spark_abs.protocol.messages import Acked, Tick
 from spark_abs.protocol.trigger import Request, TriggerSettings
 from spark_abs.testing.checks import check_checkpoint, check_end

@@ -19,6 +19,7 @@ from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.errors import UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
 from spark_abs.plan.jvm import active_query, refuse_unsupported_session
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
@@ -39,7 +40,6 @@ from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, StageFacts
 from spark_abs.stages.stage import StageRunner
 from spark_abs.stages.warm_up import WarmUp
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from spark_abs.errors import GraphError
 from spark_abs.manifest import StageSnapshot
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_TABLE, CheckpointId, StageId
 from spark_abs.plan.tables import refer
 from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.protocol.members import forgotten
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.native import tables_read
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.storage import Storage
 from spark_abs.store.table import Table
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from spark_abs.manifest import Manifest
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId
 from spark_abs.observe.listing import checkpoint_rows
 from spark_abs.protocol import control as ledger
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 

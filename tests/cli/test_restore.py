@@ -14,6 +14,7 @@ import spark_abs
 from spark_abs import restore
 from spark_abs.cli import restore as command
 from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
+from spark_abs.manifests.listing import list_manifests
 from spark_abs.model import AttemptId, Branch, CheckpointId, Version, counts
 from spark_abs.observe.tables import table_at
 from spark_abs.protocol.path import channel_path
@@ -22,7 +23,6 @@ from spark_abs.restore.prepare import prepare
 from spark_abs.snapshots.materialise import materialise
 from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.history import History, HistoryEvent
-from spark_abs.store.manifest_listing import list_manifests
 from tests.cli.conftest import Cli
 from tests.root_support import CHANNEL, SmallJob, offsets_of, with_failpoint
 

@@ -24,10 +24,10 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from spark_abs.manifests.checkpoints import Checkpoints, Summary
 from spark_abs.model import StageId, positions_of
 from spark_abs.run.run import Run
 from spark_abs.session import spark_session
-from spark_abs.store.checkpoints import Checkpoints, Summary
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.crash.small_job import declare

@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import (
     FENCED,
     NO_BATCH,
@@ -37,7 +38,6 @@ from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.snapshots.packs import PackReader, resolve
 from spark_abs.snapshots.state_storage import active_packs
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from spark_abs import restore
 from spark_abs.errors import Refused
-from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.store.root import Root
 from tests.crash.kafka_job import SECRET
 from tests.crash.process import DriverProcess

@@ -430,3 +430,17 @@ def test_secrets_are_in_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             IcebergSink(ORDERS).check(SCHEMA)
         said.append(f"{refused.value!r} {refused.value.__cause__!r}")
     assert SECRET not in "".join(said)
+
+
+def test_names_of_columns_are_any_text(catalog: Catalog) -> None:
+    names = ["'; DROP TABLE x --", 'a"b', "a\nb", "../x", "*?[a]", "{0}", "%s", "a b/ü"]
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string()), *((n, pa.string()) for n in names)])
+    catalog.create_table("shop.orders", schema)
+    more = {name: [name] for name in names}
+    with Sending() as sending:
+        sending.sink.check(schema)
+        sending.send(Some([1], **more))
+        sending.send(Some([2], **more))
+        sending.back(1)
+    (row,) = catalog.load_table("shop.orders").scan().to_arrow().to_pylist()
+    assert {name: row[name] for name in names} == {name: name for name in names}

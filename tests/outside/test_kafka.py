@@ -271,50 +271,94 @@ def test_a_broker_that_dies_freezes_and_comes_back_loses_nothing_and_has_nothing
     assert sent(broker, config) == sorted(f"{number}-{n}" for number in range(3) for n in range(20_000))
 
 
-def test_timeouts_of_the_broker_lose_and_repeat_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A send that stands still, a process that is gone, a sink that is idle: each for longer than allowed."""
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[KafkaServer]:
+    """A broker that forgets a transactional id, and ends an open transaction, as soon as it can."""
     soon = {
         "transactional.id.expiration.ms": "2000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     }
-    too_long = threading.Event()
+    with KafkaServer(soon) as server:
+        yield server
+
+
+_TOO_LONG_S = 5
+
+
+def briefly(broker: KafkaServer, monkeypatch: pytest.MonkeyPatch, name: str) -> Kafka:
+    """A topic whose sink may have a transaction open for a second, of two rows at most."""
     monkeypatch.setenv("CLIENT", json.dumps({"transaction.timeout.ms": 1000}))
+    broker.make(name)
+    return Kafka(name, bootstrap=broker.bootstrap, client_env="CLIENT", transaction_rows=2)
 
+
+def test_a_send_that_stands_still_for_longer_than_a_transaction_may_is_made_again(
+    forgetful: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow(Some):
-        slow = True
-
         def __iter__(self) -> Iterator[pa.RecordBatch]:
             for batch in super().__iter__():
                 yield batch
-                if self.slow:
-                    self.slow = False
-                    too_long.wait(5)
+                threading.Event().wait(_TOO_LONG_S)
 
-    with KafkaServer(soon) as broker:
-        broker.make("orders")
-        config = Kafka("orders", bootstrap=broker.bootstrap, client_env="CLIENT")
-        with Sending(config) as sending:
-            sending.send_until_taken(Some(["a"]))
-            with pytest.raises(AGAIN):
-                sending.send(Slow(["b"], ["c"]))
-            sending.send_until_taken(Some(["b"], ["c"]))
-            assert sent(broker, config) == ["a", "b", "c"]
+    config = briefly(forgetful, monkeypatch, "slow")
+    with Sending(config) as sending:
+        sending.send_until_taken(Some(["a"]))
+        with pytest.raises(AGAIN):
+            sending.send(Slow(["b"], ["c"]))
+        sending.send_until_taken(Some(["b"], ["c"]))
+        assert sent(forgetful, config) == ["a", "b", "c"]
 
-            too_long.wait(5)
-            sending.send_until_taken(Some(["d"]))
-            assert sent(broker, config) == ["a", "b", "c", "d"]
 
-            producer = sending.sink._producer
-            assert producer is not None
-            producer.begin_transaction()
-            producer.produce("orders", b"never")
-            producer.flush(30)
-            too_long.wait(5)  # as if the process were gone
-        with Sending(config, run=2) as again:
-            assert again.mark == mark(3)
-            again.send_until_taken(Some(["e"]))
-            assert sent(broker, config) == ["a", "b", "c", "d", "e"]
+def test_timeouts_of_the_broker_lose_and_repeat_nothing_in_any_phase(
+    forgetful: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down for longer than a transaction may be open, and than its id is kept: each phase has a sink."""
+    commit, second = KafkaSink._commit, ["b", "c", "d", "e", "f"]
+
+    def stopped(self: KafkaSink, owner: Owner, what: Any) -> None:
+        if owner.sink == "parts" and what.mark == mark(2):
+            raise OSError  # all parts of the epoch are committed but the last
+        commit(self, owner, what)
+        if owner.sink == "unheard" and what.mark == mark(2):
+            raise OSError  # nobody hears that it is
+
+    phases = {}
+    for name in ("before", "open", "parts", "unheard"):
+        phases[name] = Sending(briefly(forgetful, monkeypatch, name), name=name)
+        phases[name].send_until_taken(Some(["a"]))
+    producer = phases["open"].sink._producer
+    assert producer is not None
+    producer.begin_transaction()
+    producer.produce("open", b"never")
+    producer.flush(30)
+    monkeypatch.setattr(KafkaSink, "_commit", stopped)
+    for name in ("parts", "unheard"):
+        ended: type[BaseException] = SinkUnreachable
+        while ended is SinkUnreachable:  # the id may be forgotten before this test comes to it
+            phases[name].recover()
+            with pytest.raises(AGAIN) as raised:
+                phases[name].send(Some(second))
+            ended = raised.type
+        assert ended is OSError
+    monkeypatch.setattr(KafkaSink, "_commit", commit)
+    assert sent(forgetful, Kafka("parts")) == ["a", "b", "c", "d", "e"]
+    threading.Event().wait(_TOO_LONG_S)
+
+    # It goes on as a run that has only been waiting, and as one that comes next.
+    phases["before"].send_until_taken(Some(second))
+    for name, sending in phases.items():
+        config = Kafka(name, bootstrap=forgetful.bootstrap, client_env="CLIENT", transaction_rows=2)
+        with Sending(config, run=2, name=name) as again:
+            if name in ("before", "unheard"):
+                assert again.mark == mark(2)
+            else:
+                assert again.mark == mark(1)
+                again.send_until_taken(Some(second))
+            again.send_until_taken(Some(["z"]))
+        sending.sink.close()
+        assert sent(forgetful, config) == ["a", *second, "z"]
 
 
 def test_columns_are_those_of_sparks_own_sink(broker: KafkaServer, config: Kafka) -> None:
@@ -460,7 +504,28 @@ def test_marks_are_kept_only_where_they_stay(broker: KafkaServer, config: Kafka)
         Sending(config)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "../a", "a\nb", "a" * 250, "é"])
+@pytest.mark.parametrize(
+    "name", ["", "..", "../a", "a/b", "a\nb", "a\0b", "*", "a'; DROP TABLE x", "a" * 250]
+)
+def test_a_row_that_names_no_topic_ends_the_run_and_nothing_is_sent(
+    broker: KafkaServer, config: Kafka, name: str
+) -> None:
+    class Named(Rows):
+        schema = pa.schema([("topic", pa.string()), ("value", pa.string())])
+        count = 2
+
+        def __iter__(self) -> Iterator[pa.RecordBatch]:
+            yield pa.RecordBatch.from_pydict(
+                {"topic": [config.topic, name], "value": ["a", "b"]}, self.schema
+            )
+
+    with Sending(Kafka(bootstrap=config.bootstrap, marker=config.marker)) as sending:
+        with pytest.raises(SinkFailed, match="which is not the name of a topic"):
+            sending.send(Named())
+    assert sent(broker, config) == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "../a", "a\nb", "a" * 250, "é"])
 def test_what_is_no_name_of_a_topic_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not the name of a topic"):
         Kafka(name)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from spark_abs.alignment import cut, gate
 from spark_abs.model import NO_EPOCH, Barrier, CheckpointMode, Position, StageId
-from spark_abs.protocol import cut, gate
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.trigger import TriggerSettings

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_abs.alignment import cut, gate
 from spark_abs.model import NO_EPOCH, AttemptId, BatchId, CheckpointMode, Position, StageId, channel_id
-from spark_abs.protocol import cut, gate
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.messages import Effect

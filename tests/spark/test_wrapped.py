@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.store.checkpoints import Checkpoints
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.store.root import Root
 from tests.job_support import Feed
 from tests.wrapped_support import SCHEMA, append_to, command, holds, ids, running, wait

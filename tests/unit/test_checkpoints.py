@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import CheckpointId, RunId
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 from tests.snapshot_support import manifest_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_abs.alignment.cut import Cancelled, Cut, Emission, Free, Nothing
 from spark_abs.model import (
     NO_EPOCH,
     AttemptId,
@@ -13,7 +14,6 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol.credit import ANY, Capacity, Load, Unread, at_once, grants, load_of, unread
-from spark_abs.protocol.cut import Cancelled, Cut, Emission, Free, Nothing
 from spark_abs.testing.alignment import barrier
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)

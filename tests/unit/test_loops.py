@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from spark_abs.alignment.cut import Cancelled, Cut, Free, Nothing
+from spark_abs.alignment.loops import Loop, Member, find_loops, has_ended
 from spark_abs.errors import GraphError
 from spark_abs.model import (
     NO_EPOCH,
@@ -24,8 +26,6 @@ from spark_abs.model import (
 )
 from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl, Watermark, watermark_findings
 from spark_abs.protocol.credit import Capacity, Load, holds_back
-from spark_abs.protocol.cut import Cancelled, Cut, Free, Nothing
-from spark_abs.protocol.loops import Loop, Member, find_loops, has_ended
 from spark_abs.testing.alignment import Alignment
 
 RUN = RunId(1)

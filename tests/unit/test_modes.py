@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from spark_abs.alignment.cut import Cancelled, Cut, Nothing, emission, may_take, overtaking
 from spark_abs.errors import Fenced
 from spark_abs.model import (
     AttemptId,
@@ -18,7 +19,6 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol import control
-from spark_abs.protocol.cut import Cancelled, Cut, Nothing, emission, may_take, overtaking
 from spark_abs.protocol.overtaken import overtake, overtaken
 from spark_abs.testing.alignment import Alignment, barrier
 

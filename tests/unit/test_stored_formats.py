@@ -19,6 +19,7 @@ import pytest
 from spark_abs.channels.entries import EntryMetadata, encode_note
 from spark_abs.codec import from_json, to_plain
 from spark_abs.errors import AbortReason, DamageError
+from spark_abs.fencing.lease import Lease
 from spark_abs.manifest import (
     Location,
     Manifest,
@@ -31,6 +32,7 @@ from spark_abs.manifest import (
     StoredFile,
     Timings,
 )
+from spark_abs.manifests.checkpoints import SCHEMA as CHECKPOINTS
 from spark_abs.model import (
     AttemptId,
     Barrier,
@@ -63,11 +65,9 @@ from spark_abs.sinks.postgres import Postgres
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
 from spark_abs.state.segments import SegmentNote
-from spark_abs.store.checkpoints import SCHEMA as CHECKPOINTS
 from spark_abs.store.control import SCHEMA as CONTROL
 from spark_abs.store.history import SCHEMA as HISTORY
 from spark_abs.store.history import HistoryEvent
-from spark_abs.store.lease import Lease
 
 FORMATS = Path(__file__).parent / "formats"
 ADR = Path(__file__).parents[2] / "spark_abs" / "adr" / "002-stored-formats.md"

@@ -8,10 +8,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import types as t
 
-from spark_abs.channels.fence import fence_attempt
 from spark_abs.channels.files import Written
 from spark_abs.channels.writer import ChannelWriter, create_channel
 from spark_abs.errors import CommitConflict, DamageError, Fenced, UsageError
+from spark_abs.fencing.fence import fence_attempt
 from spark_abs.model import NO_BATCH, AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table

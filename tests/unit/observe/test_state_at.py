@@ -21,12 +21,12 @@ from spark_abs.manifest import (
     StateFunction,
     StoredFile,
 )
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, RunId, StageId
 from spark_abs.observe.state_at import StateAt, find_state, same_at
 from spark_abs.protocol import control as ledger
 from spark_abs.snapshots.operators import Operator
 from spark_abs.snapshots.state_storage import StateStorage
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.snapshot_support import LOCAL, captured, manifest_of

@@ -17,6 +17,7 @@ from spark_abs.errors import CheckpointNotFound, CommitStateUnknown, DamageError
 from spark_abs.lookup.check import require_intact
 from spark_abs.lookup.find import lookup
 from spark_abs.manifest import Manifest, Origin, StageSnapshot
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_ATTEMPT, CheckpointKind, RunId, StageId
 from spark_abs.observe.listing import checkpoint_rows
 from spark_abs.observe.progress import SILENT
@@ -26,7 +27,6 @@ from spark_abs.restore import edited as module
 from spark_abs.restore.edited import StageChange, write_edited
 from spark_abs.snapshots.materialise import make_directory, put
 from spark_abs.snapshots.passing import passing_place
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 from spark_abs.store.history import History
 from spark_abs.store.storage import Place

@@ -12,6 +12,7 @@ import pytest
 from spark_abs.errors import CheckpointNotFound, DamageError, Refused, RunAlive, UsageError
 from spark_abs.lookup.target import resolve
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
+from spark_abs.manifests.checkpoints import Summary
 from spark_abs.model import (
     NO_BATCH,
     AttemptId,
@@ -52,7 +53,6 @@ from spark_abs.restore.steps import (
     sentence,
 )
 from spark_abs.sinks.changes import Changes
-from spark_abs.store.checkpoints import Summary
 
 STORED = '{"channels": {}, "queries": {}}'
 CLICKS = ChannelId("clicks.main")

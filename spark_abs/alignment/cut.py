@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from spark_abs.alignment.loops import forward
 from spark_abs.model import NO_EPOCH, Barrier, CheckpointId, CheckpointMode, Position, RunId
-from spark_abs.protocol.loops import forward
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_abs.errors import DamageError
+from spark_abs.manifests.checkpoints import PATH, SCHEMA, Checkpoints, Summary
 from spark_abs.model import CheckpointId, CheckpointKind, checked_relative
-from spark_abs.store.checkpoints import PATH, SCHEMA, Checkpoints, Summary
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 

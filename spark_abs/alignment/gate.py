@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from spark_abs.alignment.loops import forward
 from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, CheckpointMode, Entry, Position, RunId
-from spark_abs.protocol.loops import forward
 
 
 @dataclass(frozen=True, slots=True)

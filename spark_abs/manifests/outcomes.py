@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from spark_abs.errors import AbortReason
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import CheckpointId, RunId
 from spark_abs.protocol.control import Aborted, ControlState, settle
-from spark_abs.store.checkpoints import Checkpoints
 from spark_abs.store.control import Control
 
 

@@ -1,0 +1,1 @@
+"""The table of completed checkpoints: one row, one commit, and the checkpoint exists."""
