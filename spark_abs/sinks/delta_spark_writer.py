@@ -161,9 +161,20 @@ def _write(frame: DataFrame, place: Place, mode: str, stamp: Stamp, **options: s
 
 @contextmanager
 def _conflicts(place: Place) -> Iterator[None]:
-    from delta.exceptions import DeltaConcurrentModificationException
+    from delta import exceptions
 
+    # None of the others is a subclass of the first.
+    conflicts = (
+        exceptions.DeltaConcurrentModificationException,
+        exceptions.ConcurrentWriteException,
+        exceptions.MetadataChangedException,
+        exceptions.ProtocolChangedException,
+        exceptions.ConcurrentAppendException,
+        exceptions.ConcurrentDeleteReadException,
+        exceptions.ConcurrentDeleteDeleteException,
+        exceptions.ConcurrentTransactionException,
+    )
     try:
         yield
-    except DeltaConcurrentModificationException as error:
+    except conflicts as error:
         raise CommitConflict(f"{place} was changed by another commit: {error}") from error

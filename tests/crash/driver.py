@@ -161,7 +161,9 @@ class Driver:
     def _run(self, walk: Walk, options: dict[str, Any]) -> None:
         checkpoint = {"interval": "500ms", **options.pop("checkpoint", {})}
         config = {"checkpoint": checkpoint, **options.pop("config", {})}
-        shape = {name: options.pop(name, False) for name in ("in_python", "through", "outside", "kinds")}
+        shape = {
+            name: options.pop(name, False) for name in ("in_python", "through", "outside", "kinds", "shown")
+        }
         session = self._spark.newSession()
         for key, value in options.pop("spark", {}).items():
             session.conf.set(key, value)

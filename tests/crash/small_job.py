@@ -55,6 +55,7 @@ def declare(
     through: bool = False,
     outside: bool = False,
     kinds: bool = False,
+    shown: bool = False,
 ) -> spark_abs.Job:
     """Declare the job below `base`: `input/` is read, `root/` and one directory a table are written.
 
@@ -63,7 +64,8 @@ def declare(
     totals to PostgreSQL, what arrives also with each batch, to tables in the schema that is called like
     `base`, and what arrives to Iceberg, in the catalog that `$CATALOG_` and the name of `base` describe;
     `kinds` writes the totals to a table by key, too, and all of them with every batch to one that is
-    partitioned, and behind each checkpoint what arrives to one table and the totals by key to another.
+    partitioned; `shown` writes, behind each checkpoint, what arrives to one table and the totals by key to
+    another.
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config)
     job.failpoint = failpoint
@@ -106,6 +108,7 @@ def declare(
         every = job.stage("every", [paired], totals, shuffle_partitions=1, output_mode="complete")
         job.sink("merged", summed, table=spark_abs.Delta(str(base / "merged"), key="key", cluster_by="key"))
         job.sink("every", every, table=spark_abs.Delta(str(base / "every"), partition_by="key"))
+    if shown:
         job.sink("shown", events, table=spark_abs.Delta(str(base / "shown"), visible="checkpoint"))
         latest = spark_abs.Delta(str(base / "latest"), key="key", visible="checkpoint")
         job.sink("latest", summed, table=latest)

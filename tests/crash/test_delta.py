@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,43 +15,60 @@ from tests.crash.process import DriverProcess
 
 pytestmark = pytest.mark.timeout(900)
 
-POINTS = (
-    "batch.tail.commit-merged.after@later",
-    "batch.every.commit-every.after@later",
-    "send.shown.rows.after@later",
-    "send.shown.commit.after@later",
-    "send.latest.commit.after@later",
-)
-"""Delta has the batch, and Spark does not know that yet: it comes again. Or an epoch is written and not
-committed, or committed and not known to be."""
+BATCHES = ("batch.tail.commit-merged.after@later", "batch.every.commit-every.after@later")
+"""Delta has the batch, and Spark does not know that yet: it comes again."""
+EPOCHS = ("send.shown.rows.after@later", "send.shown.commit.after@later", "send.latest.commit.after@later")
+"""An epoch is written and not committed, or committed and not known to be."""
 
 
-def test_killed_between_the_commits_of_tables_and_started_again(first: DriverProcess, tmp_path: Path) -> None:
-    jobs = {point: Small(tmp_path / str(number)) for number, point in enumerate(POINTS)}
-    for job in jobs.values():
+def kill_at(points: Sequence[str], tmp_path: Path, **options: bool) -> list[Small]:
+    """Start a job for each point in one process, which is killed when all of them are there."""
+    jobs = [Small(tmp_path / str(number)) for number, _ in enumerate(points)]
+    for job in jobs:
         job.feed()
     with DriverProcess(tmp_path / "killed") as doomed:
         doomed.wait_ready()
-        lives = ({"base": str(job.base), "points": [point], "kinds": True} for point, job in jobs.items())
+        lives = (
+            {"base": str(job.base), "points": [point], **options}
+            for point, job in zip(points, jobs, strict=True)
+        )
         doomed.start(*lives, then="kill")
 
         def feed() -> None:
-            for job in jobs.values():
+            for job in jobs:
                 job.feed()
 
         doomed.wait_for_end("the end at a commit", feed)
-        assert [doomed.at(job.base) for job in jobs.values()] == [[point] for point in POINTS], doomed.told
+        assert [doomed.at(job.base) for job in jobs] == [[point] for point in points], doomed.told
+    return jobs
 
-    for job in jobs.values():
+
+def require_totals(job: Small, *tables: str) -> None:
+    """Require that tables have one row of each key, with what all the input comes to."""
+    events = [event for file in range(job.files) for event in events_of(file)]
+    expected = {key: (n, total) for key, n, total in totals_of(pairs_of(events).elements())}
+    for table in tables:
+        rows = DeltaTable(str(job.base / table)).to_pyarrow_table().to_pylist()
+        assert {row["key"]: (row["n"], row["total"]) for row in rows} == expected, table
+        assert len(rows) == len(expected)
+
+
+def test_killed_between_the_commits_of_tables_and_started_again(first: DriverProcess, tmp_path: Path) -> None:
+    for job in kill_at(BATCHES, tmp_path, kinds=True):
         check(job.base)
         job.finish(first, kinds=True)
         check_complete(job.base, job.files)
-        events = [event for file in range(job.files) for event in events_of(file)]
-        expected = {key: (n, total) for key, n, total in totals_of(pairs_of(events).elements())}
-        for table in ("merged", "every", "latest"):
-            rows = DeltaTable(str(job.base / table)).to_pyarrow_table().to_pylist()
-            assert {row["key"]: (row["n"], row["total"]) for row in rows} == expected, table
-            assert len(rows) == len(expected)
+        require_totals(job, "merged", "every")
+
+
+def test_killed_while_tables_move_to_a_checkpoint_and_started_again(
+    first: DriverProcess, tmp_path: Path
+) -> None:
+    for job in kill_at(EPOCHS, tmp_path, shown=True):
+        check(job.base)
+        job.finish(first, shown=True)
+        check_complete(job.base, job.files)
+        require_totals(job, "latest")
         both = (DeltaTable(str(job.base / name)).to_pyarrow_table() for name in ("shown", "arrivals"))
-        shown, arrived = (table.sort_by("id") for table in both)
+        shown, arrived = (table.sort_by("token") for table in both)
         assert shown.to_pydict() == arrived.select(shown.column_names).to_pydict()
