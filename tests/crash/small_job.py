@@ -96,7 +96,7 @@ def declare(
             "quick",
             schema=base.name,
             mode="upsert",
-            key=("id",),
+            key=("id", "kind"),
             history=True,
             visible="batch",
             prepared=True,

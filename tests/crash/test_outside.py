@@ -33,7 +33,7 @@ Row = tuple[Any, ...]
 TABLES = """
 CREATE SCHEMA {0};
 CREATE TABLE {0}.sent (id bigint, key text, kind text, amount bigint, token uuid);
-CREATE TABLE {0}.quick (id bigint PRIMARY KEY, key text, kind text, amount bigint, token uuid);
+CREATE TABLE {0}.quick (id bigint, key text, kind text, amount bigint, token uuid, PRIMARY KEY (id, kind));
 CREATE TABLE {0}.last (key text PRIMARY KEY, n bigint, total bigint)
 """
 
