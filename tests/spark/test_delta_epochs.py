@@ -102,7 +102,7 @@ def ids(uri: str, version: int | None = None) -> list[int]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("layout", "every"), [("plain", 9), ("clusters, merged", 67), ("partitions", 71)], ids=str
+    ("layout", "every"), [("plain", 9), ("clusters, merged", 181), ("partitions", 193)], ids=str
 )
 def test_it_keeps_the_contract_of_two_phase_sinks(make: Make, uri: str, layout: str, every: int) -> None:
     make(LAYOUTS[layout])
