@@ -152,14 +152,6 @@ class JobGraph:
                 "declare its feedback edge with job.feedback()"
             ) from None
 
-    def downstream(self) -> Mapping[StageId, frozenset[StageId]]:
-        """Return the stages that the rows of each stage reach, feedback edges left out."""
-        found: dict[StageId, frozenset[StageId]] = {}
-        for stage in reversed(self.order()):
-            readers = {s.name for s in self.stages if stage.name in map(producer, s.forward)}
-            found[stage.name] = frozenset(readers).union(*(found[reader] for reader in readers))
-        return found
-
     def _check_complete(self) -> None:
         for stage in self.stages:
             if stage.output_mode != "complete":

@@ -51,7 +51,6 @@ from spark_abs.stages.progress import LateRows
 from spark_abs.stages.queries import start_queries
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import StageRunner
-from spark_abs.stages.warm_up import WarmUp
 from spark_abs.state.declared import NOTHING, Before
 from spark_abs.store.control import Control
 
@@ -82,16 +81,6 @@ class Launch:
     """Stages that have to repeat their batches first."""
     drain: str | None = None
     """The savepoint of a drain that has begun: sources read no more, and the run ends with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Common:
-    """What the stages of a run share."""
-
-    snapshots: Snapshotter
-    senders: Senders
-    late: LateRows
-    warm_up: WarmUp
 
 
 def launch(given: Launch) -> Run:
@@ -131,8 +120,7 @@ def launch(given: Launch) -> Run:
     termination, events, late = Termination(), Events(), LateRows()
     cleaner = CheckpointCleaner(ctx, {s.name: s.inputs for s in graph.stages}, kept, senders)
     snapshots = Snapshotter(ctx, kept, cleaner, events.put, termination.fail)
-    common = _Common(snapshots, senders, late, WarmUp(graph))
-    runners = {s.name: _runner(given, s, tables, common) for s in graph.stages}
+    runners = {s.name: _runner(given, s, tables, snapshots, senders) for s in graph.stages}
     frames = build_frames(
         job,
         graph,
@@ -140,7 +128,9 @@ def launch(given: Launch) -> Run:
         partial(before, given),
         given.drafts.declared,
     )
-    stages = {s.name: _stage(given, s, frames, runners[s.name], common) for s in graph.stages}
+    stages = {
+        s.name: _stage(given, s, frames, runners[s.name], snapshots, senders, late) for s in graph.stages
+    }
     given.laps.over("channels and sinks")
     drain = Drain(ctx, given.control, graph, given.plans, stages)
     coordination = Coordination(
@@ -218,7 +208,8 @@ def _runner(
     given: Launch,
     stage: StageDecl,
     tables: Mapping[str, DeltaSink],
-    common: _Common,
+    snapshots: Snapshotter,
+    senders: Senders,
 ) -> StageRunner:
     """Open the outputs of a stage, refusing older runs there, and make what runs its batches."""
     job, ctx = given.job, given.ctx
@@ -231,10 +222,8 @@ def _runner(
     certain = given.plans[stage.name].repeatable
     outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain)
     start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
-    credit = _credit(ctx, given.graph, stage.name, common)
-    runner = StageRunner(
-        ctx, stage.name, outputs, start, common.snapshots, credit, common.warm_up, common.senders.wrote
-    )
+    credit = _credit(ctx, given.graph, stage.name, senders)
+    runner = StageRunner(ctx, stage.name, outputs, start, snapshots, credit, senders.wrote)
     runner.batch_lock.await_stop = partial(sleep_until_stopped, job.spark)
     return runner
 
@@ -244,7 +233,9 @@ def _stage(
     stage: StageDecl,
     frames: Frames,
     runner: StageRunner,
-    common: _Common,
+    snapshots: Snapshotter,
+    senders: Senders,
+    late: LateRows,
 ) -> RunningStage:
     parts = StageParts(
         given.job.spark,
@@ -255,26 +246,25 @@ def _stage(
         given.plans[stage.name],
         frames.stages[stage.name],
         frames.declared[stage.name],
-        common.snapshots,
-        common.late,
-        partial(_reopened, given, stage, common),
+        snapshots,
+        late,
+        partial(_reopened, given, stage, snapshots, senders),
     )
     return RunningStage(parts, runner)
 
 
-def _reopened(given: Launch, stage: StageDecl, common: _Common) -> StageRunner:
+def _reopened(given: Launch, stage: StageDecl, snapshots: Snapshotter, senders: Senders) -> StageRunner:
     mine = [s for s in given.job.sinks if s.source.stage == stage.name]
     tables = {s.name: _attach(given, s, s.table) for s in mine if s.table is not None}
-    return _runner(given, stage, tables, common)
+    return _runner(given, stage, tables, snapshots, senders)
 
 
-def _credit(ctx: RunContext, graph: JobGraph, stage: StageId, common: _Common) -> Credit:
-    consumers = Consumers(ctx, {s.name: s.forward for s in graph.stages}, common.senders.unsent)
+def _credit(ctx: RunContext, graph: JobGraph, stage: StageId, senders: Senders) -> Credit:
+    consumers = Consumers(ctx, {s.name: s.forward for s in graph.stages}, senders.unsent)
     read = {channel for s in graph.stages for channel in s.forward}
     read |= {channel_id(s.stage, s.output) for s in graph.sinks if s.outside}
     channels = [c for o in graph.consumed(stage) if (c := channel_id(stage, o)) in read]
-    held = partial(common.warm_up.holds, stage)
-    return Credit(ctx, channels, consumers, FIRST_ENTRY, ctx.poll_ms(ctx.native(stage)), held)
+    return Credit(ctx, channels, consumers, FIRST_ENTRY, ctx.poll_ms(ctx.native(stage)))
 
 
 def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:

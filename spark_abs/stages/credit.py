@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from spark_abs.channels.follow import follow
 from spark_abs.model import ChannelId, Entry, Version
@@ -31,7 +31,6 @@ class Credit:
         consumers: Consumers,
         start: Version,
         poll_ms: int,
-        held: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take the run.
 
@@ -41,7 +40,6 @@ class Credit:
             consumers: who reads them.
             start: where a consumer that has not begun stands.
             poll_ms: least time between looks at the consumers.
-            held: whether the channels count as full, whatever they hold.
         """
         self._ctx = ctx
         settings = ctx.settings
@@ -49,7 +47,6 @@ class Credit:
         self._channels = tuple(channels) if self._capacity.bounded else ()
         self._consumers = consumers
         self._start = start
-        self._held = held
         self._poll_s = poll_ms / 1000
         self._next_poll = float("-inf")
         self._loads: dict[ChannelId, deque[Load]] = {}
@@ -80,8 +77,7 @@ class Credit:
         if not self._loads:
             self._prime()
         full = self._find_full()
-        full = self._find_full() if full and self._look() else full
-        return full or (self._channels if self._held() else ())
+        return self._find_full() if full and self._look() else full
 
     def waits_for(self, channels: tuple[ChannelId, ...]) -> None:
         """Hear which channels the stage waits for, none if it does not wait: the time is counted."""

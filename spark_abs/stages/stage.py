@@ -43,7 +43,6 @@ from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, Taken
-from spark_abs.stages.warm_up import WarmUp
 from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ class StageRunner:
         start: tuple[Position, ...],
         snapshots: Snapshotter,
         credit: Credit,
-        warm_up: WarmUp,
         wrote: Callable[[Mapping[ChannelId, Entry]], None] = lambda _: None,
     ) -> None:
         """Take the stage; `wrote` hears, in the query's thread, of each batch that its channels hold."""
@@ -88,7 +86,6 @@ class StageRunner:
         self.start = start
         self._snapshots = snapshots
         self.credit = credit
-        self._warm_up = warm_up
         self._reported_ms = 0
         self.native = NativeLog(ctx.native(name))
         self.barriers = Barriers()
@@ -116,13 +113,11 @@ class StageRunner:
         batch, failpoint = BatchId(batch_id), self._ctx.failpoint
         try:
             failpoint(f"batch.{self.name}.wait.before")  # 1
-            self._warm_up.begins(self.name)
             planned, credited_ms = self._planned(batch), self.credit.waited_ms
             with self.batch_lock.batch(partial(self._admit, planned)) as waited_ms:
                 if self.only is not None and batch != self.only:
                     raise StageStopped(f"only batch {self.only} is run now")
                 self._run(frame, planned, waited_ms - (self.credit.waited_ms - credited_ms))
-            self._warm_up.ended(self.name)
         except StageStopped:
             if self.only is None or batch > self.only:
                 self.batch_lock.park()
@@ -177,7 +172,6 @@ class StageRunner:
                 done = self._outputs.commit(given, facts, marker)
             written = {w.channel: done.entries[w.output] for w in self._outputs.channels}
             self.credit.wrote(written)
-            self._warm_up.wrote(channel for channel, entry in written.items() if entry.files)
             self._wrote(written)
             self._outputs.commit_sinks(given, facts)
             self._outputs.call_functions(given, batch, max((p.epoch for p in after), default=NO_EPOCH))  # 6

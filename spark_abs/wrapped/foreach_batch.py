@@ -39,7 +39,6 @@ from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, StageFacts
 from spark_abs.stages.stage import StageRunner
-from spark_abs.stages.warm_up import WarmUp
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
@@ -262,7 +261,7 @@ class _Host:
         spec = StageSpec(wrapped.stage, (), lambda only: only, {}, "append", None, None, None)
         outputs = Outputs(self._ctx, spec, (), {}, [sink], wrapped.tables)
         credit = Credit(self._ctx, (), Consumers(self._ctx, {}), Version(0), 0)
-        runner = StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit, WarmUp())
+        runner = StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit)
         runner.batch_lock.await_stop = partial(sleep_until_stopped, self._spark)
         return runner
 

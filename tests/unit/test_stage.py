@@ -12,7 +12,6 @@ from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.outputs import IdleCut
 from spark_abs.stages.snapshotter import Taken
 from spark_abs.stages.stage import StageRunner
-from spark_abs.stages.warm_up import WarmUp
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 
@@ -50,7 +49,7 @@ class IdleSource:
 
         snapshots: Any = SimpleNamespace(submit=submit)
         credit: Any = SimpleNamespace(waited_ms=0)
-        self.runner = StageRunner(ctx, StageId("clicks"), outputs, (), snapshots, credit, WarmUp())
+        self.runner = StageRunner(ctx, StageId("clicks"), outputs, (), snapshots, credit)
 
     def offer(self, *numbers: int) -> None:
         for number in numbers:

@@ -28,7 +28,6 @@ from spark_abs.stages.evaluation import Evaluated
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Taken
 from spark_abs.stages.stage import StageRunner
-from spark_abs.stages.warm_up import WarmUp
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 from tests.channel_support import JOB, Log, barrier, make_writer, position
@@ -68,7 +67,7 @@ class Both:
         snapshots: Any = SimpleNamespace(submit=self.taken.append, permits=lambda *_: True)
         first = (position("a.main", 0), position("b.main", 0))
         credit = Credit(ctx, (), Consumers(ctx, {}), Version(0), 0)
-        self.runner = StageRunner(ctx, StageId("both"), outputs, first, snapshots, credit, WarmUp())
+        self.runner = StageRunner(ctx, StageId("both"), outputs, first, snapshots, credit)
 
     @contextmanager
     def _evaluated(self, *_: object) -> Iterator[Evaluated]:
