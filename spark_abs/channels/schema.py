@@ -28,11 +28,6 @@ _CARRIED = (
 )
 
 
-def quoted(column: str) -> str:
-    """Return the name of a column as an expression of Spark's names it, whatever is in it."""
-    return f"`{column.replace('`', '``')}`"
-
-
 def plain_schema(schema: t.StructType) -> t.StructType:
     """Return the schema as a channel declares it: everything nullable, no column metadata.
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.schema import quoted
+from spark_abs.channels.quoting import quoted
 from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.model import NO_TABLE
 from spark_abs.sinks.delta_options import Delta
