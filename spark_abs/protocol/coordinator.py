@@ -158,7 +158,7 @@ class Coordinator:
     def _forbidden(self, kind: CheckpointKind) -> AbortReason | None:
         """Return why a checkpoint of this kind may not go on in the present status."""
         match self._status:
-            case JobStatus.CREATED | JobStatus.RUNNING:
+            case JobStatus.CREATED | JobStatus.RUNNING | JobStatus.ENDING:
                 return None
             case JobStatus.STOPPING:
                 return None if kind is CheckpointKind.SYNC_SAVEPOINT else AbortReason.JOB_STOPPING

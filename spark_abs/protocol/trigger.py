@@ -14,6 +14,8 @@ class JobStatus(StrEnum):
 
     CREATED = "created"
     RUNNING = "running"
+    ENDING = "ending"
+    """Nothing but barriers keeps a loop from its end: none is sent until it has ended or has rows again."""
     STOPPING = "stopping"
     FINISHED = "finished"
     FAILED = "failed"

@@ -30,9 +30,12 @@ class EndOfInput:
         self._before: dict[StageId, BatchId] = {}
         """The newest batch that each stage had planned when it was first looked at."""
         self._processed: dict[StageId, threading.Thread] = {}
+        self.loop_waits = False
+        """Whether, at the last look, nothing but batches with barriers kept a loop from its end."""
 
     def finish_stages(self) -> bool:
         """End stages whose input has ended, producers first; say whether all have."""
+        self.loop_waits = False
         for name, stage in self._stages.items():
             runner, query = stage.runner, stage.query
             if stage.halted or query is None:
@@ -47,7 +50,9 @@ class EndOfInput:
                 runner.end()
                 self._ctx.failpoint(f"end.{name}.after")
                 stage.halted = True
-        return all(stage.halted for stage in self._stages.values())
+        ended = all(stage.halted for stage in self._stages.values())
+        self.loop_waits &= not ended
+        return ended
 
     def _drained(self, runner: StageRunner) -> bool:
         """Say whether a stage has read its channels to the end, and what its native sources had by then.
@@ -55,6 +60,7 @@ class EndOfInput:
         The head of a loop has when its loop has come to an end: no stage of it works while that is found out.
         """
         batch, around = self._done(runner), self._loops.around(runner)
+        self.loop_waits |= self._has_only_barriers(runner)
         if batch is None or not runner.inputs_closed(batch) or not self._has_ended(runner):
             for other in around:
                 self._processed.pop(other.name, None)
@@ -65,6 +71,14 @@ class EndOfInput:
         for other in around:
             del self._processed[other.name]
         return not runner.heads_loop or self._still_ended(runner)
+
+    def _has_only_barriers(self, runner: StageRunner) -> bool:
+        """Say whether a stage heads a loop that would end, were it not for batches that are under way."""
+        return (
+            runner.heads_loop
+            and runner.inputs_closed(runner.native.newest_committed())
+            and self._loops.has_ended(runner, lambda _: True)
+        )
 
     def _still_ended(self, head: StageRunner) -> bool:
         """Look once more while no stage of a loop begins a batch; if it has ended, its head stays held."""

@@ -99,8 +99,8 @@ class Lifecycle:
         self._stop_queries = stop_queries
         self._finish = finish
         self._on_end = on_end
-        self._failing = ""
-        """What the coordinator was last told of stages that fail."""
+        self._told = (JobStatus.RUNNING, "")
+        """What the coordinator was last told: how the run stands, and what fails."""
         self._thread = threading.Thread(target=self._live, name=f"spark-abs-watch-{ctx.job}", daemon=True)
 
     def start(self) -> None:
@@ -108,9 +108,9 @@ class Lifecycle:
         self._thread.start()
 
     def report(self, status: JobStatus, failing: str) -> None:
-        """Let whoever asks something of the run hear what fails, if that is news; for the watching thread."""
-        if failing != self._failing:
-            self._failing = failing
+        """Tell the coordinator how the run stands and what fails, if that is news; for the watcher."""
+        if (status, failing) != self._told:
+            self._told = status, failing
             self._coordination.put(StatusChanged(now_ms(), status, failing))
 
     def _live(self) -> None:
@@ -131,7 +131,7 @@ class Lifecycle:
     def _shut_down(self, how: str) -> None:
         failure = self._termination.failure
         status = JobStatus.STOPPING if failure is None else JobStatus.FAILED
-        why = self._failing if failure is None else one_line(str(failure))
+        why = self._told[1] if failure is None else one_line(str(failure))
         self._coordination.put(StatusChanged(now_ms(), status, why))  # 1
         self._stop_queries()  # 2
         self._coordination.close()  # 3

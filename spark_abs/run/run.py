@@ -14,10 +14,7 @@ from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.checkpointing.sending import Senders
 from spark_abs.errors import AbsError, CheckpointPending, Refused, SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
-from spark_abs.protocol.messages import (
-    Answer,
-    StatusChanged,
-)
+from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.run.drain import Drain
 from spark_abs.run.end_of_input import EndOfInput
@@ -30,7 +27,6 @@ from spark_abs.run.signals import SignalledStop
 from spark_abs.settings import LiveSettings
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.snapshotter import Snapshotter
-from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -238,6 +234,7 @@ class Run:
             if drain is not None:
                 return self._run_drain(drain.savepoint)
             if self._ctx.bounded and self._end.finish_stages():
+                self._report()
                 self._last_checkpoint()
                 return "finished"
         self._look_for_failures()  # of the last moment: a stop does not hide them
@@ -255,7 +252,7 @@ class Run:
 
     def _run_drain(self, name: str) -> str:
         """Drain all stages and take the savepoint; no other checkpoint is taken meanwhile."""
-        self._coordination.put(StatusChanged(now_ms(), JobStatus.STOPPING))
+        self._report()
         self._drain.run(name, self._look_while_draining)
         asked = self._drain.asked
         request = (asked.request if asked is not None else None) or uuid.uuid4().hex
@@ -284,9 +281,14 @@ class Run:
     def _look(self) -> None:
         """Look for stages that have failed, and start those again whose time has come."""
         self._look_for_failures()
-        status = JobStatus.RUNNING if self._drain.asked is None else JobStatus.STOPPING
-        self._lifecycle.report(status, self._recovery.failing)
+        self._report()
         self._recovery.start_due()
+
+    def _report(self) -> None:
+        status = JobStatus.ENDING if self._end.loop_waits else JobStatus.RUNNING
+        if self._drain.asked is not None:
+            status = JobStatus.STOPPING
+        self._lifecycle.report(status, self._recovery.failing)
 
     def _look_for_failures(self) -> None:
         for name, query in self._queries().items():

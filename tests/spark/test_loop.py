@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -46,10 +47,10 @@ class Retries:
         self.root = Root(f"{tmp}/root")
         self.failpoint: Callable[[str], None] = lambda _: None
 
-    def job(self, interval: str = "300ms") -> Job:
+    def job(self, interval: str = "300ms", **settings: Any) -> Job:
         job = retries.declare(
             self.spark, self.clicks.stream(), self.orders.stream(), str(self.base),
-            interval=interval, num_retained=50, poll_interval="0ms",
+            interval=interval, num_retained=50, poll_interval="0ms", **settings,
         )  # fmt: skip
         job.failpoint = lambda at: self.failpoint(at)
         return job
@@ -177,3 +178,14 @@ def test_a_way_back_has_to_be_closed_once_with_the_rows_that_were_declared(
     job.feedback("other", "value long")
     with pytest.raises(GraphError, match="feedback 'other' is no stage's input"):
         job.graph()
+
+
+def test_a_bounded_run_ends_though_barriers_come_faster_than_they_go_round(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    here = Retries(spark, tmp_path)
+    here.clicks.write({"keys": ["k1", "k2", "k3"], "campaign": "c1", "number": 1})
+    here.order(Random(5), 4)
+    job = here.job(interval="1ms", mode="unaligned")
+    assert start(job, available_now=True).await_termination(120), "barriers keep the loop at work"
+    here.assert_tables()

@@ -351,6 +351,16 @@ def test_stopping_spares_its_own_savepoint() -> None:
     assert coordinator.handle(StatusChanged(120, JobStatus.STOPPING)) == ()
 
 
+def test_while_a_loop_ends_what_is_open_completes_and_what_is_asked_for_waits() -> None:
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    assert coordinator.handle(StatusChanged(120, JobStatus.ENDING)) == ()
+    assert coordinator.handle(Requested(120, SAVEPOINT)) == ()
+    assert only(Complete, coordinator.handle(acked(1, "a", 130)))
+    assert coordinator.handle(Decided(140, ONE, True)) == (Notify(ONE, True),)
+    assert coordinator.handle(StatusChanged(900, JobStatus.RUNNING)) == (Claim(SAVEPOINT.kind, "mine", "r1"),)
+
+
 def test_a_claim_that_comes_back_after_the_stop_is_aborted() -> None:
     coordinator = running()
     coordinator.handle(Tick(100))  # the claim leaves
