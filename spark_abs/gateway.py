@@ -22,7 +22,7 @@ def quiet_log() -> Iterator[None]:
     """Let a JVM that is started within log warnings and errors, without those that mean nothing on a laptop.
 
     Whoever has a configuration of his own, in Spark's directory of configurations or as a Java option, keeps
-    it: options of the driver come behind this one.
+    it: options of the driver come after this one.
     """
     before = os.environ.get(_OPTIONS)
     theirs = any(any(_conf_dir().glob(pattern)) for pattern in _LOG_PATTERNS)

@@ -238,14 +238,14 @@ class Job:
             name: the sink's name.
             source: a stage, or one of its outputs.
             table: path of a Delta table, or `spark_abs.Delta` to say more of it, created if there is none:
-                written exactly once, with each batch or, with `visible="checkpoint"`, behind each checkpoint.
+                written exactly once, with each batch or, with `visible="checkpoint"`, after each checkpoint.
             foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
                 channels of its stage, and again, as in Spark, for a batch that is repeated.
-            postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows behind
+            postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows after
                 each checkpoint, or with each batch, exactly once.
-            kafka: a topic of Kafka, or `spark_abs.Kafka` to say more of it: gets a record for each row behind
+            kafka: a topic of Kafka, or `spark_abs.Kafka` to say more of it: gets a record for each row after
                 each checkpoint, exactly once for readers of what is committed.
-            iceberg: a table of Iceberg, or `spark_abs.Iceberg` to say more of it: gets a snapshot behind each
+            iceberg: a table of Iceberg, or `spark_abs.Iceberg` to say more of it: gets a snapshot after each
                 checkpoint that has rows.
             two_phase: a sink of your own that commits rows and mark at once, see `TwoPhaseSink`.
             existing: what becomes of other roots that have written to the table: `append` writes beside

@@ -138,7 +138,7 @@ class SmallJob:
         return taken[0]
 
     def checkpoint(self, *values: int, name: str | None = None) -> int:
-        """Send numbers, with a barrier behind them, and complete the checkpoint."""
+        """Send numbers, with a barrier after them, and complete the checkpoint."""
         barrier = self.claim(name)
         version = Version(self.step(*values, barrier=barrier))
         manifest = self.manifest(barrier, version)

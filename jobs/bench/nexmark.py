@@ -55,7 +55,7 @@ class Measured:
     bytes: tuple[int, ...] = ()
     """Needed to restore each checkpoint."""
     recovery_s: float | None = None
-    """From the start that restores to the first batch of rows in the table behind the checkpoint."""
+    """From the start that restores to the first batch of rows in the table after the checkpoint."""
 
 
 def figures(

@@ -28,7 +28,7 @@ _LATE = "5 seconds"
 
 Tables = Mapping[str, pd.DataFrame]
 Declare = Callable[[spark_abs.Job, Mapping[str, spark_abs.Output]], spark_abs.Output]
-"""Declares the stages behind the sources, by kind of event; returns the output for the table."""
+"""Declares the stages after the sources, by kind of event; returns the output for the table."""
 
 
 @dataclass(frozen=True, slots=True)

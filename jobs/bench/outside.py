@@ -1,6 +1,6 @@
 """Sinks outside against Spark's own: Kafka against its sink, PostgreSQL against JDBC, Iceberg against Delta.
 
-Each takes the same rows from the same files. Ours are there once, behind checkpoints a second apart; those of
+Each takes the same rows from the same files. Ours are there once, after checkpoints a second apart; those of
 Spark's sinks would be there again after a crash.
 """
 

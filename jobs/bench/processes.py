@@ -48,5 +48,5 @@ def gate_megabytes() -> list[float]:
 
 
 def _fields(place: Path) -> list[str]:
-    """Return the fields of a `stat` file behind the name of the command, which may hold anything."""
+    """Return the fields of a `stat` file after the name of the command, which may hold anything."""
     return (place / "stat").read_text().rpartition(")")[2].split()

@@ -80,7 +80,7 @@ def _run(spark: SparkSession, base: Path) -> Seen:
         capacity_entries=_ROOM, max_entries_per_batch=1,
     )  # fmt: skip
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", _ROWS).load()
-    behind = job.stage("behind", [job.source("numbers", rows)], lambda frame: frame)
+    behind = job.stage("after", [job.source("numbers", rows)], lambda frame: frame)
     job.sink("out", behind, foreach_batch=consumer)
     run = job.start()
     try:
@@ -110,7 +110,7 @@ def _look(job: Job, seconds: float) -> tuple[list[float], list[int]]:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         memory.append(driver_memory(job.spark))
-        backlog.append(unread(job, "numbers.main", "behind"))
+        backlog.append(unread(job, "numbers.main", "after"))
         time.sleep(_LOOK_S)
     return memory, backlog
 

@@ -127,7 +127,7 @@ class WholeJob:
         return Measured(took, events.count(HistoryEvent.COMPLETED.value))
 
     def _consumed(self, run: Run, root: Root, stage: str, producers: set[str]) -> None:
-        """Wait until a stage has finished a batch behind the last rows of its producers."""
+        """Wait until a stage has finished a batch after the last rows of its producers."""
         last = {channel_id(StageId(p), MAIN_OUTPUT): _last_rows(root, p) for p in producers}
         native = NativeLog(root.place(f"native/1/{stage}"))
 

@@ -1,1 +1,1 @@
-"""How far a stage reads each of its inputs, and behind which batch its cut is: pure, from durable facts."""
+"""How far a stage reads each of its inputs, and after which batch its cut is: pure, from durable facts."""

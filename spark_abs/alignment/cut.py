@@ -46,7 +46,7 @@ def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) 
     Two rises say something; a batch without new input is no cut, and an input that closes after a cut does
     not repeat it.
 
-    - The first sight of an unaligned barrier is its cut, at the latest: nothing behind it has been read yet
+    - The first sight of an unaligned barrier is its cut, at the latest: nothing after it has been read yet
       on any input, and from the next batch on something may be (P16).
     - The least epoch over the open inputs rises. That is a cut if every open input stands at that very
       barrier and none, open or closed, has gone on from it (P4); of an at-least-once barrier it is one
@@ -85,7 +85,7 @@ def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) 
 
 
 def may_take(checkpoint: CheckpointId, positions: Sequence[Position]) -> bool:
-    """Say whether nothing behind a barrier has been read on any input: a cut here is exact.
+    """Say whether nothing after a barrier has been read on any input: a cut here is exact.
 
     What lies between a position and the barrier is then in flight: part of the checkpoint (P16).
     """

@@ -123,7 +123,7 @@ def decide(
 def waiting(stage: Sequence[Position], settled: Settled, run: RunId) -> tuple[Position, ...]:
     """Return the inputs of a stage that `decide` keeps at their barriers.
 
-    What stands behind them in their channels is what the alignment holds up (P6).
+    What stands after them in their channels is what the alignment holds up (P6).
     """
     return tuple(own for own in stage if not own.is_closed(run) and _is_held(own, stage, settled, run))
 
@@ -158,7 +158,7 @@ def _must_wait(own: Position, stage: Sequence[Position], run: RunId) -> bool:
 
 
 def _after(position: Position, entry: Entry, attempt: AttemptId) -> Position:
-    """Return the position behind `entry`.
+    """Return the position after `entry`.
 
     Whose end marker it was is recorded, not whether that run is the present one: a driver that was frozen
     and plans one more batch would else pass over the end that the run after it has to see.

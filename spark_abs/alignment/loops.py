@@ -30,9 +30,9 @@ class Member:
     """How a stage of a loop stands."""
 
     idle: bool
-    """Whether no batch is planned behind its last finished one."""
+    """Whether no batch is planned after its last finished one."""
     positions: tuple[Position, ...]
-    """Behind that batch."""
+    """After that batch."""
     unread: frozenset[ChannelId]
     """Channels that hold rows which the stage has not durably consumed."""
 

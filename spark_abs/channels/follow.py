@@ -21,7 +21,7 @@ GAP_CHECK_S = 10.0
 
 
 class LogTail:
-    """The commits of one table behind a version, each opened once, in order.
+    """The commits of one table after a version, each opened once, in order.
 
     Not thread-safe. Looks at the store at most once per `poll_ms` while there is nothing new. A missing
     commit below a newer one is damage; it is looked for when the tail first finds nothing more, and every
@@ -107,7 +107,7 @@ class Newest:
 
 
 class Queued:
-    """How many bytes wait in a channel behind a position; every entry is opened once. Not thread-safe."""
+    """How many bytes wait in a channel after a position; every entry is opened once. Not thread-safe."""
 
     def __init__(self, root: Root, position: Position, poll_ms: int = 0) -> None:
         self._tail = LogTail(root.fs, root.path(root.channel(position.channel)), position.version, poll_ms)

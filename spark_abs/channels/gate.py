@@ -84,7 +84,7 @@ class GateSpec:
     floor: CheckpointId
     """The highest id claimed before this run began: the outcome of it and all below is known."""
     control_version: Version
-    """The version of `control/` behind which aborts of this run are found."""
+    """The version of `control/` after which aborts of this run are found."""
     max_entries: int
     max_bytes: int
     partition_bytes: int
@@ -174,7 +174,7 @@ class GateReader(DataSourceStreamReader):
         Spark asks again at once when no input has anything, so a stage that rests waits in the input that is
         asked first: until there is news for any, and a moment at most, since news may come from elsewhere.
 
-        `ReadAllAvailable` lifts the limits and stops at a barrier all the same: what is behind it is
+        `ReadAllAvailable` lifts the limits and stops at a barrier all the same: what is after it is
         not available before the stage's other inputs have it.
 
         Raises:

@@ -28,7 +28,7 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
     Killed anywhere, a repeat goes on: the log files, by which it knows what to do, go after the data. A
     missing file is one deleted already, so two may run at once. Costs nothing but two listings when there
     is nothing to do. Runs beside the channel's writer, whose commits it may put off once, and beside its
-    readers: they find entry `before` and all behind it unchanged.
+    readers: they find entry `before` and all after it unchanged.
 
     Args:
         root: The job's root.
@@ -71,7 +71,7 @@ def written_by(root: Root, channel: ChannelId, at_ms: int) -> Version:
 
 
 def earliest(root: Root, channel: ChannelId) -> Version:
-    """Return the entry behind which a channel is whole: what is older may have been deleted, or is.
+    """Return the entry after which a channel is whole: what is older may have been deleted, or is.
 
     Data goes before the log that names it, oldest first: the first entry whose files are there is whole.
     """

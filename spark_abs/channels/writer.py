@@ -181,7 +181,7 @@ class ChannelWriter:
         Args:
             written: What `write_files` returned.
             batch: The producer's batch.
-            barrier: Stands behind the rows.
+            barrier: Stands after the rows.
             cancel: The aborted id that the stage passes here (P9).
             watermark_ms: The producer's watermark.
             offsets: The text of the producer's `offsets/<batch>`.
@@ -224,7 +224,7 @@ class ChannelWriter:
         )
 
     def commit_end(self) -> Standing:
-        """Commit the marker behind which this run writes nothing more (P10). Repeatable.
+        """Commit the marker after which this run writes nothing more (P10). Repeatable.
 
         Raises:
             Fenced: a newer run or attempt has taken over.

@@ -1,4 +1,4 @@
-"""Cleaning up behind a completed checkpoint: retire manifests, sweep `state/`, trim channels."""
+"""Cleaning up after a completed checkpoint: retire manifests, sweep `state/`, trim channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sink outside: a thread that sends it rows, behind completed checkpoints or with each batch."""
+"""One sink outside: a thread that sends it rows, after completed checkpoints or with each batch."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class Sender:
             lambda: ctx.failpoint(f"send.{name}.rows.after"),
             self._tasks,
         )
-        whole = until in list(self._cuts)  # a batch behind the cut of a savepoint names it, too
+        whole = until in list(self._cuts)  # a batch after the cut of a savepoint names it, too
         savepoint = self._savepoints.get(until.checkpoint) if whole else None
         epoch = Epoch(self._owner, after, until, self.floor, self._committed is None, savepoint)
         ctx.failpoint(f"send.{name}.commit.before")
@@ -271,7 +271,7 @@ class Sender:
         except Exception as error:
             which = f"of checkpoint {until.checkpoint}"
             if self._batches is not None:
-                which = f"behind checkpoint {after.checkpoint}, of entry {until.version} of {self.channel}"
+                which = f"after checkpoint {after.checkpoint}, of entry {until.version} of {self.channel}"
             raise SinkFailed(f"sink {name!r} did not take {rows.count:,} rows {which}: {error}") from error
         ctx.failpoint(f"send.{name}.commit.after")
         self._committed = until

@@ -60,7 +60,7 @@ class Senders:
     def unsent(self, channel: ChannelId) -> tuple[Version, ...]:
         """Return how far each sink has read a channel, as credit counts it.
 
-        What lies behind the newest complete checkpoint cannot be sent yet, and holds nobody back, but where a
+        What lies after the newest complete checkpoint cannot be sent yet, and holds nobody back, but where a
         sink takes each batch.
         """
         mine = [sender for sender in self._senders if sender.channel == channel]
@@ -69,7 +69,7 @@ class Senders:
     def needed(
         self, state: ControlState, manifests: Sequence[Manifest]
     ) -> Mapping[ChannelId, tuple[Version, ...]]:
-        """Return the entries behind which each sink may still read, also after a restore."""
+        """Return the entries after which each sink may still read, also after a restore."""
         found: dict[ChannelId, tuple[Version, ...]] = {}
         for sender in self._senders:
             bounds = bounds_of(state, sender.channel, sender.mark, manifests)
@@ -161,7 +161,7 @@ def _recover(sender: Sender) -> None:
 
 
 def _behind(ctx: RunContext, sending: Sending, path: Sequence[Branch], newest: Manifest) -> Mark:
-    """Return where a sink begins whose channel the newest checkpoint does not have: behind what is older."""
+    """Return where a sink begins whose channel the newest checkpoint does not have: after what is older."""
     version = written_by(ctx.root, sending.channel, newest.completed_ms)
     return Mark(path[-1].attempt, newest.id, version)
 

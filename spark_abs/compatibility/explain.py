@@ -91,13 +91,13 @@ class ExplainedSink:
     table: str | None
     """Where the Delta table is; None for a function."""
     behind_checkpoints: bool = False
-    """Whether its rows are visible behind each checkpoint, and not with each batch."""
+    """Whether its rows are visible after each checkpoint, and not with each batch."""
 
     def __str__(self) -> str:
         """Return it as text."""
         where = "a function, at least once" if self.table is None else f"{self.table}, exactly once"
         if self.behind_checkpoints:
-            where += ", behind each checkpoint"
+            where += ", after each checkpoint"
         return f"sink {self.name} of {self.source}: {where}"
 
 

@@ -157,7 +157,7 @@ def inspect(
         check()
     declared = declare(
         job, drafted.graph, drafted.frames, drafted.plans
-    )  # behind the checks: functions then say their past
+    )  # after the checks: functions then say their past
     knowledge = Knowledge(past.root, past.control, past.manifest, at_checkpoint=at_checkpoint)
     comparison = replace(knowledge.compare(declared, leave), obstacles=tuple(obstacles))
     if refuse:

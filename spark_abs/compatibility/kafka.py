@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def require_records(
     spark: SparkSession, stage: StageId, sources: Sequence[KafkaSource], past: Past, at_checkpoint: bool
 ) -> None:
-    """Refuse to go on behind a gap; brokers that cannot be asked now are asked by Spark's source later.
+    """Refuse to go on after a gap; brokers that cannot be asked now are asked by Spark's source later.
 
     Args:
         spark: the job's session.

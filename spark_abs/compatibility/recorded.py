@@ -100,7 +100,7 @@ class Knowledge:
             root: the job's root.
             state: what `control/` says.
             manifest: the newest checkpoint of the attempt, or the one where it begins; None without any.
-            at_checkpoint: whether stages stand where that checkpoint has them, as behind a restore to it.
+            at_checkpoint: whether stages stand where that checkpoint has them, as after a restore to it.
         """
         self._root, self._state, self._manifest = root, state, manifest
         self._at_checkpoint = at_checkpoint
@@ -281,7 +281,7 @@ class Knowledge:
         return found
 
     def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
-        """Return the last entry behind which a stage that begins now reads."""
+        """Return the last entry after which a stage that begins now reads."""
         if self._at_checkpoint and (cut := self._cuts().get(channel)) is not None:
             return cut
         table = Table.open(self._channel(channel))
@@ -289,7 +289,7 @@ class Knowledge:
         return current_cut(_newest_first(table), table.version, ended, self._attempt.id)
 
     def _earliest(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
-        """Return the entry behind which a channel has all the rows of its producer."""
+        """Return the entry after which a channel has all the rows of its producer."""
         table, path = Table.open(self._channel(channel)), channel_path(self._state, channel)
         commits = map(table.read_commit, range(table.version, -1, -1))
         entries = (
@@ -300,7 +300,7 @@ class Knowledge:
         return max(earliest(self._root, channel), whole_after(counted, table.version, ended))
 
     def _unread(self, position: Position) -> int:
-        """Count the entries with rows behind a position."""
+        """Count the entries with rows after a position."""
         channel = position.channel
         if not self._channel(channel).exists():
             return 0

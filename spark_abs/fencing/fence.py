@@ -1,7 +1,7 @@
 """Fences: what keeps a replaced run or attempt from committing to a table.
 
 A fence is an application id at a version that nobody passes. It lives in the table's own log, so that
-whoever decides by what was read and commits right behind it cannot miss it; RESTORE does not undo it.
+whoever decides by what was read and commits right after it cannot miss it; RESTORE does not undo it.
 """
 
 from __future__ import annotations

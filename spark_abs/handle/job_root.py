@@ -86,8 +86,8 @@ class JobRoot:
 
         Columns: `id`, `kind`, `name`, `attempt`, `run`, `triggered_ms`, `completed_ms`, `age_ms` since its
         completion, `duration_ms` from trigger to completion, `size_new` (bytes that it wrote), `size_full`
-        (bytes that a restore reads), `abandoned` (a restore went back behind it), `edited` (an edit made it),
-        `damage` (what is wrong with its row; then only the id may be known).
+        (bytes that a restore reads), `abandoned` (a restore went back to before it), `edited` (an edit made
+        it), `damage` (what is wrong with its row; then only the id may be known).
         """
         return checkpoint_table(self.root, self.clock_ms())
 
@@ -323,7 +323,7 @@ class JobRoot:
         """Stop the running job in order, and return when it has ended; with a name, the id of the savepoint.
 
         Args:
-            savepoint: take an exact savepoint first, behind which nothing is processed.
+            savepoint: take an exact savepoint first, after which nothing is processed.
             drain: let every window out before the savepoint, see `Run.stop`.
 
         Raises:

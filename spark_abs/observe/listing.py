@@ -32,7 +32,7 @@ class CheckpointRow:
     size_full: int | None = None
     """Bytes needed to restore it."""
     abandoned: bool = False
-    """A restore went back behind it; it can still be restored."""
+    """A restore went back to before it; it can still be restored."""
     edited: bool = False
     """An edit made it: it is not where any run has been, until a restore goes to it."""
     damage: str | None = None

@@ -118,14 +118,14 @@ def _tables(root: Root, manifest: Manifest) -> tuple[TableAt, ...]:
 
 
 def _behind_checkpoints(root: Root, manifest: Manifest) -> Iterator[OutsideSink]:
-    """Iterate the sinks of a checkpoint whose Delta tables get their rows behind it."""
+    """Iterate the sinks of a checkpoint whose Delta tables get their rows after it."""
     for record in Control.open(root).state.outside:
         if record.kind == DELTA and any(_cuts(manifest, record)):
             yield record
 
 
 def _cuts(manifest: Manifest, record: OutsideSink) -> Iterator[Mark]:
-    """Iterate the cut of a checkpoint in the channel of a sink, behind where the sink began."""
+    """Iterate the cut of a checkpoint in the channel of a sink, after where the sink began."""
     for stage in manifest.stages:
         for output in stage.outputs:
             here = (stage.stage, output.output, output.kind) == (record.stage, record.output, CHANNEL)
@@ -145,7 +145,7 @@ def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt
     if version is None:
         raise Refused(
             f"no version of {table.path} has exactly what checkpoint {manifest.id} covers: sink "
-            f"{record.sink!r} gets its rows behind the checkpoint, and "
+            f"{record.sink!r} gets its rows after the checkpoint, and "
             + ("has not come to it yet: ask again" if ahead else "its log does not go back to it any more")
         )
     return TableAt(record.sink, record.stage, root.storage.place(table.path).uri, version, manifest.id)

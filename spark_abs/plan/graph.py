@@ -51,7 +51,7 @@ class SinkDecl:
     key: tuple[str, ...] = ()
     """Columns by which the rows of the table are merged."""
     epoch_table: str | None = None
-    """The Delta table of a sink outside, which gets its rows behind each checkpoint."""
+    """The Delta table of a sink outside, which gets its rows after each checkpoint."""
 
     @property
     def written(self) -> str | None:
@@ -280,7 +280,7 @@ def _goes_round(stage: StageDecl, watermark: Watermark) -> Sequence[str]:
     return [
         f"stage {stage.name!r}: a watermark on {watermark.column!r} of the feedback {channel!r}: rows get "
         "later with every round, and while none goes round the watermark of the whole stage stands still; "
-        "put the watermark behind the loop, or set spark.abs.graph.watermarkCheck=warn"
+        "put the watermark after the loop, or set spark.abs.graph.watermarkCheck=warn"
         for channel in watermark.channels
         if channel in stage.feedback
     ]

@@ -93,7 +93,7 @@ class Feedback:
         return f"Feedback({self.name!r} of job {self.job.name!r}, {closed})"
 
     def close(self, source: Output) -> None:
-        """Say which output goes round: of the stage that reads it, or of one behind that.
+        """Say which output goes round: of the stage that reads it, or of one after that.
 
         Raises:
             GraphError: it is closed already, or this is no output of the same job.
@@ -166,7 +166,7 @@ class SinkSpec:
 
     @property
     def epoch_table(self) -> str | None:
-        """Where a Delta table is whose rows are visible behind each checkpoint; None for any other sink."""
+        """Where a Delta table is whose rows are visible after each checkpoint; None for any other sink."""
         return location_of(self.delta.path) if self.delta is not None and self.outside is not None else None
 
     @property

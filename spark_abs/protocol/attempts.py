@@ -96,7 +96,7 @@ def record_change(
     moved: Sequence[Rebuilt],
     comparison: Comparison,
 ) -> ControlState:
-    """Record the job that a run starts: the commit behind which it is the job of the root.
+    """Record the job that a run starts: the commit after which it is the job of the root.
 
     Args:
         state: the newest.

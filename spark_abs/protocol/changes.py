@@ -47,7 +47,7 @@ class Verdict(StrEnum):
 
 
 class UnderWay(StrEnum):
-    """How far the batch behind the last finished one of a stage has come."""
+    """How far the batch after the last finished one of a stage has come."""
 
     NOTHING = "nothing"
     """None was planned."""
@@ -92,7 +92,7 @@ class StageProgress:
 
     @property
     def ended(self) -> BatchId:
-        """The last batch that is all there: what its outputs hold behind it is not."""
+        """The last batch that is all there: what its outputs hold after it is not."""
         return BatchId(self.finished + 1) if self.under_way.decided else self.finished
 
 
@@ -127,9 +127,9 @@ class Recorded:
     """Up to which entry each channel is in the past of a stage that begins now; it is there from 0 if it is
     not named."""
     earliest: Mapping[ChannelId, Version] = field(default_factory=dict)
-    """Behind which entry each channel is still whole."""
+    """After which entry each channel is still whole."""
     unread: Callable[[Position], int] = lambda _: 0
-    """Counts the entries with rows behind a position in its channel."""
+    """Counts the entries with rows after a position in its channel."""
     epoch: CheckpointId = NO_EPOCH
     """The newest id that was ever claimed: it has an outcome."""
 

@@ -212,7 +212,7 @@ class _Comparing:
         if unread and not self._leave:
             return [
                 f"channel {position.channel} is read no more, and {unread} entries of it are unread: start "
-                "the job as it was and stop it with a savepoint, behind which nothing is unread; let another "
+                "the job as it was and stop it with a savepoint, after which nothing is unread; let another "
                 f"stage read the channel, it begins there; or leave them behind: {_LEAVE}"
             ], []
         said = f"channel {position.channel} is read no more"
@@ -236,7 +236,7 @@ class _Comparing:
         own = [p for p in reached.positions if p.channel == channel]
         if own:  # a second reading of the channel: the two have one first position
             position = min(own, key=lambda p: p.version)
-            return position, [f"reads channel {channel} once more, from behind entry {position.version}"]
+            return position, [f"reads channel {channel} once more, from after entry {position.version}"]
         asked = self._begin.get(stage, "cut")
         given = self._given_up.get(channel, {})
         if given and asked == "cut":
@@ -250,7 +250,7 @@ class _Comparing:
             position = replace(next(iter(given.values())), feedback=source.feedback)
             (who, *_) = given
             return position, [
-                f"begins channel {channel} behind entry {position.version}, where {who!r} stood"
+                f"begins channel {channel} after entry {position.version}, where {who!r} stood"
             ]
         if channel not in self._recorded.ends:
             return first_position(channel, source.feedback), []
@@ -258,7 +258,7 @@ class _Comparing:
         first = first_position(channel, source.feedback)
         position = replace(first, version=at[channel], epoch=self._recorded.epoch)
         said = "the earliest that is kept" if asked == "earliest" else "the current cut"
-        return position, [f"begins channel {channel} behind entry {position.version}, {said}"]
+        return position, [f"begins channel {channel} after entry {position.version}, {said}"]
 
 
 def _names(before: StageShape | None, reached: StageProgress) -> list[SourceShape]:
@@ -349,7 +349,7 @@ def _batch(
 ) -> tuple[list[str], bool]:
     """Say whether the batch under way has to be recorded as finished, or why it stands in the way.
 
-    `begun` are channels that lack it and that another stage begins to read: behind it, as all its outputs.
+    `begun` are channels that lack it and that another stage begins to read: after it, as all its outputs.
     """
     changed = not same or (before is not None and not _same_outputs(before, shape))
     differ = "its inputs or outputs differ" if changed else f"{_listed(sorted(begun))} gets a new reader"

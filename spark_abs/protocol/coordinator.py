@@ -240,7 +240,7 @@ class Coordinator:
     def _subsume(self, complete: Barrier) -> None:
         """Give up the older checkpoints that one makes needless (P8), as Flink does.
 
-        A savepoint is never given up. One behind which the job goes on makes nothing needless: it is not what
+        A savepoint is never given up. One after which the job goes on makes nothing needless: it is not what
         a failed job goes back to.
         """
         if complete.kind is CheckpointKind.SAVEPOINT:
@@ -346,7 +346,7 @@ class Coordinator:
                 return (self._claiming,)
 
     def _ending(self) -> bool:
-        """Say whether a savepoint is open with which the job ends: nothing begins behind it."""
+        """Say whether a savepoint is open with which the job ends: nothing begins after it."""
         return any(p.barrier.kind is CheckpointKind.SYNC_SAVEPOINT for p in self.pending)
 
     def _answer(self, request_id: str, checkpoint: CheckpointId | None, ok: bool, message: str) -> Answer:

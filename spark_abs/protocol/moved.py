@@ -10,7 +10,7 @@ from spark_abs.protocol.changes import Recorded, StageChange, Verdict
 
 _REASON = (
     "sink {} was one of stage {!r}, and {} entries of channel {} between the two are unread: their rows "
-    "would be in the table {}; start the job as it was and stop it with a savepoint, behind which nothing is "
+    "would be in the table {}; start the job as it was and stop it with a savepoint, after which nothing is "
     "unread, then move the sink"
 )
 

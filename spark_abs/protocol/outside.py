@@ -1,7 +1,7 @@
 """Sinks outside: which rows go to one next, and where it stands after the job has gone back.
 
 Rows for such a sink lie in the channel of an output. An epoch is what lies there between the cuts of two
-completed checkpoints; it is sent whole, behind the completion, and committed together with its mark. So a
+completed checkpoints; it is sent whole, after the completion, and committed together with its mark. So a
 crash at any moment leaves one of two things: the mark before it and none of its rows, or its mark and all.
 The channel holds what has not been sent, so no transaction stays open meanwhile.
 
@@ -51,13 +51,13 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What is committed at once: the entries behind `after` up to those of `mark`, that mark included."""
+    """What is committed at once: the entries after `after` up to those of `mark`, that mark included."""
 
     owner: Owner
     after: Mark
     mark: Mark
     floor: Version = FIRST_ENTRY
-    """No restore goes back behind this entry any more: what was kept to undo epochs up to it may go."""
+    """No restore goes back to before this entry any more: what was kept to undo epochs up to it may go."""
     first: bool = False
     """Whether nothing was ever committed: the sink has no mark yet."""
     savepoint: str | None = None
@@ -82,7 +82,7 @@ def next_batches(
 ) -> tuple[tuple[Mark, Mark], ...]:
     """Return what is to be sent to a sink that takes each batch: as `next_epochs`, entry by entry.
 
-    Also a cut behind the last entry is returned, without rows: its mark lets what is older go. No epoch has
+    Also a cut after the last entry is returned, without rows: its mark lets what is older go. No epoch has
     an entry in its middle, so one can go back to any cut between two of them, complete by now or later.
 
     Args:
@@ -110,7 +110,7 @@ def is_on(path: Sequence[Branch], mark: Mark) -> bool:
 
 
 def line_to(path: Sequence[Branch], mark: Mark) -> tuple[Branch, ...]:
-    """Cut the path of a mark's attempt off behind the mark."""
+    """Cut the path of a mark's attempt off after the mark."""
     return (*path[:-1], Branch(mark.attempt, mark.version))
 
 
@@ -150,9 +150,9 @@ def mark_after_rollback(
 def sent_behind(
     back: Mark, mark: Mark, line: Sequence[Branch], cuts: Iterable[Mark]
 ) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints whose epochs a sink has committed behind `back`, as far as they are known.
+    """Return the checkpoints whose epochs a sink has committed after `back`, as far as they are known.
 
-    None of them if it has committed only batches behind it, whose checkpoint never was complete.
+    None of them if it has committed only batches after it, whose checkpoint never was complete.
     """
     mine = [c for c in cuts if is_on(line, c)]
     ids = {c.checkpoint for c in mine if back.version < c.version <= mark.version}
@@ -175,7 +175,7 @@ def undone_from(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Ver
 
 
 def needed_from(mark: Mark, line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:
-    """Return the entry behind which a sink, or one that goes back to a kept checkpoint, may still read.
+    """Return the entry after which a sink, or one that goes back to a kept checkpoint, may still read.
 
     Args:
         mark: what it has committed.

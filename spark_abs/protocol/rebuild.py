@@ -2,7 +2,7 @@
 
 Its state comes from the newest checkpoint. From there to its last output it has to do exactly what it did:
 each batch under its old number, reading what that batch read. Then every row it writes is there already, is
-recognised by its transaction id and dropped, and behind the last output it goes on by itself.
+recognised by its transaction id and dropped, and after the last output it goes on by itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LostStage:
     """What is known of a stage without a native checkpoint."""
 
     cut: BatchId
-    """The batch behind which the checkpoint has its state, `NO_BATCH` to begin with nothing."""
+    """The batch after which the checkpoint has its state, `NO_BATCH` to begin with nothing."""
     written: BatchId
     """The newest batch that any of its outputs holds."""
     has_native_inputs: bool = False
@@ -41,7 +41,7 @@ class LostStage:
 
 
 def repeats(lost: LostStage, plans: Mapping[BatchId, P]) -> tuple[Repeat[P], ...]:
-    """Return the batches behind the cut that the stage repeats, in order; none if no output is past it.
+    """Return the batches after the cut that the stage repeats, in order; none if no output is past it.
 
     Args:
         lost: the stage.

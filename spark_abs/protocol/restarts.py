@@ -54,7 +54,7 @@ class RestartPolicy:
     reset_after_ms: int = 3_600_000
     """A job that has run so long without a failure begins with the first delay again."""
     failures: int = 1
-    """`failure-rate`: failures within `interval_ms` behind which the next one ends the job."""
+    """`failure-rate`: failures within `interval_ms` after which the next one ends the job."""
     interval_ms: int = 60_000
 
 

@@ -21,7 +21,7 @@ from spark_abs.protocol.changes import FIRST_ENTRY, UnderWay, first_position
 
 
 def under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId | None]) -> UnderWay:
-    """Say how far the batch behind the last finished one has come.
+    """Say how far the batch after the last finished one has come.
 
     Args:
         finished: the last batch whose end is recorded.
@@ -71,7 +71,7 @@ def begins_at(
 def current_cut(
     newest_first: Iterable[Entry | None], end: Version, ended: BatchId, attempt: AttemptId
 ) -> Version:
-    """Return the last entry behind which a stage that begins now reads: all that the producer has ended.
+    """Return the last entry after which a stage that begins now reads: all that the producer has ended.
 
     A batch that the producer has not ended may stand in one of its channels and not yet in another: it is
     read in both.
@@ -94,7 +94,7 @@ def current_cut(
 
 
 def whole_after(newest_first: Iterable[Entry], end: Version, ended: BatchId) -> Version:
-    """Return the least entry behind which a channel has the rows of every batch of its producer.
+    """Return the least entry after which a channel has the rows of every batch of its producer.
 
     While nobody reads an output it is not written: its channel then has a gap in the numbers of its batches.
 

@@ -1,7 +1,7 @@
 """State stores of Spark's HDFS-backed provider: Spark itself reads and writes entries for RocksDB only.
 
 A file is a compressed stream of size and bytes of each key and value, big-endian, and -1 at the end; a value
-of size -1 says that its key is removed. A store is its newest `<version>.snapshot` and each `.delta` behind.
+of size -1 says that its key is removed. A store is its newest `<version>.snapshot`, then each `.delta`.
 """
 
 from __future__ import annotations

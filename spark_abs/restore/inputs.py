@@ -1,6 +1,6 @@
 """Input files that were read since a checkpoint: a restore reads them again.
 
-Spark lists a directory anew behind the positions that it goes back to: a file that was deleted since would
+Spark lists a directory anew after the positions that it goes back to: a file that was deleted since would
 be passed over in silence. What was read is in the file source's own log, below the native checkpoint.
 """
 

@@ -1,4 +1,4 @@
-"""Kafka sources behind a restore: whether the brokers still have the records from a checkpoint on."""
+"""Kafka sources after a restore: whether the brokers still have the records from a checkpoint on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KafkaInputs:
 
 
 def kafka_inputs(manifest: Manifest) -> KafkaInputs:
-    """Ask the brokers of all Kafka sources for the records behind a checkpoint."""
+    """Ask the brokers of all Kafka sources for the records after a checkpoint."""
     lost: list[str] = []
     unknown: list[str] = []
     for stage, source, wanted in _sources(manifest):

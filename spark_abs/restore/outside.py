@@ -40,9 +40,9 @@ class OutsideFacts:
     mark: Mark | None
     """What it has committed, None for nothing."""
     back: Mark | None = None
-    """Its mark behind the restore, if that is another."""
+    """Its mark after the restore, if that is another."""
     behind: tuple[CheckpointId, ...] = ()
-    """Checkpoints whose epochs it has committed and the restore goes back behind."""
+    """Checkpoints whose epochs it has committed and the restore undoes."""
     between: bool = False
     """Whether it has committed batches of a checkpoint that is not complete."""
     why_not: str = ""
@@ -57,9 +57,9 @@ class MarkBounds:
 
     line: tuple[Branch, ...]
     needed: Version
-    """The entry behind which the sink may still read."""
+    """The entry after which the sink may still read."""
     undone: Version
-    """The entry behind which a restore may undo what it has committed."""
+    """The entry after which a restore may undo what it has committed."""
 
 
 def sink_of(
@@ -161,7 +161,7 @@ def _left_before(state: ControlState, manifest: Manifest, path: Sequence[Branch]
     """Say whether a sink had left the job before one left its attempt: what it has sent still counts.
 
     The channel was not there any more at that cut, so no entry says so. A mark of that very checkpoint is of
-    a sink that has come to the job behind it, and has sent batches since.
+    a sink that has come to the job after it, and has sent batches since.
     """
     steps = state.lineage(manifest.cut.attempt)
     ends = [*(step.base or step.checkpoint for step in steps[1:]), manifest.cut.checkpoint]
@@ -200,7 +200,7 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
     """
     for found in facts:
         ids = ", ".join(map(str, found.behind))
-        behind = f"the epochs of checkpoints {ids}, behind that one," if ids else "rows behind that one"
+        behind = f"the epochs of checkpoints {ids}, after that one," if ids else "rows after that one"
         name = f"{found.sink}{found.where}"
         if found.gone:
             if not force:
@@ -225,7 +225,7 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
 
 
 def _ways_out(found: OutsideFacts) -> str:
-    """Name a checkpoint behind which nothing was sent, if one is known to be."""
+    """Name a checkpoint after which nothing was sent, if one is known to be."""
     if found.mark is None or found.between:
         return "Start the job without going back, or go back to a later checkpoint, which keeps them; or "
     return f"Go back to checkpoint {found.mark.checkpoint} or a later one, or "

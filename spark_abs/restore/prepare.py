@@ -73,7 +73,7 @@ def prepare(
         sinks: two-phase sinks of the user's own, by name.
         writing: copy the bytes while they are read, to where nothing uses them yet: for whoever carries the
             plan out at once. `Prepared.ahead` is then for them to move or to discard; `apply` does.
-        ask_kafka: ask the brokers for the records behind the checkpoint; a start, which knows the options of
+        ask_kafka: ask the brokers for the records after the checkpoint; a start, which knows the options of
             its sources, asks by itself.
         dry_run: the plan is only shown, beside a run that is alive too.
         progress: told what is being looked at.

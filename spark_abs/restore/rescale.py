@@ -1,6 +1,6 @@
 """Another number of shuffle partitions for the state of stages: what can be, and how Spark is made to do it.
 
-Why a restore does it, and not the start behind it: `adr/005-rescale.md`.
+Why a restore does it, and not the start after it: `adr/005-rescale.md`.
 """
 
 from __future__ import annotations

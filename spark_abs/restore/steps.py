@@ -80,7 +80,7 @@ class Rescale:
     stage: StageId
     directory: str
     batch: BatchId
-    """The batch behind the cut: it reads nothing and holds the state anew."""
+    """The batch after the cut: it reads nothing and holds the state anew."""
     before: int
     partitions: int
 
@@ -134,12 +134,12 @@ class FenceOutside:
 
 @dataclass(frozen=True, slots=True)
 class ReturnOutside:
-    """Bring the mark of a sink outside back, and with it what it has committed behind, unless `keep`."""
+    """Bring the mark of a sink outside back, and with it what it has committed after, unless `keep`."""
 
     sink: str
     back: Mark
     epochs: tuple[CheckpointId, ...]
-    """The checkpoints behind it whose epochs it has committed, as far as they are known; none if it has only
+    """The checkpoints after it whose epochs it has committed, as far as they are known; none if it has only
     committed batches of a checkpoint that never was complete."""
     keep: bool
 
@@ -225,7 +225,7 @@ def _outside(step: FenceOutside | ReturnOutside) -> str:
         has = f"has sent up to checkpoint {step.sent}" if sent else "has sent nothing"
         rest = "" if step.returns else ", which stays; what follows is sent once"
         return f"refuse older runs at sink {step.sink}, which {has}{rest if sent else ''}"
-    epochs = f"the epochs of checkpoints {_listed(step.epochs)}" if step.epochs else "what was sent behind it"
+    epochs = f"the epochs of checkpoints {_listed(step.epochs)}" if step.epochs else "what was sent after it"
     if step.keep:
         return f"leave {epochs} in sink {step.sink}: what is computed again is sent there again"
     return f"undo {epochs} in sink {step.sink}, from what it has kept of them"

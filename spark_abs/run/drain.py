@@ -2,7 +2,7 @@
 
 Stage by stage, from the sources down: sources read no more; a stage that has read all that is left gets a
 batch without rows that is planned with a watermark far ahead, as if event time had come to its end, and lets
-out all that it holds; then those behind it read that. What is recorded in `control/` before the first of
+out all that it holds; then those after it read that. What is recorded in `control/` before the first of
 these batches makes the next start go on, wherever this one was killed: event time does not go back.
 """
 
@@ -152,7 +152,7 @@ class Drain:
         while True:
             look()
             query = self.stages[stage.name].query
-            assert query is not None, "stages behind channels are started with the run"
+            assert query is not None, "stages after channels are started with the run"
             self._await_end(query, look)
             idle = query.isActive and self.stages[stage.name].runner.native.idle_at() is not None
             if idle and not self._has_unread(stage):
@@ -181,7 +181,7 @@ class Drain:
         return False
 
     def _halt(self, stage: RunningStage, look: Callable[[], None]) -> None:
-        """End the query of a stage behind its batch under way; a batch that was planned meanwhile is dropped.
+        """End the query of a stage after its batch under way; a batch that was planned meanwhile is dropped.
 
         Nothing of such a batch was done: it was refused at its entry, before its function began.
         """

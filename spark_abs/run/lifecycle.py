@@ -88,7 +88,7 @@ class Lifecycle:
             watch: returns when the run is to end, with how it ends; raises what it fails with.
             stop_queries: step 2.
             finish: step 4.
-            on_end: called behind step 5.
+            on_end: called after step 5.
         """
         self._ctx = ctx
         self._title = title

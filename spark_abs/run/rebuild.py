@@ -1,8 +1,8 @@
 """A stage that has lost its native checkpoint is rebuilt alone; the others do not notice (P18).
 
 1. Its state comes from the newest intact checkpoint, into a directory that no query has used.  2. It repeats
-its batches up to its last output, each planned from the offset text that its outputs hold.  3. Behind that it
-is a stage like any other. The place is recorded in `control/` before 1, and that it is done behind 2: killed
+its batches up to its last output, each planned from the offset text that its outputs hold.  3. After that it
+is a stage like any other. The place is recorded in `control/` before 1, and that it is done after 2: killed
 in between, the next start goes on with the directory if it is whole, or takes another one.
 """
 
@@ -214,7 +214,7 @@ class Rebuilder:
             )
 
     def _told(self, decl: StageDecl, cut: BatchId) -> Iterator[tuple[BatchId, str]]:
-        """Iterate what the outputs of a stage say of its batches behind the cut."""
+        """Iterate what the outputs of a stage say of its batches after the cut."""
         ctx = self._ctx
         for output in self._graph.consumed(decl.name):
             place = ctx.root.place(ctx.root.channel(channel_id(decl.name, output)))

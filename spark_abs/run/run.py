@@ -134,7 +134,7 @@ class Run:
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
         """Stop gracefully: every stage ends its batch. With a name, take an exact savepoint first.
 
-        After an exact savepoint nothing behind its barrier has been processed. If it is aborted, the job
+        After an exact savepoint nothing after its barrier has been processed. If it is aborted, the job
         goes on and the reason is raised.
 
         With `drain`, sources read no more and event time is brought to its end before the savepoint: every
@@ -321,7 +321,7 @@ class Run:
             stage.halt()
 
     def _end_sending(self) -> None:
-        """Send what checkpoints are behind; what cannot be sent now goes out with the next start."""
+        """Send the rows of completed checkpoints; what cannot be sent now goes out with the next start."""
         in_order = self._termination.failure is None
         patience_s = self._ctx.settings.stop_timeout_ms / 1000 if in_order else 1.0
         left = "; ".join(self._senders.close(patience_s))

@@ -71,7 +71,7 @@ NO_CHANGES = Changes()
 
 
 def changes_since(table: Table, version: Version, own: Own) -> Changes:
-    """Read the log of a table from behind `version` to the version read. Every commit is opened once.
+    """Read the log of a table from after `version` to the version read. Every commit is opened once.
 
     Rows count that are there now: not those of a file that has left the table since, nor of one that was
     there at `version`, left, and came back.

@@ -24,14 +24,14 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
-    """What a sink says that writes behind checkpoints: how far the table is with this commit."""
+    """What a sink says that writes after checkpoints: how far the table is with this commit."""
 
     mark: Mark | None = None
     """None before the first epoch."""
     after: Mark | None = None
-    """In the commit with the rows of an epoch: what it comes behind."""
+    """In the commit with the rows of an epoch: what it follows."""
     kept: bool = False
-    """Whether rows behind the mark stay in the table: a restore was told to leave them."""
+    """Whether rows after the mark stay in the table: a restore was told to leave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SinkMetadata:
     """The user metadata of our commits to a sink, by which they are told from everybody else's."""
 
     sink: str
-    """`<job>/<stage>/<output>`; `<job>/<sink>` of one that writes behind checkpoints."""
+    """`<job>/<stage>/<output>`; `<job>/<sink>` of one that writes after checkpoints."""
     attempt: AttemptId
     run: RunId
     batch: BatchId = NO_BATCH
@@ -58,7 +58,7 @@ class SinkMetadata:
     took_over: bool = False
     """Set in a commit that fences all other roots that had written to the table by then."""
     epoch: CommittedEpoch | None = None
-    """Set in every commit of a sink that writes behind checkpoints."""
+    """Set in every commit of a sink that writes after checkpoints."""
     v: int = FORMAT
 
     @property

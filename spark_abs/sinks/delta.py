@@ -1,6 +1,6 @@
 """A Delta table as a sink: every batch in it once, whatever is repeated, and back to any recorded version.
 
-A plain table is committed to like a channel, at exactly the version behind what was read. Any other goes
+A plain table is committed to like a channel, at exactly the version after what was read. Any other goes
 through Delta's own writer, which skips a repeated batch by its transaction id; since it skips in silence,
 the id is read back.
 """
@@ -105,7 +105,7 @@ class DeltaSink:
 
         Raises:
             Fenced: a newer run or attempt, or another root, has taken over.
-            Refused: the sink has written the table behind checkpoints.
+            Refused: the sink has written the table after checkpoints.
         """
         fence = run_app_id(self._writer.owner)
         while True:
@@ -130,7 +130,7 @@ class DeltaSink:
         writer = self._writer
         if self._table.transaction(epochs_app(writer.job, writer.root, writer.sink)) is not None:
             raise Refused(
-                f"sink {writer.sink!r} has written {self.uri} behind checkpoints, and would leave out what "
+                f"sink {writer.sink!r} has written {self.uri} after checkpoints, and would leave out what "
                 "waits for one: declare it with visible='checkpoint' again, or with another table"
             )
 
@@ -214,7 +214,7 @@ class DeltaSink:
         return None if found is None else found[1]
 
     def plans(self, after: BatchId) -> dict[BatchId, str]:
-        """Return what its commits say of batches behind `after`."""
+        """Return what its commits say of batches after `after`."""
         self._table.refresh()
         found: dict[BatchId, str] = {}
         for _, note in self._backwards(self._table):
@@ -241,7 +241,7 @@ class DeltaSink:
         last = self._view.transaction(self._writer.app)
         if last is not None and last > batch:
             raise DamageError(
-                f"the log of {self.uri} begins at {found}, behind batch {batch} of {self._writer.name}"
+                f"the log of {self.uri} begins at {found}, after batch {batch} of {self._writer.name}"
             )
         return found
 
@@ -284,7 +284,7 @@ class DeltaSink:
                 bring_back(self._table, version, own, mark, self._session, undo_others)
 
     def _write_by_spark(self, files: Files, note: SinkMetadata) -> Standing:
-        """Write through Delta's writer; killed behind it, the repeat finds the batch in the log."""
+        """Write through Delta's writer; killed after it, the repeat finds the batch in the log."""
         session, place = self._session(), self._table.place
         stamp = Stamp(self._writer.app, int(note.batch), to_json(note))
         uris = files.uris

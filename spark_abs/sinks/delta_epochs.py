@@ -1,6 +1,6 @@
 """A Delta table whose readers see whole checkpoints only: the rows of an epoch and its mark in one commit.
 
-A plain table is committed to at exactly the version behind what was read. Any other, and a merge, goes
+A plain table is committed to at exactly the version after what was read. Any other, and a merge, goes
 through Delta's own writer: it skips a number that is not above the one in the log, and its transaction fails
 where another commit has changed that number meanwhile. So of two runs the older one commits nothing.
 """
@@ -251,7 +251,7 @@ def epoch_version(root: Root, config: EpochTable, owner: Owner, cut: Mark, ahead
         config: the table.
         owner: whose sink.
         cut: of the checkpoint in the sink's channel.
-        ahead: whether the sink is still to come to cuts behind its mark, as on the current path.
+        ahead: whether the sink is still to come to cuts after its mark, as on the current path.
 
     Raises:
         FileNotFoundError: there is no table.

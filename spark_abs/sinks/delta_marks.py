@@ -48,7 +48,7 @@ def commit_mark(table: Table, mark: Marked, session: Session) -> None:
 
 
 def epochs_app(job: str, root: str, sink: str) -> str:
-    """Name the application id under which a sink commits what completed checkpoints are behind."""
+    """Name the application id under which a sink commits the rows of completed checkpoints."""
     return f"{owner_of(job, root)}/{sink}/epochs"
 
 

@@ -28,7 +28,7 @@ class Delta:
     evolve: bool = False
     """Whether a start adds columns that the rows have and the table lacks."""
     visible: Visible = "batch"
-    """When rows are in the table: with each `batch`, or behind each `checkpoint`, all rows between two in one
+    """When rows are in the table: with each `batch`, or after each `checkpoint`, all rows between two in one
     commit; then the last row of a key counts."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from spark_abs.store.storage import Place
 ORDER = "spark_abs order"
 """The column with the number of a row in its epoch."""
 _FILE = 256 * 2**20
-"""Bytes of rows behind which another file begins; a batch of rows is all that is held at once."""
+"""Bytes of rows after which another file begins; a batch of rows is all that is held at once."""
 
 
 def write_rows(rows: Rows, place: Place, directory: str, *, numbered: bool = False) -> Written:

@@ -1,4 +1,4 @@
-"""What the log of a Delta table says of a sink that writes behind checkpoints.
+"""What the log of a Delta table says of a sink that writes after checkpoints.
 
 Every commit of such a sink has one application id. Its version is a number that only grows: the run above 32
 bits, below them what that run has committed. Whoever commits has read it, so the number is the fence, too.
@@ -85,9 +85,9 @@ def require_newest(table: Table, owner: Owner) -> Newest | None:
 
 
 def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
-    """Return a version with all rows up to a mark and none behind it, None if the log has none.
+    """Return a version with all rows up to a mark and none after it, None if the log has none.
 
-    That is the newest one, unless rows behind the mark were left in it: then the one before these came.
+    That is the newest one, unless rows after the mark were left in it: then the one before these came.
     """
     found: Version | None = None
     for version, epoch in _backwards(table, owner):

@@ -1,4 +1,4 @@
-"""Iceberg as a sink: the rows of an epoch and its mark in one snapshot, behind the checkpoint.
+"""Iceberg as a sink: the rows of an epoch and its mark in one snapshot, after the checkpoint.
 
 Every commit asks that the branch still ends with the snapshot from which it was made, and says itself that it
 is not to be tried again: pyiceberg's own repetition would put the rows on top of whatever had come meanwhile.
@@ -199,7 +199,7 @@ class IcebergSink(TwoPhaseSink):
             if keep:
                 kept = (*(k for k in kept if k.version < back.version), Kept(back.version, head))
             going = None if keep else known.snapshot_of(back)
-            going = None if going == head else going  # nothing was added behind it
+            going = None if going == head else going  # nothing was added after it
             self._commit(catalog, table, owner, replace(known, mark=back, kept=kept), back, going)
         self._run = known.run
 

@@ -39,10 +39,10 @@ class IcebergMark:
     """The newest run: older ones are refused."""
     mark: Mark | None = None
     kept: tuple[Kept, ...] = ()
-    """Of epochs that a restore may go back behind, oldest first."""
+    """Of epochs that a restore may undo, oldest first."""
 
     def with_epoch(self, epoch: Epoch, before: int, after: int) -> IcebergMark:
-        """Add an epoch, with the snapshots before and behind it; forget what no restore asks for any more."""
+        """Add an epoch, with the snapshots before and after it; forget what no restore asks for any more."""
         kept = [k for k in self.kept if k.version <= epoch.after.version]
         if epoch.first:
             kept = [Kept(epoch.after.version, before)]
@@ -51,7 +51,7 @@ class IcebergMark:
         return replace(self, mark=epoch.mark, kept=tuple(k for k in kept if k.version >= needed))
 
     def snapshot_of(self, back: Mark) -> int | None:
-        """Return the snapshot that has all up to a mark and nothing behind it, None if it is forgotten."""
+        """Return the snapshot that has all up to a mark and nothing after it, None if it is forgotten."""
         return next((k.snapshot for k in self.kept if k.version == back.version), None)
 
 
@@ -94,7 +94,7 @@ def head_of(metadata: TableMetadata, branch: str) -> int | None:
 
 
 def behind(metadata: TableMetadata, branch: str, until: int) -> Iterator[Snapshot]:
-    """Iterate the snapshots of a branch from the newest one back to that behind `until`, where kept."""
+    """Iterate the snapshots of a branch from the newest one back to that after `until`, where kept."""
     at = head_of(metadata, branch)
     while at is not None and at != until:
         snapshot = metadata.snapshot_by_id(at)

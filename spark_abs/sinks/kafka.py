@@ -1,4 +1,4 @@
-"""Kafka as a sink: the records of an epoch and its mark in one transaction, behind the checkpoint."""
+"""Kafka as a sink: the records of an epoch and its mark in one transaction, after the checkpoint."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class KafkaSink(TwoPhaseSink):
         if (known.mark is None or known.mark == back) and known.part is None:
             return
         mark = known.mark
-        if mark is not None and mark.version > back.version:  # a part may lie behind `back`, the mark before
+        if mark is not None and mark.version > back.version:  # a part may lie after `back`, the mark before
             mark = back
         ends = tuple(e for e in known.ends if e.version <= back.version)
         final = replace(known, mark=mark, part=None, ends=ends)
@@ -212,7 +212,7 @@ class KafkaSink(TwoPhaseSink):
     # -- the parts of a transaction
 
     def _send(self, marks: MarkerTopic, known: KafkaMark, epoch: Epoch, rows: Rows) -> KafkaMark:
-        """Hand over the rows behind those of `known.part`, and commit all transactions but the last."""
+        """Hand over the rows after those of `known.part`, and commit all transactions but the last."""
         config, topics = self._config, dict[str, int]()
         assert self._producer is not None
         done = known.part.rows if known.part is not None else 0
@@ -289,7 +289,7 @@ class KafkaSink(TwoPhaseSink):
                 self._marks = MarkerTopic(self._connection, config.marker)
             yield self._marks
         except (KafkaException, SystemError) as raised:
-            # SystemError: a callback was called behind one that failed, which is what a fatal error does.
+            # SystemError: a callback was called after one that failed, which is what a fatal error does.
             found = raised if isinstance(raised, KafkaException) else raised.__cause__
             cause = self._cause(error_of(found)) if isinstance(found, KafkaException) else None
             self._give_up()
@@ -345,7 +345,7 @@ def _refuse_replaced(owner: Owner, found: KafkaMark | None) -> None:
 
 
 def _behind(rows: Rows, done: int, most: int) -> Iterator[pa.RecordBatch]:
-    """Iterate the rows behind the first `done`, in pieces."""
+    """Iterate the rows after the first `done`, in pieces."""
     for batch in rows:
         left = batch.slice(min(done, batch.num_rows))
         done -= batch.num_rows - left.num_rows

@@ -52,7 +52,7 @@ class Ends:
     version: Version
     """Of the epoch's mark."""
     offsets: Mapping[str, tuple[int, ...]]
-    """By topic, for each partition in order, the offset behind its last record."""
+    """By topic, for each partition in order, the offset after its last record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class KafkaMark:
     mark: Mark | None = None
     part: Part | None = None
     ends: tuple[Ends, ...] = ()
-    """Of epochs that a restore may go back behind, oldest first."""
+    """Of epochs that a restore may undo, oldest first."""
 
     def with_ends(self, epoch: Epoch, version: Version, offsets: Mapping[str, tuple[int, ...]]) -> KafkaMark:
         """Add where topics end with an epoch or its part, and forget what no restore asks for any more."""
@@ -84,7 +84,7 @@ class KafkaMark:
         return replace(self, ends=tuple(ends))
 
     def behind(self, back: Version) -> str | None:
-        """Say which offsets hold what was committed behind an entry, for a person.
+        """Say which offsets hold what was committed after an entry, for a person.
 
         Returns:
             Empty if nothing was sent, None if it is not known what was.

@@ -131,7 +131,7 @@ def _many(producer: Producer, topic: str, messages: list[dict[str, Any]], until:
         for error in errors:
             if error.code() != KafkaError._QUEUE_FULL:
                 _refuse(topic, error)
-        messages = messages[taken:]  # behind the first for which there is no room none is taken
+        messages = messages[taken:]  # after the first for which there is no room none is taken
         _wait(producer, topic, until)
     producer.poll(0)
 

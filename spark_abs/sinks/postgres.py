@@ -137,7 +137,7 @@ class PostgresSink(TwoPhaseSink):
             self._write(server, self._statements(rows.schema.names, staged_as(gid)), epoch, rows)
             server.execute(SQL("PREPARE TRANSACTION {}").format(Literal(gid)))
         except errors.DuplicateObject:
-            # A try of this run before, whose answer was lost, has come through behind `recover`.
+            # A try of this run before, whose answer was lost, has come through after `recover`.
             raise CommitConflict(f"{gid} is prepared already") from None
         except errors.UniqueViolation:
             server.execute("ROLLBACK")
@@ -162,7 +162,7 @@ class PostgresSink(TwoPhaseSink):
 
     def _move_mark(self, server: Server, epoch: Epoch) -> None:
         of = self._statements()
-        # What COMMIT has answered must stay: the channel forgets the rows behind it.
+        # What COMMIT has answered must stay: the channel forgets the rows up to it.
         server.execute(
             "SELECT set_config('synchronous_commit', 'on', true) "
             "WHERE current_setting('synchronous_commit') = 'off'"

@@ -8,7 +8,7 @@ from spark_abs.errors import UsageError
 from spark_abs.sinks.postgres_schema import NAME, is_name
 
 HISTORY = "_spark_abs_history"
-"""Behind the table's name: the table of what its rows replaced."""
+"""After the table's name: the table of what its rows replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Postgres:
     """Keep what each epoch changed, in `<table>_spark_abs_history`, so that a restore takes it back: for as
     long as there is a checkpoint before it. Needs a key."""
     visible: str = "checkpoint"
-    """When rows are seen: `checkpoint` sends them behind each completed one, `batch` with each micro-batch of
-    their stage. A restore then finds more of them behind its checkpoint; with `history` it undoes them."""
+    """When rows are seen: `checkpoint` sends them after each completed one, `batch` with each micro-batch of
+    their stage. A restore then finds more of them after its checkpoint; with `history` it undoes them."""
     prepared: bool = False
     """Prepare each epoch with `PREPARE TRANSACTION` before the mark says that it counts, then commit it: the
     mark is not locked while the rows are written. Needs `max_prepared_transactions` of the server."""
@@ -63,7 +63,7 @@ class Postgres:
                     f"{name!r} is not the name of a {what}: 1 to {NAME} bytes of UTF-8, none of them NUL"
                 )
         if self.history and len(self.table.encode()) > NAME - len(HISTORY):
-            raise UsageError(f"table {self.table!r}: its name is too long for one with {HISTORY!r} behind it")
+            raise UsageError(f"table {self.table!r}: its name is too long for one with {HISTORY!r} after it")
 
     @property
     def target(self) -> str:

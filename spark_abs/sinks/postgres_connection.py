@@ -18,7 +18,7 @@ Server = psycopg.Connection[tuple[Any, ...]]
 
 UNIQUE_VIOLATION = "23505"
 _AGAIN = frozenset(("08", "25", "40", "53", "55", "57", "58"))
-"""Classes of errors behind which the same transaction may succeed: connection lost, server going down or not
+"""Classes of errors after which the same transaction may succeed: connection lost, server going down or not
 yet the primary, deadlock or serialization failure, no resources, a lock not to be had."""
 _SHORT = (
     "raise {0} for this user (ALTER ROLE … SET {0}), or take checkpoints more often: epochs are smaller then"
@@ -34,7 +34,7 @@ _CONNECTION = {"connect_timeout": "10", "tcp_user_timeout": "60000"}
 
 
 class Connection:
-    """Opens a connection when it is first needed, and anew behind every failure. Not thread-safe."""
+    """Opens a connection when it is first needed, and anew after every failure. Not thread-safe."""
 
     def __init__(self, config: Postgres) -> None:
         self._config = config

@@ -100,7 +100,7 @@ def end(server: Server, gid: str, commit: bool) -> None:
 def end_all(server: Server, owner: Owner, counts: str | None) -> None:
     """End what this run and older ones of a sink have prepared; `counts` is what the mark names.
 
-    Call it behind the fence: then no older run moves the mark any more. What a newer run has prepared is not
+    Call it after the fence: then no older run moves the mark any more. What a newer run has prepared is not
     looked at, by one that has been replaced and does not know it yet.
     """
     mine = _whose(owner.root, owner.sink)

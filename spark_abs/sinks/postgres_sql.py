@@ -243,7 +243,7 @@ class Statements:
         )
 
     def straddling(self) -> Composed:
-        """Find epochs that were sent as one and lie before and behind a mark; `version`."""
+        """Find epochs that were sent as one and lie before and after a mark; `version`."""
         return SQL(
             "SELECT DISTINCT h.spark_abs_checkpoint FROM {} h WHERE {} AND h.spark_abs_after < %(version)s "
             "AND h.spark_abs_until > %(version)s"
@@ -275,7 +275,7 @@ class Statements:
         return found
 
     def drop_history(self) -> Composed:
-        """Forget what is kept of epochs behind a mark; `version`."""
+        """Forget what is kept of epochs after a mark; `version`."""
         return SQL("DELETE FROM {} h WHERE {} AND h.spark_abs_until > %(version)s").format(
             self.history, _OF_SINK
         )

@@ -62,7 +62,7 @@ class TwoPhaseSink(ABC):
 
     each_batch: bool = False
     """Whether each batch is an epoch, sent when its stage has committed it, and not all up to a checkpoint
-    behind its completion. What a restore goes back behind is then more often in the sink."""
+    after its completion. What a restore undoes is then more often in the sink."""
 
     def check(self, schema: pa.Schema) -> None:  # noqa: B027 - many take whatever comes
         """Say before a job starts whether rows of a schema can be taken; changes nothing.
@@ -101,14 +101,14 @@ class TwoPhaseSink(ABC):
         """
 
     def why_not(self, owner: Owner, back: Mark) -> str:
-        """Say why rows committed behind `back` cannot be taken back, empty if they can; changes nothing."""
+        """Say why rows committed after `back` cannot be taken back, empty if they can; changes nothing."""
         return f"{type(self).__name__} takes nothing back, for sink {owner.sink!r} not to {back}"
 
     @abstractmethod
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
-        """Take back what was committed behind `back`, and let that be the mark: the job was restored.
+        """Take back what was committed after `back`, and let that be the mark: the job was restored.
 
-        With `keep` the rows stay, and only the mark goes back. Called behind `recover`, by a restore.
+        With `keep` the rows stay, and only the mark goes back. Called after `recover`, by a restore.
 
         Raises:
             Refused: it cannot.

@@ -252,7 +252,7 @@ class _Reader:
         return {store: base64.b64encode(self._bytes(f)).decode() for store, f in newest.items()}
 
     def _up_to_cut(self, directory: str) -> dict[tuple[int, str], CapturedFile]:
-        """Return the files named `<batch>` or `<batch>_<id>` that are not from behind the cut."""
+        """Return the files named `<batch>` or `<batch>_<id>` that are not from after the cut."""
         dated = {}
         for name, file in self._dirs.get(directory, {}).items():
             number = name.partition("_")[0]

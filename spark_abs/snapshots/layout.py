@@ -21,7 +21,7 @@ COMMIT_LOG_VERSIONS = (1, 2, 3)
 OPERATOR_METADATA_VERSIONS = (1, 2)
 VOID_OFFSET = "-"
 END_OF_TIME_MS = 253_402_300_799_000
-"""The last second of the year 9999, as a watermark: behind it no event time can be written as a date."""
+"""The last second of the year 9999, as a watermark: after it no event time can be written as a date."""
 DEFAULT_STORE = "default"
 PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 CODEC_KEY = "spark.sql.streaming.stateStore.compression.codec"
@@ -105,7 +105,7 @@ def parse_offsets(text: str) -> OffsetFile:
 
 
 def at_end_of_time(text: str) -> str:
-    """Return the plan of a batch that reads nothing behind a batch, under a watermark at the end of time.
+    """Return the plan of a batch that reads nothing after a batch, under a watermark at the end of time.
 
     Args:
         text: `offsets/<b>`; what comes back is for `offsets/<b+1>`.

@@ -118,7 +118,7 @@ def _by_lineage(
 ) -> tuple[_Way, ...]:
     """Return the ways to load a version along its lineage, that with the newest snapshot first.
 
-    A lineage that Spark writes behind a snapshot begins with it: then there is one way.
+    A lineage that Spark writes after a snapshot begins with it: then there is one way.
     """
     by_id = {(f.kind, f.version, f.unique_id): f for f in found}
     targets = {f.unique_id for f in found if f.version == wanted.version and f.unique_id in unique_ids}

@@ -55,7 +55,7 @@ class Backlog:
                 try:
                     queued.read(most, until_ms)
                 except (AbsError, OSError) as error:
-                    log.debug("behind %s: %s", position, error)
+                    log.debug("after %s: %s", position, error)
             return sum(queued.size for queued in self._inputs.values())
 
 

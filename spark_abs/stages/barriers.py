@@ -91,7 +91,7 @@ class BarrierProgress:
             self.taken = max(self.taken, checkpoint)
 
     def completed(self, batch: BatchId) -> None:
-        """Hear that the checkpoint is complete whose cut is behind a batch."""
+        """Hear that the checkpoint is complete whose cut is after a batch."""
         with self._lock:
             self.checkpointed = max(self.checkpointed, batch)
 
@@ -137,7 +137,7 @@ class BarrierChoice:
     def ahead(self, before: Sequence[Position]) -> Barrier | None:
         """Return the unaligned barrier to be taken ahead of a batch that no output holds yet (P16).
 
-        What the batch reads may be behind it: gates let a batch past a barrier that is unaligned, or has
+        What the batch reads may come after it: gates let a batch past a barrier that is unaligned, or has
         become so, whether or not the stage has taken it. Of the first kind the positions know.
         """
         offered, seen = self.waiting(), self._seen_unaligned(before)

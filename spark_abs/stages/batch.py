@@ -11,7 +11,7 @@ from spark_abs.model import NO_EPOCH, Barrier, BatchId, ChannelId, CheckpointId,
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What stands behind the rows of an entry."""
+    """What stands after the rows of an entry."""
 
     barrier: Barrier | None = None
     cancel: CheckpointId | None = None

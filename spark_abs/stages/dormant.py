@@ -39,7 +39,7 @@ class DormantStage:
         self.barriers.offer(barrier)
 
     def offer_idle(self) -> None:
-        """Answer every open barrier; none of the query's batches begins behind an exact savepoint."""
+        """Answer every open barrier; none of the query's batches begins after an exact savepoint."""
         for barrier in self.barriers.above(self.progress.taken):
             self.progress.handed_over(barrier.id)
             if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:

@@ -28,7 +28,7 @@ _INTERRUPTED = (
 )
 """What Spark looks for in the error of a batch function (`StreamExecution.PROXY_ERROR`).
 
-It must be short: with all of the real error behind it, Spark's pattern overflows its stack.
+It must be short: with all of the real error after it, Spark's pattern overflows its stack.
 """
 
 _NOISE: Mapping[str, str] = {

@@ -1,4 +1,4 @@
-"""One evaluation of each output of a batch, for all who take it, also behind a crash.
+"""One evaluation of each output of a batch, for all who take it, also after a crash.
 
 All files are written before the first commit of the batch. That commit names them: a repeat takes from there
 what the other outputs lack, and the frame is run only for what it does to state.
@@ -85,7 +85,7 @@ class Evaluator:
             ctx: the run.
             spec: the stage.
             channels: its channels, in the order of their commits.
-            tables: its Delta sinks, likewise, behind the channels.
+            tables: its Delta sinks, likewise, after the channels.
             functions: its other sinks.
             repeatable: whether its frame has the same rows however often it is evaluated.
         """
@@ -228,7 +228,7 @@ class Evaluator:
         if newest < batch:
             return None
         if newest > batch:
-            return _Committed(frozenset(takers), ())  # one that is behind it had no rows
+            return _Committed(frozenset(takers), ())  # one after it had no rows
         held = [table for table in takers if last[table] == batch]
         notes = (takers[table].note_of_batch(batch) for table in held)
         named = next((note.evaluated for note in notes if note is not None and note.evaluated), ())

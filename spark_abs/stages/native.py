@@ -156,7 +156,7 @@ def clear_leftovers(native: Place) -> None:
 
 
 def plan_batch(native: Place, batch: BatchId, text: str) -> None:
-    """Make a batch the next one that a query runs, whatever is planned behind the last finished one.
+    """Make a batch the next one that a query runs, whatever is planned after the last finished one.
 
     Only while no query runs there. Killed in the middle, it can be repeated.
     """
@@ -170,7 +170,7 @@ def plan_batch(native: Place, batch: BatchId, text: str) -> None:
 
 
 def forget_plans(native: Place) -> None:
-    """Remove the plans of batches behind the last finished one: none of them may have begun."""
+    """Remove the plans of batches after the last finished one: none of them may have begun."""
     done = NativeLog(native).newest_committed()
     selector = fs.FileSelector(f"{native.path}/offsets", allow_not_found=True)
     for info in native.fs.get_file_info(selector):

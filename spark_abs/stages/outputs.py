@@ -198,7 +198,7 @@ class Outputs:
         return (*found, PlannedBatch(facts.batch, facts.offsets))
 
     def versions(self, batch: BatchId, channels: Mapping[str, Version]) -> tuple[OutputVersion, ...]:
-        """Return the version of every output at a cut behind `batch`."""
+        """Return the version of every output at a cut after `batch`."""
         found = [
             OutputVersion(
                 w.output, "channel", self._ctx.root.channel(w.channel), w.table_id, channels[w.output]

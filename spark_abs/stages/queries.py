@@ -58,7 +58,7 @@ def start_queries(spark: SparkSession, ctx: RunContext, starts: Sequence[QuerySt
     As many at a time as there are cores: what takes the time are the processes behind the gates.
 
     Raises:
-        Exception: what one of them, or what takes it, has raised; those behind it are not started then.
+        Exception: what one of them, or what takes it, has raised; those after it are not started then.
     """
     with _starting:
         local = all(ctx.native(start.spec.name).local for start in starts)

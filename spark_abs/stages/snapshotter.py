@@ -42,7 +42,7 @@ _COMMIT_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A cut that a stage has made: the barrier stands behind `batch` in all its outputs."""
+    """A cut that a stage has made: the barrier stands after `batch` in all its outputs."""
 
     stage: StageId
     barrier: Barrier

@@ -63,7 +63,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Unpack:
-    """Turns what the operator puts out into rows; runs behind it, in `mapInArrow`."""
+    """Turns what the operator puts out into rows; runs after it, in `mapInArrow`."""
 
     output: pa.Schema
     uid: str

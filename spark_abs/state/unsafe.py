@@ -1,7 +1,7 @@
 """The rows of a function's state store as Spark keeps them: the bytes of its `UnsafeRow`.
 
-A row is a word of null bits, a word for each field, and what is longer behind: its word then says size and
-place. Only what a key group needs is here; a test pins it to bytes that Spark wrote.
+A row is a word of null bits, a word for each field, and at its end what is longer: its word then says size
+and place. Only what a key group needs is here; a test pins it to bytes that Spark wrote.
 """
 
 from __future__ import annotations

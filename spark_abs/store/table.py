@@ -153,7 +153,7 @@ class Table:
         """Return the version last committed under an application id, as of the version read.
 
         Looked up once, then followed from commit to commit: deltalake looks in all the log files that the
-        handle was opened with, and a clean-up may have deleted them behind a checkpoint since.
+        handle was opened with, and a clean-up may have deleted them after a checkpoint since.
         """
         self._follow()
         if app not in self._transactions:
@@ -167,7 +167,7 @@ class Table:
         """Take the application ids of the commits since; the handle moves on with its own commits, too."""
         for version in range(self._followed + 1, self.version + 1):
             commit = self.read_commit(version)
-            if commit is None:  # cleaned up behind a checkpoint
+            if commit is None:  # cleaned up after a checkpoint
                 self._transactions.clear()
                 break
             self._take(commit.transactions)
@@ -274,7 +274,7 @@ class Table:
         )
 
     def trim_log(self, kept: int) -> None:
-        """Delete log files more than `kept` versions behind the newest checkpoint of the log, oldest first.
+        """Delete log files older by more than `kept` versions than the log's newest checkpoint, oldest first.
 
         Costs a listing. What is left always begins in front of a checkpoint, so the table can be read,
         killed anywhere; a handle that lies further behind must be opened again.

@@ -107,6 +107,6 @@ class Alignment:
         return {n: d.on for n, d in enumerate(decisions) if isinstance(d, gate.Blocked)}
 
     def unread(self, number: int) -> Sequence[Entry]:
-        """Return what lies behind an input's position."""
+        """Return what lies after an input's position."""
         own = self.positions[number]
         return self.logs[own.channel][own.version :]

@@ -79,7 +79,7 @@ class ChangingDriver(Driver):
         self.actors[f"life:{process.stage.id}"] = partial(self._turn, process)
 
     def _turn(self, process: Process) -> None:
-        """Let a stage go on; behind the savepoint with which the job ends it begins no batch."""
+        """Let a stage go on; after the savepoint with which the job ends it begins no batch."""
         _require_own(process.stage, process.native)
         if process.at is not None or not any(
             barrier.kind is CheckpointKind.SYNC_SAVEPOINT and self._is_behind(process, barrier)

@@ -198,7 +198,7 @@ class Changing:
             and rng.random() < 0.5
         ):
             later = ahead[len(self.history) :]
-            self.seen["changed again behind a restore"] += 1
+            self.seen["changed again after a restore"] += 1
             return Intent("again", Declared(later[-1].graph), lambda path: _through(later, path))
         rewired = self.rewiring.change(self.history[-1].graph)
         begin: dict[StageId, Begin] = {}
@@ -248,7 +248,7 @@ class Changing:
             self.intent.declared.graph,
             self.intent.renamed,
             {stage: native.newest.native for stage, native in natives.items()},
-            {s: n.durable.native for s, n in natives.items()} if self.intent.name == "put behind" else {},
+            {s: n.durable.native for s, n in natives.items()} if self.intent.name == "put after" else {},
         )
         if not self.history or step.graph != self.history[-1].graph:
             self.history = (*self.history, step)

@@ -163,7 +163,7 @@ class Native:
         return self.offsets[batch]
 
     def plans(self, since: int, upto: BatchId) -> dict[BatchId, Planned]:
-        """Return what a commit says of its batch, and of those behind the commit before that had no rows."""
+        """Return what a commit says of its batch, and of those after the commit before that had no rows."""
         return {b: planned for b, planned in self.offsets.items() if since < b <= upto}
 
     def plan(self, batch: BatchId, planned: Planned) -> None:
@@ -221,7 +221,7 @@ class Storage:
         self.control: list[control.ControlState] = [control.begin_job(JOB, 0, root)]
         self.claimed: list[Barrier] = []
         # Ids that commits of `control/` have said to be unaligned by now, and the stages of an attempt that
-        # hold rows from behind the barrier where it branched off (P7).
+        # hold rows from after the barrier where it branched off (P7).
         self.overtaken: set[CheckpointId] = set()
         self.replaying: dict[AttemptId, frozenset[StageId]] = {AttemptId(1): frozenset()}
         self.checkpoints: list[tuple[CheckpointId, Checkpoint | None]] = []

@@ -8,7 +8,7 @@ if it returns nothing. `require` turns sentences into one error.
     2 `one_outcome`       ids increase, one outcome per id, in id order; `intact`: named bytes are as named
     3 `none_blocked`      no input stays blocked after completion or abort
     4 `same_rows`         restore and replay equal the run that never failed; `same_order`: per channel
-    5 `no_dead_work`      nothing of a replaced run or a dead attempt stands behind its fence
+    5 `no_dead_work`      nothing of a replaced run or a dead attempt stands after its fence
     6 `nothing_lost`      retention leaves all that a manifest or an unread position can reach
 """
 
@@ -127,7 +127,7 @@ def consistent_cut(edges: Iterable[Edge]) -> Iterator[str]:
         where = f"checkpoint {edge.checkpoint}, {edge.consumer} reading {edge.channel}"
         version = edge.consumed.version
         if version > edge.produced and edge.mode is not CheckpointMode.AT_LEAST_ONCE:
-            yield f"1: {where}: consumed up to {version}, behind the producer's cut at {edge.produced}"
+            yield f"1: {where}: consumed up to {version}, after the producer's cut at {edge.produced}"
         elif version < edge.produced and not edge.closed and not edge.may_lag:
             yield f"1: {where}: consumed up to {version} only, the producer's cut is at {edge.produced}"
 
@@ -220,7 +220,7 @@ def same_order(where: str, found: Sequence[Hashable], expected: Sequence[Hashabl
 
 
 def no_dead_work(log: Iterable[Logged]) -> Iterator[str]:
-    """Invariant 5: behind a fence, a table's log holds nothing of those that were fenced."""
+    """Invariant 5: after a fence, a table's log holds nothing of those that were fenced."""
     runs: dict[str, RunId] = {}
     burnt: dict[str, set[AttemptId]] = {}
     for commit in log:

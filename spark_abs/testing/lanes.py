@@ -30,7 +30,7 @@ class Step:
     renamed: Renamed
     """By what the ways of the job before are found in this one."""
     planned: Mapping[str, int]
-    """How many records each source had planned to read by then: all behind them is read by this job."""
+    """How many records each source had planned to read by then: all after them is read by this job."""
     finished: Mapping[str, int]
     """Up to which record each source had finished by then."""
 

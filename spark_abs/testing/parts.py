@@ -37,7 +37,7 @@ class Evaluating(Protocol):
     """The process of a stage that evaluates a batch."""
 
     def lets_ahead(self, batch: BatchId) -> bool:
-        """Take an unaligned barrier behind the batch before, an output a step; say whether it did a step."""
+        """Take an unaligned barrier after the batch before, an output a step; say whether it did a step."""
 
     def written(self, batch: BatchId) -> Entry | None:
         """Return what an output holds of a batch that is run again."""

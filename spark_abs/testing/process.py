@@ -147,7 +147,7 @@ class Process:
         return Batch(batch, unique, rows, barrier, cancel)
 
     def lets_ahead(self, batch: BatchId) -> bool:
-        """Take an unaligned barrier behind the batch before, an output a step; say whether it did a step."""
+        """Take an unaligned barrier after the batch before, an output a step; say whether it did a step."""
         before = self.native.before(batch)
         if self._free(before) or self.run.parts.written(self, batch):
             return False
@@ -166,7 +166,7 @@ class Process:
         return True
 
     def _write(self, batch: Batch) -> Batch | None:
-        """Write the batch to the next output; behind the last, hand the cut over; then finish the batch."""
+        """Write the batch to the next output; after the last, hand the cut over; then finish the batch."""
         sink = len(self.channels)
         if batch.output < sink:
             return self._write_channel(batch)
@@ -367,7 +367,7 @@ class Process:
         return any(is_it(entry, barrier) for entry in table.newest_first(self.path(table)))
 
     def _cut_batch(self, barrier: Barrier) -> BatchId | None:
-        """Return the batch behind which a barrier stands in the first output; None if it is not there.
+        """Return the batch after which a barrier stands in the first output; None if it is not there.
 
         What stands before the barrier may have been trimmed, so the answer comes from what stands after it.
         """

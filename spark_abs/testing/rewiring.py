@@ -82,7 +82,7 @@ class Rewiring:
             ("input added", self._input_added, 2),
             ("input dropped", self._input_dropped, 2),
             ("rewired", self._rewired, 2),
-            ("put behind", self._put_behind, 2),
+            ("put after", self._put_behind, 2),
             ("put between", self._put_between, 4),
             ("taken out", self._taken_out, 4),
             ("split", self._split, 2),
@@ -182,7 +182,7 @@ class Rewiring:
     def _put_behind(self, graph: Graph) -> Rewired | None:
         name = self._fresh("n")
         stage = Stage(name, (self._channel(graph),), sink=True, table=f"of {name}")
-        return Rewired("put behind", normal((*graph, stage)))
+        return Rewired("put after", normal((*graph, stage)))
 
     def _put_between(self, graph: Graph) -> Rewired | None:
         behind = self._one_of(s for s in graph if s.inputs)

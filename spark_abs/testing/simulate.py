@@ -66,7 +66,7 @@ FIVE: Graph = (
         sink=True,
     ),
 )
-"""Sources, a join with two outputs, and a diamond behind it."""
+"""Sources, a join with two outputs, and a diamond after it."""
 
 SELF_JOIN: Graph = (
     _source("events"),
@@ -213,7 +213,7 @@ class Simulation:
         check_checkpoint(self.storage, row)
         self.seen[f"completed {row.mode}"] += 1
         self.seen["completed with data in flight"] += any(gap < 0 for gap in gaps(self.storage, row))
-        self.seen["completed with data from behind"] += any(gap > 0 for gap in gaps(self.storage, row))
+        self.seen["completed with data from after"] += any(gap > 0 for gap in gaps(self.storage, row))
         self.seen["rows on their way round"] += rows_in_flight(self.storage, row) > 0
 
     def _booted(self) -> bool:
@@ -323,7 +323,7 @@ class Simulation:
         return True
 
     def _trim(self, attempt: AttemptId) -> None:
-        """Remove the entries that every reader and every retained checkpoint have behind them.
+        """Remove the entries that every reader and every retained checkpoint have passed.
 
         The producer is a reader too: its newest batch and its newest marker tell it where it was.
         """

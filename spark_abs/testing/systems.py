@@ -9,7 +9,7 @@ foreign is committed, and a driver that crashes is started again before anything
 
 Steps that nobody else can tell apart are taken as one, unless the process in question may crash:
 
-- behind its last channel a batch writes its sink, hands its cut over and is finished: sink rows of a batch
+- after its last channel a batch writes its sink, hands its cut over and is finished: sink rows of a batch
   are in no version recorded for an earlier cut, a cut is not captured before its batch is finished, and the
   agent of a stage does nothing while a batch is unfinished;
 - a batch with an open channel input is planned and evaluated: evaluating reads what the stage alone writes,
@@ -60,9 +60,9 @@ class System:
     """What may crash once, at any moment: a stage, `snapshotter`, `coordinator` or `driver`."""
     mode: CheckpointMode = CheckpointMode.ALIGNED
     overtaken: bool = False
-    """Whether an open aligned checkpoint may become unaligned at any moment behind the crash."""
+    """Whether an open aligned checkpoint may become unaligned at any moment after the crash."""
     timeout: bool = False
-    """Whether an open checkpoint may run out of time at any moment behind the crash, if there is one.
+    """Whether an open checkpoint may run out of time at any moment after the crash, if there is one.
 
     It has to if the crash lost what it waits for.
     """

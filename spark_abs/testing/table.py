@@ -154,7 +154,7 @@ class Table:
         self.log.append(logged)
 
     def after(self, version: Version, path: Sequence[Branch]) -> Iterator[Entry]:
-        """Yield the entries behind `version` that lie on the path.
+        """Yield the entries after `version` that lie on the path.
 
         Raises:
             DamageError: clean-up has removed one of them.

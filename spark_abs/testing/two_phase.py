@@ -137,7 +137,7 @@ class _Check:
 
     def _run_all(self) -> None:
         self._require(self._make().mark(self._next()) is None, "a new place has a mark")
-        self._require(self._recover(self._next()) is None, "a new place has a mark behind recover")
+        self._require(self._recover(self._next()) is None, "a new place has a mark after recover")
         self._commit()
         self._refusals()
         self._each(self._stop_commit)
@@ -155,10 +155,10 @@ class _Check:
         self._require(self._recover(new) == self._mark, "recover lost the mark")
         with suppress(Fenced, CommitConflict, SinkUnreachable, OSError):
             sink.commit(self._new_epoch(old), _Some(self._epoch + 1))
-            self._require(False, f"a commit of run {old.run} was let in behind run {new.run}")
+            self._require(False, f"a commit of run {old.run} was let in after run {new.run}")
         with suppress(Fenced):
             self._make().recover(old)
-            self._require(False, f"run {old.run} recovered behind run {new.run}")
+            self._require(False, f"run {old.run} recovered after run {new.run}")
         self._look("what a run tried that was replaced")
         first = self._new_epoch(new)
         self._commit()
@@ -304,7 +304,7 @@ class _Check:
         mark = sink.recover(owner)
         if mark != epoch.mark:
             expected = None if epoch.first else epoch.after
-            self._require(mark == expected, f"behind {behind} the mark is {mark}")
+            self._require(mark == expected, f"after {behind} the mark is {mark}")
             self._look(behind)
             sink = self._make()  # looking has closed the other one
             sink.recover(owner)
@@ -319,9 +319,9 @@ class _Check:
         if found != wanted:
             lost = [row for row in wanted if row not in found]
             more = [row for row in found if row not in wanted or found.count(row) > wanted.count(row)]
-            raise NotOnce(f"behind {behind}: lost {lost[:3]}, not meant to be there {more[:3]}")
+            raise NotOnce(f"after {behind}: lost {lost[:3]}, not meant to be there {more[:3]}")
         mark = self._observer.mark(self._next())
-        self._require(mark == self._mark, f"behind {behind} the mark is {mark}, not {self._mark}")
+        self._require(mark == self._mark, f"after {behind} the mark is {mark}, not {self._mark}")
         self._close()
 
     def _require(self, holds: bool, what: str) -> None:

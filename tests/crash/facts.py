@@ -217,7 +217,7 @@ def _rows_at(base: Path, manifest: Manifest) -> Iterator[str]:
     events = [event for file in range(files) for event in events_of(file)]
     yield from same_rows(1, f"{where}, arrivals", arrivals, events)
     if manifest.in_flight():
-        return  # what is in flight comes out behind a restore
+        return  # what is in flight comes out after a restore
     pairs = pairs_of(events)
     yield from same_rows(1, f"{where}, pairs", table(base, "pairs", at["pairs"]), pairs.elements())
     totals = last_totals(base, at["totals"])
@@ -273,7 +273,7 @@ def _all(table: Path, *columns: str) -> Iterator[dict[str, Any]]:
 def _reachable(
     base: Path, state: ControlState, manifests: Iterable[Manifest], gone: Collection[str]
 ) -> tuple[list[Need], set[object]]:
-    """Invariant 6: entries behind every retained and every durable position, with their files."""
+    """Invariant 6: entries after every retained and every durable position, with their files."""
     needs: list[Need] = []
     present: set[object] = set()
     readers: list[tuple[str, Position]] = [

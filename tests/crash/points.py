@@ -56,7 +56,7 @@ ROUNDS: Sequence[Round] = (
     Round(("agent.events.commit-main.after", "batch.events.wait.before")),
     Round(("agent.events.commit-orders.after", "batch.pair.commit-main.after@cut")),
     Round(("agent.events.commit.after", "batch.tail.commit-totals.after@cut")),
-    # Capture and acknowledgement, of the source as soon as it has the barrier and of those behind it.
+    # Capture and acknowledgement, of the source as soon as it has the barrier and of those after it.
     Round(("capture.pair.copy.before", "capture.tail.copy.before", "batch.tail.wait.before")),
     Round(("capture.pack.commit.before", "batch.pair.files.after", "batch.events.files.after")),
     Round(("capture.pair.copy.after", "capture.tail.copy.after", "batch.tail.read.before")),
@@ -95,6 +95,6 @@ def histories() -> list[list[Round]]:
     rounds = list(ROUNDS)
     if ONE_BY_ONE:
         singles = {point: Round((point,), r.options) for r in ROUNDS for point in r.points}
-        # What only happens behind another point is reached with it.
+        # What only happens after another point is reached with it.
         rounds = [r if "abort" in p else singles[p] for r in ROUNDS for p in r.points]
     return [rounds[number::JOBS] for number in range(JOBS)]

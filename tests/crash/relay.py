@@ -39,7 +39,7 @@ EXPIRES = {
 """Of the broker: it forgets a transactional id as soon as this."""
 TRANSACTION_MS = 6000
 FORGOTTEN_S = 9.5
-"""Behind it an open transaction is aborted, and its id forgotten."""
+"""After it an open transaction is aborted, and its id forgotten."""
 TABLES = """
 DROP SCHEMA IF EXISTS relay CASCADE;
 CREATE SCHEMA relay;

@@ -69,7 +69,7 @@ class Points:
 
 
 def point_within_kafka(failpoint: Failpoint) -> None:
-    """Add points within a transaction: before its mark goes out, and behind a part of an epoch."""
+    """Add points within a transaction: before its mark goes out, and after a part of an epoch."""
     commit = KafkaSink._commit
 
     def stopped(self: KafkaSink, owner: Owner, mark: KafkaMark) -> None:

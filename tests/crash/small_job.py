@@ -1,4 +1,4 @@
-"""The job that crash tests kill: one source with two channels, a join behind both, totals behind that.
+"""The job that crash tests kill: one source with two channels, a join after both, totals after that.
 
     events ──┬── main ────┐
              ├── orders ──┴── pair ──┬── main ── tail ── table totals
@@ -64,7 +64,7 @@ def declare(
     totals to PostgreSQL, what arrives also with each batch, to tables in the schema that is called like
     `base`, and what arrives to Iceberg, in the catalog that `$CATALOG_` and the name of `base` describe;
     `kinds` writes the totals to a table by key, too, and all of them with every batch to one that is
-    partitioned; `shown` writes, behind each checkpoint, what arrives to one table and the totals by key to
+    partitioned; `shown` writes, after each checkpoint, what arrives to one table and the totals by key to
     another.
     """
     job = spark_abs.Job("small", root=str(base / "root"), spark=spark, config=config)

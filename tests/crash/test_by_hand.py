@@ -3,7 +3,7 @@
 | what                                      | promised                                                      |
 |-------------------------------------------|---------------------------------------------------------------|
 | OPTIMIZE; VACUUM that keeps what is young | nothing changes: the job goes on, every checkpoint comes back |
-| VACUUM that keeps nothing, of a sink      | the job goes on; a restore behind it is refused, files named  |
+| VACUUM that keeps nothing, of a sink      | the job goes on; a restore after it is refused, files named  |
 | … of a channel with unread entries        | the stage fails and names the file; the newest checkpoint     |
 |                                           | comes back, since sources repeat what the channel has lost    |
 | rows written to a sink                    | they stay; a restore that would undo them is refused unless   |

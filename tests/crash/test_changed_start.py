@@ -1,4 +1,4 @@
-"""SIGKILL at each step of a start that changes a job; then it is started again, gone back behind, and on."""
+"""SIGKILL at each step of a start that changes a job; then it is started again, restored, and goes on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POINTS = (
 )
 KEPT = {"numRetained": 1000}
 BEFORE, AFTER = 2, 2
-"""Files that are read before the change, and behind it."""
+"""Files that are read before the change, and after it."""
 
 
 def test_a_changed_start_may_be_killed_anywhere(first: DriverProcess, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A job is killed at the commits of Delta tables: merged, overwritten, and behind checkpoints."""
+"""A job is killed at the commits of Delta tables: merged, overwritten, and after checkpoints."""
 
 from __future__ import annotations
 

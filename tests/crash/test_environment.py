@@ -156,7 +156,7 @@ def test_without_permission_to_write_elsewhere_the_job_ends_and_says_where(
         first.wait_for(lambda: first.ended(job.base) is not None, "the end", job.feed)
     said = first.message(job.base)
     assert first.ended(job.base) in errors, said
-    # The others are what Hadoop's local file system says, before a file is written and behind it.
+    # The others are what Hadoop's local file system says, before a file is written and after it.
     denials = ("Permission denied", "Mkdirs failed to create", "Could not rename")
     assert any(denial in said for denial in denials), said
     assert place.split("/")[-1] in said

@@ -37,7 +37,7 @@ def test_spark_killed_while_it_plans_the_first_batch_begins_again(
 def test_whatever_a_kill_leaves_of_a_batch_is_in_nobodys_way(first: DriverProcess, tmp_path: Path) -> None:
     """Each file was on its way: not begun, half written, whole, renamed beside the checksum of another one.
 
-    Two runs come behind it: one repeats the batch, the other loads what that has written.
+    Two runs come after it: one repeats the batch, the other loads what that has written.
     """
     job = Small(tmp_path)
     for number in range(3):

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.timeout(900)
 KILLED_AT = {
     "before": "send.{}.commit.before@later",
     "within": "send.{}.rows.after@later",
-    "behind": "send.{}.commit.after@later",
+    "after": "send.{}.commit.after@later",
 }
-"""Before the transaction; behind its last row, before COMMIT; behind it, before that is recorded."""
+"""Before the transaction; after its last row, before COMMIT; after it, before that is recorded."""
 COLUMNS = ["id", "key", "kind", "amount", "token"]
 Row = tuple[Any, ...]
 TABLES = """
@@ -72,7 +72,7 @@ def test_killed_anywhere_in_a_send_every_row_is_outside_once(
 
         kill(sends("sent"), "first")
         held = {name: server.run(f"SELECT count(*) FROM {name}.sent")[0][0] for name in jobs}
-        assert [held["before"], held["within"], held["behind"] > 0] == [0, 0, True]
+        assert [held["before"], held["within"], held["after"] > 0] == [0, 0, True]
         server.restart()
         kill(dict.fromkeys(jobs, "send.sent.recover.before"), "second")
         kill(sends("lake"), "third")

@@ -37,7 +37,7 @@ def test_back_to_the_fifth_on_from_there_and_back_to_the_abandoned_ninth(
     assert not _state(job).on_path(ninth.attempt, ninth.id)
 
     job.start(first, checkpoint=KEEP_ALL)
-    job.run_until(first, lambda: sum(m.attempt == 2 for m in job.completed()) >= 2, "checkpoints behind it")
+    job.run_until(first, lambda: sum(m.attempt == 2 for m in job.completed()) >= 2, "checkpoints after it")
     job.stop(first)
     check(job.base)
     newest = job.completed()[-1]

@@ -149,7 +149,7 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
         relay.require_once()
         now = relay.found()
 
-        # What Kafka has it keeps, and that is said, with the offsets: they hold what came behind and no more.
+        # What Kafka has it keeps, and that is said, with the offsets: they hold what came after and no more.
         with pytest.raises(Refused, match=r"sink out \(Kafka\) has committed") as refused:
             restore(root, "early")
         relay.said.append(str(refused.value))
@@ -209,7 +209,7 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
 
 
 def _records_are_gone(relay: Relay, driver: DriverProcess, root: str) -> None:
-    """The records behind a checkpoint are dropped, and their topic is made anew."""
+    """The records after a checkpoint are dropped, and their topic is made anew."""
     broker, wanted = relay.broker, _ends(relay.broker, "back-in")
     relay.feed(100)
     assert relay.finish(driver) == ""

@@ -279,7 +279,7 @@ def test_an_expired_snapshot_is_named_by_the_refusal(catalog: Catalog) -> None:
         for number in range(4):
             sending.send(Some([number]))
         metadata = table.refresh().metadata
-        second = metadata.snapshots[2].snapshot_id  # behind the one of the start and that of the first epoch
+        second = metadata.snapshots[2].snapshot_id  # after the one of the start and that of the first epoch
         table.maintenance.expire_snapshots().by_id(second).commit()
         assert sending.sink.why_not(sending.owner, mark(2)) == f"snapshot {second} of the table has expired"
         assert sending.sink.why_not(sending.owner, mark(3)) == ""

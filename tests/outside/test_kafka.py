@@ -163,7 +163,7 @@ def test_an_epoch_goes_on_behind_the_rows_that_a_part_has_committed(
 
     def third_fails(self: KafkaSink, owner: Owner, what: Any) -> None:
         commits.append(1)
-        if len(commits) == 3:  # behind that of `recover` and the first part
+        if len(commits) == 3:  # after that of `recover` and the first part
             raise OSError
         commit(self, owner, what)
 
@@ -172,7 +172,7 @@ def test_an_epoch_goes_on_behind_the_rows_that_a_part_has_committed(
         with pytest.raises(OSError):
             sending.send(rows)
         assert sent(broker, config) == ["a", "b"]
-        # A restore hears of the epoch that has begun, a run goes on behind what was committed before.
+        # A restore hears of the epoch that has begun, a run goes on after what was committed before.
         assert sending.sink.mark(sending.owner) == mark(1)
         assert sending.sink.recover(sending.owner) is None
         sending.send(rows)

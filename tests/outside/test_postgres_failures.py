@@ -37,7 +37,7 @@ class Wire:
         self._listening.close()
 
     def begin(self, **left: int) -> None:
-        """Count anew; the line is cut for good behind so many bytes `out` or `back`."""
+        """Count anew; the line is cut for good after so many bytes `out` or `back`."""
         with self._lock:
             self.left, self.passed = {"out": None, "back": None, **left}, {"out": 0, "back": 0}
 

@@ -56,7 +56,7 @@ def table(server: PostgresServer) -> Iterator[None]:
 
 
 def left_behind(config: Postgres, step: str, monkeypatch: pytest.MonkeyPatch, run: int = 1) -> Sending:
-    """Let a run end before a step of its commit: `is_there` before the mark, `end` behind it."""
+    """Let a run end before a step of its commit: `is_there` before the mark, `end` after it."""
     sending = Sending(config, run=run)
     with monkeypatch.context() as patched:
         patched.setattr(postgres, step, die)

@@ -227,7 +227,7 @@ def test_native_checkpoints_on_a_local_disk_cost_the_store_nothing_and_may_be_lo
         counted = server.requests(mark, prefix)
         spark_abs_command(server, "savepoint", job.root.uri, "one")
         job.feed(4, FILES)
-        first.run_until(lambda: len(job.table("arrivals")) > 16, "rows behind the savepoint")
+        first.run_until(lambda: len(job.table("arrivals")) > 16, "rows after the savepoint")
     (natives,) = disk.iterdir()
     assert (natives / "1" / "tail" / "offsets").is_dir()
     assert {name.split()[1] for name in counted} <= {"channels", "control"}, counted

@@ -46,7 +46,7 @@ TWO_ROOTS = range(40)
 def test_a_job_that_changes_goes_on_exactly_once(block: int) -> None:
     """Any change, any end of the run before, restores to checkpoints from before changes and from behind."""
     seen = sum((simulate_changes(seed) for seed in SEEDS[block * 50 : (block + 1) * 50]), Counter[str]())
-    changes = {"swapped", "input added", "input dropped", "rewired", "put behind", "put between", "taken out"}
+    changes = {"swapped", "input added", "input dropped", "rewired", "put after", "put between", "taken out"}
     changes |= {"split", "merged", "renamed", "left out", "sink renamed", "sink moved", "sink added", "again"}
     wanted = {f"started: {name}" for name in changes}
     wanted |= {

@@ -94,10 +94,10 @@ def waits_for_all_but_one(stages: Iterable[StageId], settings: Callable[[], Trig
 
 
 def test_a_gate_that_does_not_hold_at_the_barrier() -> None:
-    """The end of b, behind its barrier, is read before a has the barrier."""
+    """The end of b, after its barrier, is read before a has the barrier."""
     found = violation(System(two_inputs(2, 0), checkpoints=1, parts=Parts(decide=reads_past_the_barrier)))
     assert found.wrong == (
-        "1: checkpoint 1, both reading b.main: consumed up to 3, behind the producer's cut at 2"
+        "1: checkpoint 1, both reading b.main: consumed up to 3, after the producer's cut at 2"
     )
     assert len(found.steps) == 10
 
@@ -123,7 +123,7 @@ def test_a_batch_run_again_that_does_not_follow_what_one_output_holds() -> None:
     broken = Parts(written=lambda process, batch: None)
     found = violation(System(two_outputs(2), checkpoints=1, crash="a", parts=broken))
     assert found.wrong == (
-        "1: checkpoint 1, both reading a.main: consumed up to 3, behind the producer's cut at 2"
+        "1: checkpoint 1, both reading a.main: consumed up to 3, after the producer's cut at 2"
     )
     assert len(found.steps) == 16
     assert "  7. crash of a: no longer: a has batch 0 ready for late" in found.steps
@@ -182,7 +182,7 @@ def test_a_stage_that_takes_an_unaligned_barrier_it_is_beyond() -> None:
     """What is behind the barrier is in its state: after a restore it would be there twice."""
     broken = Parts(lets_ahead=lambda process, batch: False, overtaking=takes_barriers_it_is_beyond)
     found = violation(System(two_outputs(0), checkpoints=1, overtaken=True, parts=broken))
-    assert "behind the producer's cut" in found.wrong
+    assert "after the producer's cut" in found.wrong
 
 
 def test_a_tracker_that_does_not_wait_for_the_last_input() -> None:

@@ -143,7 +143,7 @@ class AlignmentMachine(RuleBasedStateMachine):
         if at is not None:
             behind = [entry for entry in log[at : own.version] if not _only_end(entry)]
             assert own.version >= at, f"input {number}: data before barrier {checkpoint} is missing"
-            assert not behind, f"input {number}: {len(behind)} entries behind barrier {checkpoint} are in it"
+            assert not behind, f"input {number}: {len(behind)} entries after barrier {checkpoint} are in it"
         else:
             assert own.is_closed(self.stage.run), f"input {number} is open and never had {checkpoint}"
 
@@ -164,7 +164,7 @@ class AlignmentMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_can_be_told_from_positions_alone(self) -> None:
-        """What stands behind these inputs is what an alignment holds up (P6)."""
+        """What stands after these inputs is what an alignment holds up (P6)."""
         if hasattr(self, "stage"):
             blocked = [self.stage.positions[number] for number in self.stage.waiting()]
             settled = Settled(self.stage.floor, frozenset(self.stage.aborted))

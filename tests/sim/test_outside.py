@@ -235,7 +235,7 @@ def test_every_row_that_counts_is_outside_once() -> None:
 
 
 class Batches(Outside):
-    """Takes each batch, also those behind the newest checkpoint."""
+    """Takes each batch, also those after the newest checkpoint."""
 
     each_batch = True
 

@@ -40,7 +40,7 @@ def test_five_stages_survive_everything(block: int) -> None:
     wanted |= {"aborted: subsumed", "aborted: alignment-limit"}
     wanted |= {"native checkpoints lost", "batches repeated"}
     wanted |= {"completed unaligned", "completed with data in flight", "overtaken"}
-    wanted |= {"completed at_least_once", "completed with data from behind"}
+    wanted |= {"completed at_least_once", "completed with data from after"}
     assert wanted - seen.keys() == set()
 
 
@@ -131,7 +131,7 @@ def test_a_gate_that_reads_past_its_barrier_is_caught() -> None:
 
 
 def test_a_gate_that_does_not_see_barriers_is_caught() -> None:
-    """The input counts at last because it ends, with all that was behind its barrier: no consistent cut."""
+    """The input counts at last because it ends, with all that was after its barrier: no consistent cut."""
     assert violated(on_one_input("clicks.main", does_not_see_barriers)) == "1"
 
 
@@ -159,7 +159,7 @@ def test_a_restore_that_forgets_what_was_in_flight_is_caught(monkeypatch: pytest
 
 
 def test_a_capture_that_takes_newer_state_is_caught() -> None:
-    """State from behind the barrier is in the checkpoint: no consistent cut."""
+    """State from after the barrier is in the checkpoint: no consistent cut."""
     assert violated(Parts(captured=newest_state)) == "1"
 
 

@@ -42,7 +42,7 @@ class Killed(Exception):
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to declare the job: two sources, a union, a count behind it; tables `out` and `counts`."""
+    """One way to declare the job: two sources, a union, a count after it; tables `out` and `counts`."""
 
     order: str = "ab"
     """In which the union reads the sources."""
@@ -91,8 +91,8 @@ class Variant:
             given.append(job.source("c", world.feeds["c"].stream()))
         out: Output = job.stage(self.union, given, self._united)
         ends = {"u": out}
-        if self.behind or self.sink_of == "behind":
-            ends["behind"] = job.stage("behind", [out], lambda f: f)
+        if self.behind or self.sink_of == "after":
+            ends["after"] = job.stage("after", [out], lambda f: f)
         if self.with_sink:
             job.sink(self.sink, ends[self.sink_of], table=str(world.tables / self.table))
         if self.reader is not None:
@@ -101,7 +101,7 @@ class Variant:
         if self.with_count:
             counted = job.stage(
                 "count",
-                [ends.get("behind", out) if self.behind else out],
+                [ends.get("after", out) if self.behind else out],
                 self._counted,
                 output_mode=self.mode if not self.stateless else "append",
                 shuffle_partitions=self.partitions,
@@ -145,14 +145,14 @@ CHANGES: Mapping[str, Variant] = {
     "an input added": replace(BASE, third=True),
     "an input removed": replace(BASE, order="a"),
     "a stage added between two": replace(BASE, between=True),
-    "a stage added behind": replace(BASE, behind=True),
+    "a stage added after": replace(BASE, behind=True),
     "a stage added beside, at the cut": replace(BASE, reader="cut"),
     "a stage added beside, from the earliest": replace(BASE, reader="earliest"),
     "a stage in front that splits the path": replace(BASE, split=True),
     "an output rewired": replace(BASE, rewired=True),
     "a stage renamed": replace(BASE, union="v", sink_of="u"),
     "a sink renamed": replace(BASE, sink="rows"),
-    "a sink moved to a stage behind": replace(BASE, behind=True, sink_of="behind"),
+    "a sink moved to a stage after": replace(BASE, behind=True, sink_of="after"),
     "a sink dropped": replace(BASE, with_sink=False),
     "a sink with another table": replace(BASE, table="other"),
     "the stage with state left out": replace(BASE, with_count=False),
@@ -311,7 +311,7 @@ def results(names: list[str]) -> Iterator[tuple[str, str, tuple[str, str, int, i
 
 def main(names: list[str]) -> None:
     bad = 0
-    click.echo("| change | behind a | `check` | start | lost | twice |\n|---|---|---|---|---|---|")
+    click.echo("| change | after a | `check` | start | lost | twice |\n|---|---|---|---|---|---|")
     for name, how, (told, said, lost, twice) in results(names):
         bad += bool(lost or twice or told != said)
         click.echo(f"| {name} | {how} | {told} | {said} | {lost} | {twice} |")

@@ -22,7 +22,7 @@ from tests.crash.jobs import Small
 WITHIN, WINDOW = pd.Timedelta("60s"), pd.Timedelta("1min")
 BACKLOG = 3
 TAIL = 60
-"""Files behind all others, which let the watermarks pass what came before."""
+"""Files after all others, which let the watermarks pass what came before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What a seed says: which victims are killed, and where the job stands then.
 
 A place is a fault point and how often it has been passed since the kill before, so that a seed kills at the
-same places again however fast the machine is; the delay behind it puts the moment between two points.
+same places again however fast the machine is; the delay after it puts the moment between two points.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs that a test starts and does not end, because it fails, are stopped behind it."""
+"""Jobs that a test starts and does not end, because it fails, are stopped after it."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def clicks_of(file: int) -> list[dict[str, object]]:
 
 
 def orders_of(file: int) -> list[dict[str, object]]:
-    """Return three rows of one minute, each five seconds behind a click of its key."""
+    """Return three rows of one minute, each five seconds after a click of its key."""
     return [{**row(file, n), "ts": file * SECONDS_PER_FILE + n * 10 + 5} for n in (0, 3, 5)]
 
 
@@ -157,7 +157,7 @@ MILESTONES = Shape(
 
 
 class Visit(StatefulProcessor):
-    """Counts the rows of a visit, and lets it out 40 seconds of event time behind its last row."""
+    """Counts the rows of a visit, and lets it out 40 seconds of event time after its last row."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle

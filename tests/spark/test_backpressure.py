@@ -28,7 +28,7 @@ ROOM = 3
 
 @dataclass
 class Pair:
-    """A source, a channel with little room, and a stage behind it that can be held: `numbers` -> `slow`."""
+    """A source, a channel with little room, and a stage after it that can be held: `numbers` -> `slow`."""
 
     spark: SparkSession
     tmp: Path
@@ -94,7 +94,7 @@ def pair(spark: SparkSession, tmp_path: Path) -> Pair:
 def test_a_full_channel_holds_its_producer_and_lets_a_barrier_through(pair: Pair, start: Start) -> None:
     """The source stops at the channel's capacity, and goes on with the batch of a barrier, once (P19).
 
-    A job that is stopped while a stage waits does stop, and the next run goes on behind it.
+    A job that is stopped while a stage waits does stop, and the next run goes on after it.
     """
     freed = threading.Event()
     pair.hold = hold_until("batch.slow.files.before", freed.is_set)

@@ -380,7 +380,7 @@ def in_pieces(shape: Shape, source: Input, checkpoint: Path, files: int) -> Coun
 def test_nothing_of_an_abandoned_future_comes_back(
     spark: SparkSession, tmp_path: Path, conf: Callable[[dict[str, str]], None]
 ) -> None:
-    """Wrong files behind the cut, and the state they led to, leave no trace in what is restored.
+    """Wrong files after the cut, and the state they led to, leave no trace in what is restored.
 
     Had capture kept the newer state files, they would be read in silence: the last line sees that.
     """

@@ -118,7 +118,7 @@ def both(function: Callable[..., DataFrame], order: str = "ab") -> Declare:
 
 
 def line(*names: str, feed: str = "a", source: str | None = None) -> Declare:
-    """A source and stages behind each other, the last one with the table `out`."""
+    """A source and stages after each other, the last one with the table `out`."""
 
     def declare(numbers: Numbers, job: Job) -> None:
         last: Output = job.source(source or feed, numbers.feeds[feed].stream())

@@ -97,7 +97,7 @@ def test_at_least_one_column_is_read() -> None:
 
 
 def test_a_job_reads_less_and_has_the_same_rows(spark: SparkSession, tmp_path: Path, start: Start) -> None:
-    """The channel keeps all columns: what a stage did not use before the change is there behind it."""
+    """The channel keeps all columns: what a stage did not use before the change is there after it."""
     feed = Feed(spark, tmp_path / "in", "k long, a long, b string")
     feed.write({"k": 1, "a": 2, "b": "x"}, {"k": 1, "a": 3, "b": "y"})
 

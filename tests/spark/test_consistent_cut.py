@@ -70,11 +70,11 @@ def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
 
     feed(3)
     run = start(declare())
-    eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind the first files")
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint after the first files")
     feed(2)
     mid = run.savepoint("mid")
     feed(2)
-    eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind the files after the savepoint")
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint after the files after the savepoint")
     run.stop()
     assert_tables_at_every_cut(spark, root, feeds, queries, tables)
 
@@ -83,7 +83,7 @@ def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
     restore(root, "mid", spark=spark)
     feed(1)
     run = start(declare())
-    eventually(run, lambda: caught_up(root, feeds), "a checkpoint of the restored job behind all files")
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint of the restored job after all files")
     end = run.stop(savepoint="end")
     found = assert_tables_at_every_cut(spark, root, feeds, queries, tables)
 

@@ -305,7 +305,7 @@ def test_tables_of_a_job_show_checkpoints_and_go_back_together(
     assert shown(base) == expected(9)
     spark_abs.restore(root, "latest", spark=spark)
     assert shown(base) == expected(9)
-    assert "behind each checkpoint" in str(declare(spark, root, feed, base).explain())
+    assert "after each checkpoint" in str(declare(spark, root, feed, base).explain())
 
 
 def test_rows_of_a_stage_that_replaces_them_are_refused(spark: SparkSession, tmp_path: Path) -> None:

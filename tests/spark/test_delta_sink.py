@@ -111,7 +111,7 @@ def test_the_life_of_a_sink(spark: SparkSession, root: Root, uri: str, sink: Ope
     with pytest.raises(Fenced):
         put(spark, second, 4, 666)
     done = restored.restore_to(Version(cut), OWN)
-    assert restored.restore_to(Version(cut), OWN) == done  # killed behind the commit, begun again
+    assert restored.restore_to(Version(cut), OWN) == done  # killed after the commit, begun again
     assert rows(uri) == [1, 2]
 
     third = sink(attempt=2, run=3)

@@ -74,7 +74,7 @@ def test_batches_are_merged_by_key_once(
     sink.begin()
     assert put(spark, sink, 0, [("a", 1, 1), (None, 1, 2)]) is True
     assert put(spark, sink, 1, [("a", 2, 10), ("b", 1, 3)]) is True
-    assert put(spark, sink, 1, [("a", 2, 10), ("b", 1, 3)]) is False  # killed behind the commit, and repeated
+    assert put(spark, sink, 1, [("a", 2, 10), ("b", 1, 3)]) is False  # killed after the commit, and repeated
     assert put(spark, sink, 2, []) is None
     cut = sink.version_at(BatchId(2))
     assert put(spark, sink, 3, [(None, 1, 20), ("b", 1, 30)]) is True
@@ -136,7 +136,7 @@ def test_a_table_is_made_as_the_sink_says(spark: SparkSession, uri: str) -> None
 def test_columns_are_added_only_where_that_is_said(
     spark: SparkSession, uri: str, make: Make, layout: dict[str, str]
 ) -> None:
-    """The rows that are there have nulls; a restore behind the change has the older columns or nulls."""
+    """The rows that are there have nulls; a restore after the change has the older columns or nulls."""
     ensure_sink(Place(uri), NARROW, Delta(uri, **layout), spark)  # type: ignore[arg-type]
     spark.createDataFrame([("a", 1)], NARROW).write.format("delta").mode("append").save(uri)
     version = DeltaTable(uri).version()

@@ -34,7 +34,7 @@ def counted(pairs: DataFrame) -> DataFrame:
 def test_a_drain_lets_out_every_window_also_when_it_is_interrupted(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """A window behind a join gives what a batch query over all that was read gives, each row once."""
+    """A window after a join gives what a batch query over all that was read gives, each row once."""
     root, table = str(tmp_path / "root"), str(tmp_path / "counts")
     clicks, orders = Feed(spark, tmp_path / "clicks", SCHEMA), Feed(spark, tmp_path / "orders", SCHEMA)
     dies_at = ["drain.counts.plan.after"]

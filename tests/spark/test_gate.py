@@ -102,7 +102,7 @@ def abort(root: Root, checkpoint: int) -> None:
 
 
 def test_a_batch_ends_at_the_barrier(spark: SparkSession, root: Root) -> None:
-    """Rows behind a barrier belong to the next batch, also when all is there from the start (P4)."""
+    """Rows after a barrier belong to the next batch, also when all is there from the start (P4)."""
     log = Log(root)
     log.batch(1, 2)
     log.batch(3, barrier_id=1)
@@ -212,7 +212,7 @@ def test_limits_never_split_an_entry_and_partitions_split_a_batch(spark: SparkSe
 
 
 def test_a_closed_input_unblocks_the_other_until_a_new_run(spark: SparkSession, root: Root) -> None:
-    """An end marker closes the input for its run (P10); the next run reads on behind it."""
+    """An end marker closes the input for its run (P10); the next run reads on after it."""
     a, b = Log(root, "a"), Log(root, "b")
     a.batch(1, barrier_id=1)
     a.batch(2)
@@ -231,7 +231,7 @@ def test_a_closed_input_unblocks_the_other_until_a_new_run(spark: SparkSession, 
 
 
 def test_entries_of_an_abandoned_attempt_are_not_read(spark: SparkSession, root: Root) -> None:
-    """Attempt 2 branches off at the barrier: what attempt 1 wrote behind it stays in the log."""
+    """Attempt 2 branches off at the barrier: what attempt 1 wrote after it stays in the log."""
     log = Log(root)
     branch = log.batch(1, barrier_id=1)
     log.batch(666)

@@ -36,7 +36,7 @@ def counted(frame: DataFrame) -> DataFrame:
 
 
 def in_a_row(first: str, then: str) -> Callable[[Job], object]:
-    """Declare an outer join that holds rows back, and a stage behind it with another delay."""
+    """Declare an outer join that holds rows back, and a stage after it with another delay."""
 
     def declare(job: Job) -> object:
         def match(one: DataFrame, two: DataFrame) -> DataFrame:

@@ -73,12 +73,12 @@ def test_a_mixed_stage_with_a_static_table_and_a_sink_that_is_a_function(
     far.write(*numbers(101, 102))
     run = start(job)
     feeds = {"near": near, "far": far}
-    eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind the first files")
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint after the first files")
     spark.sql(f"DELETE FROM delta.`{names}` WHERE rest = 0")
     for number in (4, 7):
         near.write(*numbers(number, number + 1, number + 2))
         far.write(*numbers(100 + number))
-    eventually(run, lambda: caught_up(root, feeds), "a checkpoint behind all files")
+    eventually(run, lambda: caught_up(root, feeds), "a checkpoint after all files")
     run.stop()
     near.write(*numbers(10, 11))
     far.write(*numbers(110))
@@ -156,7 +156,7 @@ def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
 ) -> None:
     """One input has 50 entries where the other has one; then one is silent, and no barrier follows (P4).
 
-    The first savepoint is older than the first file of the slow one: behind it that stage begins again.
+    The first savepoint is older than the first file of the slow one: after it that stage begins again.
     """
     root, tables = str(tmp_path / "root"), tmp_path / "tables"
     fast, slow = Feed(spark, tmp_path / "fast", NUMBERS), Feed(spark, tmp_path / "slow", NUMBERS)
@@ -184,7 +184,7 @@ def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
     fast.write(*numbers(51))
     fast.write(*numbers(52))
     eventually(
-        run, lambda: read_table(tables / "both").num_rows == 53, "rows behind the last barrier through"
+        run, lambda: read_table(tables / "both").num_rows == 53, "rows after the last barrier through"
     )
     assert Control.open(Root(root)).state.last_claimed == claimed
     run.stop()

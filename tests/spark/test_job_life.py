@@ -50,7 +50,7 @@ FILE = 3
 
 @dataclass
 class Line:
-    """A source and a stage behind it, each with a table: `numbers` -> `twice`."""
+    """A source and a stage after it, each with a table: `numbers` -> `twice`."""
 
     spark: SparkSession
     tmp: Path
@@ -112,7 +112,7 @@ def line(spark: SparkSession, tmp_path: Path) -> Line:
 
 
 def test_a_bounded_run_ends_by_itself_behind_a_last_checkpoint(line: Line, start: Start) -> None:
-    """Stages end with their input, producers first (P10); the next bounded run goes on behind it."""
+    """Stages end with their input, producers first (P10); the next bounded run goes on after it."""
     for number in (1, 2):
         line.write(2)
         run = start(line.job(), available_now=True)
@@ -134,7 +134,7 @@ def count_visits(
 
 
 def test_a_bounded_run_ends_also_where_timers_of_processing_time_never_rest(line: Line, start: Start) -> None:
-    """Spark runs batches for them without end, in a stage behind a channel as in one that reads files."""
+    """Spark runs batches for them without end, in a stage after a channel as in one that reads files."""
 
     def counted(frame: DataFrame) -> DataFrame:
         return spark_abs.flat_map_groups_with_state(
@@ -182,7 +182,7 @@ def test_a_stopped_job_goes_on_where_it_was(line: Line, start: Start) -> None:
 
 
 def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start: Start) -> None:
-    """Behind `stop(savepoint=...)` nothing has been processed, though there was much more to read (P21)."""
+    """After `stop(savepoint=...)` nothing has been processed, though there was much more to read (P21)."""
     line.write(12)
     batches, hold = count(1), hold_until("batch.numbers.read.before", line.claimed)
     line.failpoint = lambda at: hold(at) if at == "batch.numbers.read.before" and next(batches) > 3 else None
@@ -194,7 +194,7 @@ def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start:
     assert 0 < files_read(found, "numbers") < 12
     outputs = [o for stage in found.stages for o in stage.outputs]
     versions = {o.output: o.version for o in outputs}
-    # The barrier stands behind the rows of a batch, or alone if it came between two.
+    # The barrier stands after the rows of a batch, or alone if it came between two.
     assert newest_data(Path(line.root, "channels/numbers.main")) <= (versions.pop("main") or 0)
     assert versions == {name: newest_data(line.tables / name) for name in ("numbers", "twice")}
 
@@ -209,7 +209,7 @@ def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start:
 
 
 def test_an_exact_savepoint_that_expires_lets_the_job_go_on(line: Line, start: Start) -> None:
-    """It is aborted while a stage writes the batch of the cut: the stage must not stand still behind it."""
+    """It is aborted while a stage writes the batch of the cut: the stage must not stand still after it."""
     line.failpoint = hold_until(
         "batch.twice.handover.before", lambda: 1 in line.aborted() or not line.claimed()
     )
@@ -219,7 +219,7 @@ def test_an_exact_savepoint_that_expires_lets_the_job_go_on(line: Line, start: S
     with pytest.raises(Refused, match="sync_savepoint late was not taken: aborted: expired"):
         run.stop(savepoint="late")
     line.write(2)
-    eventually(run, line.has_all, "rows behind the savepoint through")
+    eventually(run, line.has_all, "rows after the savepoint through")
     run.stop()
     line.assert_all_once()
 
@@ -329,7 +329,7 @@ def test_a_lost_native_checkpoint_is_said_and_a_checkpoint_brings_it_back(line: 
     run = start(line.job())
     run.checkpoint()
     line.write(2)
-    eventually(run, line.has_all, "rows behind the checkpoint through")
+    eventually(run, line.has_all, "rows after the checkpoint through")
     run.stop()
     # Moved away first: a snapshot that Spark still uploads to the old place must not stop the removal.
     shutil.rmtree(lost.rename(line.tmp / "lost"), ignore_errors=True)
@@ -372,8 +372,8 @@ def test_old_checkpoints_and_entries_go_while_the_job_runs(line: Line, start: St
         eventually(run, line.has_all, "one more file through")
     kept = run.savepoint("kept")
     line.write(2)
-    eventually(run, line.has_all, "rows behind the savepoint through")
-    eventually(run, lambda: manifests(line.root)[-1].id > kept + 2, "checkpoints behind the savepoint")
+    eventually(run, line.has_all, "rows after the savepoint through")
+    eventually(run, lambda: manifests(line.root)[-1].id > kept + 2, "checkpoints after the savepoint")
     run.stop()
     found = manifests(line.root)
     assert found[0].id == kept

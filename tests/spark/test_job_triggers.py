@@ -34,7 +34,7 @@ WAITING = HistoryEvent.STAGE_WAITING
 
 @dataclass
 class Pair:
-    """Two sources, a stage that reads both, and one behind it with a table: left, right -> both -> tail."""
+    """Two sources, a stage that reads both, and one after it with a table: left, right -> both -> tail."""
 
     spark: SparkSession
     tmp: Path

@@ -150,7 +150,7 @@ def test_an_unaligned_checkpoint_completes_ahead_of_what_is_unread_and_a_restore
 def test_at_least_once_what_a_faster_input_was_ahead_comes_twice_and_nothing_is_lost(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """Only behind the stage with two inputs; what one input alone makes is exact (P7)."""
+    """Only after the stage with two inputs; what one input alone makes is exact (P7)."""
     two = Two(spark, tmp_path, mode="at_least_once")
     hold = Hold("batch.orders.files.after")
     two.feed(two.clicks, 0)
@@ -160,9 +160,9 @@ def test_at_least_once_what_a_faster_input_was_ahead_comes_twice_and_nothing_is_
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(run.checkpoint, 180)
         eventually(run, lambda: two.barriers("clicks") > 0, "the barrier of clicks")
-        two.feed(two.clicks, 10)  # behind the barrier
+        two.feed(two.clicks, 10)  # after the barrier
         behind = Counter([10, 11, 12])
-        eventually(run, lambda: two.rows("all") & behind == behind, "rows from behind the barrier")
+        eventually(run, lambda: two.rows("all") & behind == behind, "rows from after the barrier")
         hold.opened.set()
         taken = asked.result()
     assert gaps(two.manifest(taken), "both")["clicks.main"] > 0
@@ -192,7 +192,7 @@ def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_and_the_his
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(run.checkpoint, 180)
         eventually(run, lambda: two.barriers("clicks") > 0, "the barrier of clicks")
-        two.feed(two.clicks, 10)  # behind the barrier
+        two.feed(two.clicks, 10)  # after the barrier
         eventually(run, lambda: two.rows("all")[10], "rows that an aligned barrier would hold back")
         hold.opened.set()
         taken = asked.result()
@@ -254,7 +254,7 @@ def test_behind_a_slow_stage_aligned_checkpoints_expire_and_unaligned_ones_compl
 def test_rows_in_flight_are_added_to_the_state_that_an_edit_has_put_in(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """A stateful stage with a backlog: its state at the cut is replaced, what was unread comes behind it."""
+    """A stateful stage with a backlog: its state at the cut is replaced, what was unread comes after it."""
     root, feed, hold = str(tmp_path / "root"), Feed(spark, tmp_path / "in"), Hold("batch.sums.files.after")
 
     def send(files: range) -> None:

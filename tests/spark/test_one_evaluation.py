@@ -143,7 +143,7 @@ def fail(drawn: Drawn, start: Start, point: str) -> None:
 def test_all_who_take_an_output_get_the_same_rows(drawn: Drawn, start: Start) -> None:
     """Tables of every kind, a stage, functions; two outputs of a frame that is random.
 
-    Killed behind its last commit, a batch gives functions the rows again that all have.
+    Killed after its last commit, a batch gives functions the rows again that all have.
     """
     drawn.write()
     fail(drawn, start, "batch.numbers.handover.before")

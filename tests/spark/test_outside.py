@@ -262,11 +262,11 @@ def test_batches_go_out_as_they_come_and_a_restore_undoes_those_behind_its_check
     eventually(run, lambda: found(server) == expected(feed, 2), "two files outside, and no checkpoint")
     assert run.savepoint("early") == 1
     fill(feed, 1)
-    eventually(run, lambda: found(server) == expected(feed, 3), "a file behind the savepoint")
+    eventually(run, lambda: found(server) == expected(feed, 3), "a file after the savepoint")
 
     server.restart()
     fill(feed, 1)
-    eventually(run, lambda: found(server) == expected(feed, 4), "a file behind a restart of the server")
+    eventually(run, lambda: found(server) == expected(feed, 4), "a file after a restart of the server")
     run.stop()
     run = start(declare_batches(spark, root, feed))
     fill(feed, 1)
@@ -274,7 +274,7 @@ def test_batches_go_out_as_they_come_and_a_restore_undoes_those_behind_its_check
     run.stop()
     assert found(server) == expected(feed, 5)
 
-    with pytest.raises(Refused, match=r"sink rows \(PostgreSQL\) has committed rows behind that one"):
+    with pytest.raises(Refused, match=r"sink rows \(PostgreSQL\) has committed rows after that one"):
         spark_abs.restore(str(root), "early")
     assert found(server) == expected(feed, 5)
     spark_abs.restore(str(root), "early", force=["outside"])

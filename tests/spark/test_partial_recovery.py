@@ -44,7 +44,7 @@ def line(spark: SparkSession, tmp_path: Path) -> Line:
 def test_a_stage_that_fails_twice_comes_back_alone_also_with_a_checkpoint_under_way(
     line: Line, start: Start
 ) -> None:
-    """It fails behind the commit of its table, and takes the barrier that came meanwhile."""
+    """It fails after the commit of its table, and takes the barrier that came meanwhile."""
     line.failpoint = failing = Failing("batch.twice.commit-twice.after")
     line.write(2)
     run = start(line.job(restart_strategy="fixed-delay", restart_delay="100ms"))
@@ -77,7 +77,7 @@ def test_a_stage_that_fails_twice_comes_back_alone_also_with_a_checkpoint_under_
 def test_stages_without_their_native_checkpoints_are_rebuilt_alone(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """A stateful join and a leaf behind it repeat their batches and go on; sources do not notice.
+    """A stateful join and a leaf after it repeat their batches and go on; sources do not notice.
 
     The rebuilding ends in the middle the first time; the next start goes on with it.
     """

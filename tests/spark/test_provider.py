@@ -40,7 +40,7 @@ CASES = [
 
 
 def ran(shape: Shape, source: Input, checkpoint: Path, files: int) -> Counter[Row]:
-    """Feed files to a query that starts from disk and ends behind them; return what came out."""
+    """Feed files to a query that starts from disk and ends after them; return what came out."""
     source.feed(files)
     run = start(shape, source, checkpoint)
     try:

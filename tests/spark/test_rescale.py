@@ -43,7 +43,7 @@ class Killed(BaseException):
 def follow(
     key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState
 ) -> Iterator[tuple[Any, ...]]:
-    """Count the rows of a visit, and let it out 40 seconds of event time behind its last row."""
+    """Count the rows of a visit, and let it out 40 seconds of event time after its last row."""
     if state.hasTimedOut:
         yield key[0], *state.get[:2]
         state.remove()

@@ -28,7 +28,7 @@ def test_a_bounded_run_finds_the_sessions_and_decides_the_orders(spark: SparkSes
     run = declare(spark, str(tmp_path), bounds).start(available_now=True)
     assert run.await_termination(timeout=200)
 
-    # Behind the last watermark: lateness, the gap, and one batch of eight files that it runs behind.
+    # After the last watermark: lateness, the gap, and one batch of eight files that it runs behind.
     cutoff = START + timedelta(seconds=FILES * USUAL.slice_seconds - 90)
     clicks: dict[str, list[tuple[datetime, str]]] = defaultdict(list)
     for event in events["clicks"]:

@@ -201,7 +201,7 @@ def only(found: list[Entry | None]) -> list[Entry]:
 
 
 def test_a_first_batch_that_is_repeated_begins_where_it_began() -> None:
-    """Its outputs hold it and its state does not: begun behind itself, its rows would be in no state."""
+    """Its outputs hold it and its state does not: begun after itself, its rows would be in no state."""
     first = progress(
         at("a.main", 9),
         finished=NO_BATCH,

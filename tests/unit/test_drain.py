@@ -52,7 +52,7 @@ def test_a_run_that_was_replaced_begins_no_drain() -> None:
 
 
 def drain(*, bounded: bool = False, mixed: bool = False) -> Drain:
-    source, behind = StageId("source"), StageId("behind")
+    source, behind = StageId("source"), StageId("after")
     graph = JobGraph(
         (
             StageDecl(source, (), has_native=True),
@@ -76,5 +76,5 @@ def test_a_job_of_sources_and_stages_behind_them_can_be_drained() -> None:
 def test_what_ends_by_itself_or_reads_a_source_beside_channels_cannot() -> None:
     with pytest.raises(UsageError, match="a bounded run ends by itself"):
         drain(bounded=True).check()
-    with pytest.raises(UsageError, match="stage 'behind' reads a native source beside its channels"):
+    with pytest.raises(UsageError, match="stage 'after' reads a native source beside its channels"):
         drain(mixed=True).check()

@@ -15,7 +15,7 @@ def test_one_input_is_cut_at_the_barrier_at_once() -> None:
     stage = Alignment("a")
     stage.write("a", rows=3)  # before the barrier
     stage.write("a", rows=2, marker=1)  # the barrier stands after these rows
-    stage.write("a", rows=9)  # behind it
+    stage.write("a", rows=9)  # after it
     assert stage.batch() == Cut(CheckpointId(1))
 
 
@@ -23,7 +23,7 @@ def test_a_batch_ends_at_the_barrier() -> None:
     """What is behind the barrier is not part of the cut (P5)."""
     stage = Alignment("a")
     stage.write("a", rows=1, marker=1)  # 1
-    stage.write("a", rows=1)  # 2, behind it
+    stage.write("a", rows=1)  # 2, after it
     stage.batch()
     assert [entry.version for entry in stage.unread(0)] == [2]
 
@@ -237,7 +237,7 @@ def test_a_stage_without_channel_inputs_is_free() -> None:
 
 
 def test_a_closed_input_is_not_read_on() -> None:
-    """Behind the end marker of the present run there is nothing to read."""
+    """After the end marker of the present run there is nothing to read."""
     stage = Alignment("a")
     stage.write("a", end=True)
     stage.batch()
@@ -315,7 +315,7 @@ def test_silent_entries_start_no_batch() -> None:
 
 
 def test_an_input_at_the_barrier_stays_at_it_before_silent_entries() -> None:
-    """Silent entries behind a barrier do not take the input away from it."""
+    """Silent entries after a barrier do not take the input away from it."""
     stage = Alignment("a", "b")
     stage.write("a", marker=1)
     stage.write("a")  # nothing in it

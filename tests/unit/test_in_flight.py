@@ -73,7 +73,7 @@ class Flown:
         return sum(f.stat().st_size for version in (3, 4) for f in self.files(version))
 
     def compare(self, *stages: StageShape, restored: bool = True) -> Comparison:
-        """Compare the job with these stages behind `a`, as restored or as its native checkpoints are."""
+        """Compare the job with these stages after `a`, as restored or as its native checkpoints are."""
         a = replace(self.manifest.graph[0], sources=(SourceShape("json", "/in"),))
         known = Knowledge(self.job.root, self.job.state, self.manifest, at_checkpoint=restored)
         return known.compare(Declared((a, *stages), {}), leave=False)
@@ -109,7 +109,7 @@ def closed(manifest: Manifest) -> Manifest:
 
 
 def test_behind_the_end_of_an_input_nothing_is_in_flight(flown: Flown) -> None:
-    """A stage that has ended still takes barriers; they stand behind its end marker."""
+    """A stage that has ended still takes barriers; they stand after its end marker."""
     assert closed(flown.manifest).in_flight() == ()
 
 

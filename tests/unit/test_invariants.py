@@ -62,7 +62,7 @@ HOLDS = [
 ]
 
 VIOLATED = [
-    pytest.param(consistent_cut([edge(5, 6)]), id="1: consumed behind the barrier"),
+    pytest.param(consistent_cut([edge(5, 6)]), id="1: consumed after the barrier"),
     pytest.param(consistent_cut([edge(5, 4)]), id="1: not all before the barrier"),
     pytest.param(one_outcome([N(2), N(2)], []), id="2: an id claimed twice"),
     pytest.param(one_outcome([N(1)], [Outcome(N(1), False), Outcome(N(1), True)]), id="2: two outcomes"),

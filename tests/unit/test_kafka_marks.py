@@ -1,4 +1,4 @@
-"""What a mark of a Kafka sink knows of the records behind an entry."""
+"""What a mark of a Kafka sink knows of the records after an entry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _mark(then: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]]) -> 
 @pytest.mark.parametrize(
     ("then", "now", "said"),
     [
-        ({"orders": (4, 9)}, {"orders": (4, 9)}, ""),  # the epochs behind had no rows
+        ({"orders": (4, 9)}, {"orders": (4, 9)}, ""),  # the epochs after had no rows
         ({}, {}, ""),
         ({"orders": (4, 9)}, {"orders": (6, 9)}, "orders[0] 4 to 5"),
         ({}, {"orders": (2,)}, "orders[0] 0 to 1"),
@@ -55,7 +55,7 @@ def test_settings_that_librdkafka_refuses_are_a_sinks_failure() -> None:
 
 
 def test_a_mark_forgets_the_oldest_ends_before_it_outgrows_a_record() -> None:
-    """A thousand partitions, and a restore that may go back behind hundreds of epochs."""
+    """A thousand partitions, and a restore that may undo hundreds of epochs."""
     owner = Owner("root", "job", "sink", RunId(1))
     known = KafkaMark(1, "root", "sink", "orders", 1)
     for number in range(100):

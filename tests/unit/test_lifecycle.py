@@ -103,7 +103,7 @@ def test_what_cannot_be_finished_fails_it(life: Life) -> None:
 @pytest.mark.parametrize("step", ["queries", "coordination", "copies", "finish", "on_end"])
 def test_whoever_waits_for_it_hears_of_a_step_that_failed(life: Life, step: str) -> None:
     life.live(lambda: "stopped", "", **{step: fail(OSError("gone"))})
-    assert life.done[-1] == step, "what comes behind is left to the next start"
+    assert life.done[-1] == step, "what comes after is left to the next start"
     with pytest.raises(OSError, match="gone"):
         life.termination.raise_failure()
 

@@ -144,7 +144,7 @@ def loop(stages: str, channels: str) -> Loop:
         (("a>b", "b>b", "b>c", "c>c"), [loop("b", "b"), loop("c", "c")]),
         (("a>b", "b>c", "c>d", "c>c", "d>b"), [loop("bcd", "bcd")]),
     ],
-    ids=["none", "of one stage", "of two", "one behind the other", "one within the other"],
+    ids=["none", "of one stage", "of two", "one after the other", "one within the other"],
 )
 def test_a_loop_is_all_that_can_send_rows_to_each_other(known: tuple[str, ...], found: list[Loop]) -> None:
     assert sorted(find_loops(edges(*known)), key=lambda one: sorted(one.stages)) == found

@@ -40,7 +40,7 @@ def test_at_least_once_no_input_waits() -> None:
     """The faster input reads on beyond its barrier; each batch still ends at one (P7)."""
     stage = Alignment("a", "b", mode=COUNTED)
     stage.write("a", rows=1, marker=1)  # 1
-    stage.write("a", rows=1)  # 2, behind it
+    stage.write("a", rows=1)  # 2, after it
     stage.write("b", rows=1)
     stage.batch()
     assert stage.positions[0].version == 1
@@ -103,7 +103,7 @@ def test_unaligned_the_first_barrier_that_is_seen_is_the_cut() -> None:
     """Nothing of what is behind it has been read yet; what is unread before it on the others is in flight."""
     stage = Alignment("a", "b", mode=UNALIGNED)
     stage.write("a", rows=1, marker=1)
-    stage.write("a", rows=1)  # behind it
+    stage.write("a", rows=1)  # after it
     stage.write("b", rows=1)
     assert stage.batch() == Cut(ONE)
     assert stage.positions[0].version == 1

@@ -91,7 +91,7 @@ def test_batches_sent_behind_the_newest_checkpoint_are_taken_back_to_it() -> Non
     [
         (mark(1, 2, 20), mark(1, 2, 20)),  # what was sent still counts
         (mark(1, 3, 30), mark(1, 2, 20)),  # it had gone on before the restore
-        (mark(2, 5, 45), mark(2, 5, 45)),  # it went on behind it
+        (mark(2, 5, 45), mark(2, 5, 45)),  # it went on after it
     ],
 )
 def test_a_sink_goes_back_to_where_its_past_leaves_the_path(sent: Mark, back: Mark) -> None:

@@ -37,7 +37,7 @@ A, B = StageId("a"), StageId("b")
 
 
 class Lossy:
-    """The small job, one checkpoint and two batches behind it; then a stage loses its native checkpoint."""
+    """The small job, one checkpoint and two batches after it; then a stage loses its native checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.job = SmallJob(path)
@@ -115,7 +115,7 @@ def test_a_stage_repeats_what_its_channel_says(lossy: Lossy) -> None:
 def test_a_stage_without_channels_repeats_what_its_sinks_say_also_of_batches_without_rows(
     lossy: Lossy,
 ) -> None:
-    """Batches behind the last one with rows left nothing: the stage plans them anew."""
+    """Batches after the last one with rows left nothing: the stage plans them anew."""
     lossy.job.checkpoint(1, 2)
     lossy.batch(1)
     lossy.batch(2, 3)

@@ -152,7 +152,7 @@ def test_a_barrier_that_comes_while_a_batch_runs_goes_out_with_it(both: Both) ->
 
 
 def test_a_batch_that_is_run_again_stands_by_what_it_wrote(both: Both) -> None:
-    """Offered only now, the barrier goes behind it: an output holds the batch without it."""
+    """Offered only now, the barrier goes after it: an output holds the batch without it."""
     both.batch(0, position("a.main", 1), position("b.main", 1))
     (both.native / "commits/0").unlink()
     both.start()

@@ -29,7 +29,7 @@ def rows(table: Table) -> list[int]:
 
 
 def test_a_commit_takes_the_version_after_the_one_read_or_none(tmp_path: Path) -> None:
-    """By itself deltalake would rebase the second commit behind the first."""
+    """By itself deltalake would rebase the second commit onto the first."""
     first = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     second = Table.open(first.place)
     assert first.commit_next(Commit([file_of(first, 1)], {"app": 1})) == 1
@@ -101,7 +101,7 @@ def test_a_missing_table_and_a_torn_log_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read_before", [True, False])
 def test_a_kept_handle_survives_a_clean_up_of_the_log(tmp_path: Path, read_before: bool) -> None:
-    """The handle is ahead of the checkpoint behind which the log files go that it was opened with."""
+    """The handle is ahead of the checkpoint after which the log files go that it was opened with."""
     table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     table.commit_next(Commit(transactions={"fence": 3}))
     if read_before:

@@ -88,7 +88,7 @@ def test_each_commit_file_is_opened_once(root: Root) -> None:
 
 
 def test_no_further_than_asked(root: Root) -> None:
-    """A gate that stops at a barrier reads nothing behind it."""
+    """A gate that stops at a barrier reads nothing after it."""
     log, counting = Log(root), Counting()
     first, _ = log.batch(1, barrier_id=1), log.batch(2)
     follower = Follower(fs.PyFileSystem(counting), root.path("channels/a.main"), PATH)
@@ -121,7 +121,7 @@ def test_nothing_is_asked_of_the_store_before_the_next_poll(root: Root) -> None:
 
 
 def test_other_attempts_and_commits_of_others_do_not_count(root: Root) -> None:
-    """Attempt 2 branched off behind the second entry of attempt 1: the third is on nobody's path."""
+    """Attempt 2 branched off after the second entry of attempt 1: the third is on nobody's path."""
     log = Log(root)
     kept = [log.batch(1), log.batch(2)]
     log.batch(666)

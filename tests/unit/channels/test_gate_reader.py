@@ -217,7 +217,7 @@ def test_a_stage_that_is_at_work_or_reads_something_else_too_never_waits(root: R
 
 
 def test_an_input_waits_while_the_way_back_of_its_stage_is_full(root: Root) -> None:
-    """What counts are entries with rows, behind the stage's newest offset file; that input is read (P17)."""
+    """What counts are entries with rows, after the stage's newest offset file; that input is read (P17)."""
     log, rounds, stage = Log(root), Log(root, "b"), Stage(root)
     first, there = log.batch(1), replace(position("b.main", 0), feedback=True)
     rounds.batch(1)

@@ -40,7 +40,7 @@ def test_a_batch_is_one_entry_rows_or_not(root: Root) -> None:
 
 
 def test_a_repeated_batch_is_told_what_stands(root: Root) -> None:
-    """Killed behind its commit, a batch runs again with other files and perhaps another barrier at hand."""
+    """Killed after its commit, a batch runs again with other files and perhaps another barrier at hand."""
     before = make_writer(root).commit_batch(numbers(root, "a.main", [1]), batch(0), barrier=barrier(1))
     again = make_writer(root).commit_batch(numbers(root, "a.main", [1]), batch(0), barrier=barrier(2))
     assert (again.fresh, again.entry) == (False, before.entry)

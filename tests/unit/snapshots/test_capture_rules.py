@@ -70,7 +70,7 @@ def test_without_a_snapshot_all_changes_are_taken(tmp_path: Path) -> None:
 
 @pytest.fixture
 def compacted(tmp_path: Path) -> tuple[Native, Captured]:
-    """A cut that was copied, and behind it a snapshot with none of its files: a compaction rewrote them."""
+    """A cut that was copied, and after it a snapshot with none of its files: a compaction rewrote them."""
     native = Native(tmp_path)
     for batch in range(7):
         native.batch(batch)

@@ -277,6 +277,6 @@ def test_a_pack_of_another_layout_is_read_all_the_same(
 def test_a_value_is_found_whatever_its_length(
     root: Root, kept: StateStorage, tmp_path: Path, size: int
 ) -> None:
-    """The length stands before the value, behind bytes that look like lengths themselves."""
+    """The length stands before the value, after bytes that look like lengths themselves."""
     data = {"zeros": bytes(size), "levels": b"\x02\0\0\0\x02\x01" * (size // 6 + 1)}
     assert contents_of(root, store(kept, ONE, tmp_path / "a", **data).files) == data
