@@ -18,7 +18,8 @@ from spark_abs.store.storage import Storage
 SESSION_CONF: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Each stage has a pool of its own, so that a long batch of one does not starve the others.
+    # Each stage has a pool of its own, so that a long batch of one does not starve the others; the names of
+    # the pools say who comes first.
     "spark.scheduler.mode": "FAIR",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

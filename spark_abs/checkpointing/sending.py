@@ -135,7 +135,7 @@ def open_senders(
         record = sending.record(first, before is not None and before.begun)
         owner = Owner(state.root, ctx.job, sending.name, ctx.run)
         missed = missed_by(state, record, manifests) if record.begun else ()
-        tasks = SendTasks(spark, f"{ctx.job}/sink {sending.name}")
+        tasks = SendTasks(spark, f"sink {sending.name} of job {ctx.job}")
         found.append(Sender(ctx, sending, record, path, cuts, savepoints, owner, missed, tasks))
         records[sending.name] = record
     try:

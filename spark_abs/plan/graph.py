@@ -152,6 +152,14 @@ class JobGraph:
                 "declare its feedback edge with job.feedback()"
             ) from None
 
+    def stages_after(self, name: StageId) -> int:
+        """Return how many stages the rows of one go through after it, at most, feedback edges left out."""
+        after: dict[StageId, int] = {}
+        for stage in reversed(self.order()):
+            readers = [s.name for s in self.stages if stage.name in map(producer, s.forward)]
+            after[stage.name] = max((after[reader] + 1 for reader in readers), default=0)
+        return after[name]
+
     def _check_complete(self) -> None:
         for stage in self.stages:
             if stage.output_mode != "complete":

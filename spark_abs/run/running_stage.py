@@ -154,7 +154,8 @@ class RunningStage:
 
     def _start_with(self, take: Callable[[StreamingQuery], None]) -> QueryStart:
         parts = self._parts
-        return QueryStart(parts.spec, parts.frame, self.runner, parts.plan.keeps_state, take)
+        after = parts.graph.stages_after(self.name)
+        return QueryStart(parts.spec, parts.frame, self.runner, parts.plan.keeps_state, after, take)
 
     def _take_first(self, query: StreamingQuery) -> None:
         self.query = query

@@ -48,6 +48,8 @@ class QueryStart:
     frame: DataFrame
     runner: StageRunner
     keeps_state: bool
+    stages_after: int
+    """How many stages its rows go through, at most."""
     started: Callable[[StreamingQuery], None]
     """Takes the query when it has opened its sources; called in any thread."""
 
@@ -117,7 +119,7 @@ def _begun(
             conf[PARTITIONS_KEY] = str(partitions.number)
         spread = f" in {partitions}" if start.keeps_state and partitions is not None else ""
         log.info("stage %s begins with batch %s%s", spec.name, runner.native.newest_committed() + 1, spread)
-        with session_conf(spark, conf), _pool(spark, f"{ctx.job}/{spec.name}"):
+        with session_conf(spark, conf), _pool(spark, f"stage {start.stages_after:03} {ctx.job}/{spec.name}"):
             query = writer.start()
     _await_sources(query)
     return query
@@ -161,7 +163,13 @@ def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[Non
 
 @contextmanager
 def _pool(spark: SparkSession, name: str) -> Iterator[None]:
-    """Start a query in a scheduler pool of its own: its thread inherits it."""
+    """Start a query in a scheduler pool of its own: its thread inherits it.
+
+    Of the pools without a running task Spark serves the first one by name (`FairSchedulingAlgorithm`). Where
+    there are more stages than cores the others wait, so the last stages of a job have the first names: rows
+    and barriers get through before more are read. A query of the user's own, in the pool `default`, comes
+    before them all.
+    """
     make_pool(spark, name)
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     try:

@@ -157,7 +157,7 @@ def test_a_module_that_executors_lack_is_named_with_the_remedy(
     monkeypatch.syspath_prepend(str(tmp_path))
     work = importlib.import_module("only_in_the_driver").work
     with pytest.raises(SinkFailed, match=r"(?s)only_in_the_driver.*Install there.*spark-abs\[iceberg\]"):
-        SendTasks(spark, "lake/sink out")(work, empty_parts(tmp_path))
+        SendTasks(spark, "sink out of job lake")(work, empty_parts(tmp_path))
 
 
 def test_tasks_end_when_the_run_does(spark: SparkSession, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_tasks_end_when_the_run_does(spark: SparkSession, tmp_path: Path) -> Non
             pause.wait(0.05)
         tasks.cancel()
 
-    tasks, pause = SendTasks(spark, "lake/sink out"), threading.Event()
+    tasks, pause = SendTasks(spark, "sink out of job lake"), threading.Event()
     other = threading.Thread(target=cancel)
     other.start()
     with pytest.raises(SinkUnreachable, match="did not come to their end"):

@@ -123,6 +123,18 @@ def test_a_bounded_run_ends_by_itself_behind_a_last_checkpoint(line: Line, start
     line.assert_cuts()
 
 
+def test_the_last_stage_gets_cores_first_and_queries_of_the_user_before_it(line: Line, start: Start) -> None:
+    """Of the pools that have no running task Spark serves the first one by name."""
+    line.write(1)
+    assert start(line.job("ranked"), available_now=True).await_termination()
+    context = line.spark.sparkContext
+    assert str(context._jsc.sc().getSchedulingMode()) == "FAIR"
+    pools = context._jsc.sc().getAllPools()
+    names = sorted(pools.apply(number).name() for number in range(pools.size()))
+    mine = [name.split()[-1] for name in names if name == "default" or "ranked/" in name]
+    assert mine == ["default", "ranked/twice", "ranked/numbers"]
+
+
 def count_visits(
     key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState
 ) -> Iterator[tuple[int, int]]:

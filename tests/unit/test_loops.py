@@ -196,6 +196,12 @@ def test_producers_come_first_and_the_way_back_is_left_out_of_that() -> None:
     assert [s.name for s in graph.order()] == ["a", "b", "c"]
     assert graph.loops() == (loop("bc", "bc"),)
     assert graph.consumed(StageId("c")) == ("main",)
+    assert [graph.stages_after(s.name) for s in graph.order()] == [2, 1, 0]
+
+
+def test_rows_that_go_two_ways_go_through_the_stages_of_the_longer_one() -> None:
+    graph = JobGraph((stage("a"), stage("b", "a"), stage("c", "b"), stage("d", "a", "c")), ())
+    assert [graph.stages_after(StageId(name)) for name in "abcd"] == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
