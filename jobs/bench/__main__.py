@@ -50,7 +50,7 @@ def _groups(
         "start": lambda: starting.figures(session(), base, runs, console),
         "wide": lambda: wide.figures(session(), base, runs, console),
         "overhead": lambda: overhead.figures(session(), base / "overhead", runs, console),
-        "recovery": lambda: recovery.figures(base / "recovery", runs, console),
+        "recovery": lambda: recovery.figures(base / "recovery", runs, divide, console),
         "outside": lambda: outside.figures(session, base, runs, console),
         "repeats": lambda: repeats.figures(session(), base / "repeats", _KILLS, console),
         "epochs": lambda: epochs.figures(session(), base / "epochs", many, console),
@@ -73,7 +73,7 @@ def _groups(
     "--divide",
     default=1,
     show_default=True,
-    help="Makes functions and nexmark smaller, to try them.",
+    help="Makes functions, nexmark and recovery smaller, to try them.",
 )
 @click.option("--epochs", "many", default=epochs.EPOCHS, show_default=True, help="Checkpoints of one job.")
 @click.option("--results", default=RESULTS, type=click.Path(path_type=Path), help="Where figures go.")

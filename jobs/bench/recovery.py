@@ -1,7 +1,9 @@
-"""A driver is killed at half of the sustained rate: how long until new rows come, and until none is late.
+"""A driver or an executor is killed: how long until new rows come, and until none is late.
 
 The job of `overhead`, from where it was and from its newest checkpoint, and the same two queries without
-spark_abs. Each runs in a process of its own, which is started again at once.
+spark_abs, at half of the rate that the job sustains. Each runs in a process of its own. A killed driver is
+started again at once; an executor, one of two on a standalone cluster of this machine, is replaced by Spark,
+and the driver goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,12 +26,18 @@ from rich.console import Console
 
 from bench.figures import Figure, figure, ratios
 from bench.overhead import EVERY_S, Feed, commits, counts, declare, sustained, write_rows
+from bench.processes import tree
+from bench.rows_again import rows_again
 from bench.session import session
+from tests.crash.cluster import Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WAYS = ("job", "checkpoint", "plain")
+EXECUTOR_WAYS = ("job", "plain")
+_LOCAL = "local[2]"
+_WORKERS = 2
 _BEFORE_S, _AT_MOST_S, _LOOK_S = 30.0, 300.0, 0.1
 _NO_LATER = 1.5
 """The lag is gone when the newest row of a commit is at most so many times as late as before the kill."""
@@ -41,10 +50,12 @@ class Recovered:
     first_row_s: float
     """Until a row is in the last table that was not there before."""
     lag_gone_s: float
+    rows_again: int
+    """Of all queries, see `rows_again`."""
 
 
 def _plain(spark: SparkSession, base: Path) -> None:
-    """Run the two queries with a Delta table between them, and one behind."""
+    """Run the two queries with a Delta table between them, and one after."""
     rows, out = str(base / "rows"), str(base / "out")
     if not (base / "rows" / "_delta_log").exists():
         spark.createDataFrame([], "key long, created long").write.format("delta").save(rows)
@@ -59,54 +70,72 @@ def _plain(spark: SparkSession, base: Path) -> None:
     second.foreachBatch(write).option("checkpointLocation", str(base / "c2")).start().awaitTermination()
 
 
-def _process(way: str, base: Path) -> None:
+def _process(way: str, base: Path, master: str) -> None:
+    spark = session(master)
     if way == "rate":
-        rate = int(sustained(session(), base) / 2 * EVERY_S)
+        rate = int(sustained(spark, base) / 2 * EVERY_S)
         (base.parent / "rate").write_text(str(rate))
     elif way == "plain":
-        _plain(session(), base)
+        _plain(spark, base)
     else:
         again = way == "checkpoint" and (base / "root").exists()
-        job = declare(session(), base, {"interval": "3s"}, 1000)
+        job = declare(spark, base, {"interval": "3s"}, 1000)
         job.start(restart="checkpoint" if again else "native", takeover=True).await_termination()
 
 
-def _start(way: str, base: Path) -> subprocess.Popen[bytes]:
+def _start(way: str, base: Path, master: str) -> subprocess.Popen[bytes]:
     with (base.parent / f"{way}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "bench.recovery", way, str(base)],
+            [sys.executable, "-m", "bench.recovery", way, str(base), master],
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
 
-def _recover(way: str, base: Path, rows: int) -> Recovered:
+def _recover(way: str, base: Path, rows: int, before_s: float, master: str) -> Recovered:
+    """Kill the driver, or, on a cluster, an executor."""
     (base / "input").mkdir(parents=True)
     write_rows(base / "input", 999_999, rows)
-    feed, process = Feed(base / "input", rows), _start(way, base)
+    feed, process = Feed(base / "input", rows), _start(way, base, master)
     thread = threading.Thread(target=feed.run)
     thread.start()
     try:
         _newer(base, 0.0, 0)
-        time.sleep(_BEFORE_S)
+        time.sleep(before_s)
         before = [(at, int(created.max())) for at, created in commits(base)]
         usual = median(at - newest / 1e6 for at, newest in before[-10:])
-        os.killpg(process.pid, signal.SIGKILL)
-        killed = time.time()
-        process.wait()
-        process = _start(way, base)
+        if master == _LOCAL:
+            os.killpg(process.pid, signal.SIGKILL)
+            killed = time.time()
+            process.wait()
+            again = rows_again(way, base)
+            process = _start(way, base, master)
+        else:
+            again = rows_again(way, base)  # those who go on change the logs
+            os.kill(_executor(), signal.SIGKILL)
+            killed = time.time()
         at, newest = _newer(base, killed, max(newest for _, newest in before))
         first = at
         while at - newest / 1e6 > _NO_LATER * usual:
             at, newest = _newer(base, at, newest)
-        return Recovered(first - killed, at - killed)
+        return Recovered(first - killed, at - killed, again)
     finally:
         feed.stop()
         thread.join()
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         shutil.rmtree(base, ignore_errors=True)
+
+
+def _executor() -> int:
+    """Return the id of an executor's JVM below this process."""
+    for place in tree():
+        with suppress(OSError):
+            command = (place / "cmdline").read_bytes().split(b"\0")
+            if b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in command:
+                return int(place.name)
+    raise LookupError("the cluster has no executor")
 
 
 def _newer(base: Path, after: float, newest: int) -> tuple[float, int]:
@@ -120,26 +149,40 @@ def _newer(base: Path, after: float, newest: int) -> tuple[float, int]:
     raise TimeoutError(f"no new rows in {base / 'out'}")
 
 
-def figures(base: Path, runs: int, console: Console) -> Iterator[Figure]:
-    """Kill each in turns."""
+def figures(base: Path, runs: int, divide: int, console: Console) -> Iterator[Figure]:
+    """Kill each in turns: drivers, then executors. `divide` makes rate and time before the kill smaller."""
     base.mkdir()
-    assert _start("rate", base / "rate-of").wait() == 0, (base / "rate.log").read_text()
-    rows = int((base / "rate").read_text())
-    found: dict[str, list[Recovered]] = {way: [] for way in WAYS}
+    (base / "driver").mkdir()
+    yield from _figures("recovery", WAYS, base / "driver", runs, divide, _LOCAL, console)
+    (base / "cluster").mkdir()
+    (base / "executor").mkdir()
+    with Cluster(base / "cluster", _WORKERS) as cluster:
+        yield from _figures(
+            "recovery_executor", EXECUTOR_WAYS, base / "executor", runs, divide, cluster.url, console
+        )
+
+
+def _figures(
+    name: str, ways: Sequence[str], base: Path, runs: int, divide: int, master: str, console: Console
+) -> Iterator[Figure]:
+    assert _start("rate", base / "rate-of", master).wait() == 0, (base / "rate.log").read_text()
+    rows = int((base / "rate").read_text()) // divide
+    found: dict[str, list[Recovered]] = {way: [] for way in ways}
     for turn in range(runs):
-        for way in WAYS:
-            one = _recover(way, base / f"{way}-{turn}", rows)
+        for way in ways:
+            one = _recover(way, base / f"{way}-{turn}", rows, _BEFORE_S / divide, master)
             found[way].append(one)
             took = f"first row after {one.first_row_s:.1f} s, none late after {one.lag_gone_s:.1f} s"
-            console.print(f"killed, {way}: {took}")
-    for way in WAYS:
-        yield figure(f"recovery_{way}_first_row_seconds", [one.first_row_s for one in found[way]], "s")
-        yield figure(f"recovery_{way}_lag_gone_seconds", [one.lag_gone_s for one in found[way]], "s")
-    first = {way: [one.first_row_s for one in found[way]] for way in WAYS}
-    gone = {way: [one.lag_gone_s for one in found[way]] for way in WAYS}
-    yield figure("recovery_first_row_vs_plain", ratios(first["job"], first["plain"]))
-    yield figure("recovery_lag_gone_vs_plain", ratios(gone["job"], gone["plain"]))
+            console.print(f"{name}, {way}: {took}, {one.rows_again} rows again")
+    for way in ways:
+        yield figure(f"{name}_{way}_first_row_seconds", [one.first_row_s for one in found[way]], "s")
+        yield figure(f"{name}_{way}_lag_gone_seconds", [one.lag_gone_s for one in found[way]], "s")
+        yield figure(f"{name}_{way}_rows_again", [one.rows_again for one in found[way]], "rows")
+    first = {way: [one.first_row_s for one in found[way]] for way in ways}
+    gone = {way: [one.lag_gone_s for one in found[way]] for way in ways}
+    yield figure(f"{name}_first_row_vs_plain", ratios(first["job"], first["plain"]))
+    yield figure(f"{name}_lag_gone_vs_plain", ratios(gone["job"], gone["plain"]))
 
 
 if __name__ == "__main__":
-    _process(sys.argv[1], Path(sys.argv[2]))
+    _process(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

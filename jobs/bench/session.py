@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import spark_abs
@@ -21,8 +23,19 @@ _CONF = {
     # Snapshots of state are written soon after they are due, not up to a minute later.
     "spark.sql.streaming.stateStore.maintenanceInterval": "5s",
 }
+_CLUSTER = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "900m",
+    "spark.executor.cores": "1",
+}
+_EXECUTORS_PATH = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def session() -> SparkSession:
-    """Return it; the first call builds it."""
-    return spark_abs.spark_session("bench", "local[2]", packages=[KAFKA, _JDBC], **_CONF)
+def session(master: str = "local[2]") -> SparkSession:
+    """Return it; the first call builds it.
+
+    On a cluster of this machine there is one executor of one core on each worker.
+    """
+    conf = _CONF if master.startswith("local") else {**_CONF, **_CLUSTER, **_EXECUTORS_PATH}
+    return spark_abs.spark_session("bench", master, packages=[KAFKA, _JDBC], **conf)

@@ -36,6 +36,28 @@ def require_current(table: Table, job: str, run: RunId, app: str) -> None:
         )
 
 
+def require_newest(table: Table, job: str, run: RunId) -> None:
+    """Check, as of the version read of a table of the root, that no newer run has fenced this one.
+
+    Raises:
+        Fenced: one has.
+    """
+    newest = table.transaction(run_app_id(job)) or 0
+    if newest > run:
+        raise Fenced(f"run {run} of job {job!r} was replaced by run {newest}")
+
+
+def run_fence(table: Table, job: str, run: RunId) -> Commit | None:
+    """Return the commit that fences older runs in a table of the root, None if it is there.
+
+    Raises:
+        Fenced: a newer run has fenced this one.
+    """
+    require_newest(table, job, run)
+    app = run_app_id(job)
+    return None if table.transaction(app) == run else Commit(transactions={app: run})
+
+
 def fence_run(table: Table, job: str, run: RunId, app: str) -> None:
     """Commit the fence of a run on one table, unless it is there.
 

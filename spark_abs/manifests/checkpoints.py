@@ -20,9 +20,10 @@ from deltalake import CommitProperties
 from deltalake.exceptions import CommitFailedError
 
 from spark_abs.codec import from_json, to_json
-from spark_abs.errors import CheckpointNotFound, DamageError, Fenced
+from spark_abs.errors import CheckpointNotFound, DamageError
+from spark_abs.fencing.fence import require_newest, run_fence
 from spark_abs.manifest import Manifest
-from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version, run_app_id
+from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
@@ -84,7 +85,7 @@ class Checkpoints:
         Raises:
             Fenced: a newer run has done so already.
         """
-        self._table.commit(lambda table: self._fence(table, run))
+        self._table.commit(lambda table: run_fence(table, self._job, run))
 
     def complete(self, manifest: Manifest) -> bool:
         """Commit a manifest; False if the id already has an outcome, which then stands.
@@ -155,7 +156,7 @@ class Checkpoints:
         if not checkpoints:
             return True
         self._table.refresh()
-        self._fence(self._table, run)
+        require_newest(self._table, self._job, run)
         try:
             self._table.delta.delete(
                 f"id IN ({', '.join(str(int(c)) for c in checkpoints)})",
@@ -174,15 +175,9 @@ class Checkpoints:
                 raise DamageError(f"checkpoint {row['id']} has format {row['v']}, newest known is {FORMAT}")
         return [from_json(Manifest, row["body"]) for row in rows]
 
-    def _fence(self, table: Table, run: RunId) -> Commit | None:
-        fenced = table.transaction(run_app_id(self._job)) or 0
-        if fenced > run:
-            raise Fenced(f"run {run} of job {self._job!r} was replaced by run {fenced}")
-        return None if fenced == run else Commit(transactions={run_app_id(self._job): run})
-
     def _decide(self, checkpoint: CheckpointId, run: RunId, adds: Sequence[AddFile]) -> bool:
         def decide(table: Table) -> Commit | None:
-            self._fence(table, run)
+            require_newest(table, self._job, run)
             if (table.transaction(self._job) or 0) >= checkpoint:
                 return None
             return Commit(adds, {self._job: checkpoint})

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import fs
 
-from spark_abs.errors import AbsError, DamageError, Fenced
+from spark_abs.errors import AbsError, DamageError
+from spark_abs.fencing.fence import require_newest, run_fence
 from spark_abs.manifest import Location, Manifest, StoredFile
-from spark_abs.model import CheckpointId, RunId, run_app_id
+from spark_abs.model import CheckpointId, RunId
 from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.packs import (
     CHUNK,
@@ -97,7 +98,7 @@ class StateStorage:
         """
         kept = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), failpoint)
         with kept.lock:
-            kept._table.commit(kept._fence)
+            kept._table.commit(lambda table: run_fence(table, job, run))
             with PackReader(root) as reader:
                 files = (f for m in manifests for s in m.stages for f in s.files)
                 where = resolve(reader, active_packs(kept._table), files)
@@ -257,15 +258,9 @@ class StateStorage:
             self._known.update(fresh)
             self._pins.pin(checkpoint, directory, fresh)
 
-    def _fence(self, table: Table) -> Commit | None:
-        fence = self._if_current(table, Commit(transactions={run_app_id(self._job): self.run}))
-        return None if table.transaction(run_app_id(self._job)) == self.run else fence
-
     def _if_current(self, table: Table, commit: Commit) -> Commit:
         """Return `commit` unless a newer run has fenced this one."""
-        fenced = table.transaction(run_app_id(self._job)) or 0
-        if fenced > self.run:
-            raise Fenced(f"run {self.run} of job {self._job!r} was replaced by run {fenced}")
+        require_newest(table, self._job, self.run)
         return commit
 
 

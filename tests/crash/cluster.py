@@ -143,7 +143,7 @@ class Cluster:
 
     def submit(self, base: Path, *options: str) -> Process:
         """Submit the attribution job as a user does."""
-        return self._run("driver", [str(HERE / "jobs" / "submit.sh"), self._url, str(base), *options])
+        return self._run("driver", [str(HERE / "jobs" / "submit.sh"), self.url, str(base), *options])
 
     def _begin(self) -> None:
         local = ["--host", "127.0.0.1", "--webui-port", "0"]
@@ -151,10 +151,10 @@ class Cluster:
         master.wait_for(lambda: _MASTER.search(master.says()) is not None, "a master with a port")
         found = _MASTER.search(master.says())
         assert found is not None
-        self._url = found[1]
+        self.url = found[1]
         for number in range(self._count):
             size = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._directory / f"work-{number}")]
-            self.workers.append(self._daemon("worker.Worker", *local, *size, self._url))
+            self.workers.append(self._daemon("worker.Worker", *local, *size, self.url))
         master.wait_for(lambda: master.says().count("Registering worker") == self._count, "all workers")
 
     def _daemon(self, name: str, *arguments: str) -> Process:

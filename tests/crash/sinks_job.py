@@ -10,7 +10,8 @@
 
 Arguments: the number of a pipe on which it tells what happens, its scratch directory, the directory of
 everything, the brokers, and a prefix of all topics. Each line on stdin runs the job: `bounded`, `takeover`,
-`options` of the source, `restart`, and `points`: the how manieth time a thread stays at a fault point.
+`options` of the source, `restart`, `alone` for nothing but `rows` and `table`, and `points`: the how
+manieth time a thread stays at a fault point.
 When a thread is at each of them the process kills itself, or with `then="stay"` waits for the line `go`.
 The line `stop` stops the job with a savepoint of that name.
 """
@@ -98,7 +99,7 @@ def as_records(totals: DataFrame) -> DataFrame:
 
 
 def declare(
-    spark: SparkSession, base: Path, brokers: str, prefix: str, options: Mapping[str, str]
+    spark: SparkSession, base: Path, brokers: str, prefix: str, options: Mapping[str, str], alone: bool
 ) -> spark_abs.Job:
     def records(topic: str) -> DataFrame:
         stream = spark.readStream.format("Kafka").option("kafka.bootstrap.servers", brokers)
@@ -118,6 +119,9 @@ def declare(
         )
 
     job = spark_abs.Job("relay", root=str(base / "root"), spark=spark, interval="300ms", num_retained=100)
+    if alone:
+        job.sink("table", job.source("rows", records("in")), table=str(base / "table"))
+        return job
     rows = job.source("rows", records("in"), outputs={"sent": lambda frame: frame})
     paid = job.source("paid", records("paid"))
     matched = job.stage("match", [rows, paid], match, shuffle_partitions=1)
@@ -153,9 +157,10 @@ def main() -> None:
         takeover: bool = False,
         options: Mapping[str, str] | None = None,
         restart: Restart = "native",
+        alone: bool = False,
     ) -> None:
         try:
-            job = declare(spark.newSession(), base, sys.argv[4], sys.argv[5], options or {})
+            job = declare(spark.newSession(), base, sys.argv[4], sys.argv[5], options or {}, alone)
             job.failpoint = points
             started = job.start(available_now=bounded, takeover=takeover, restart=restart)
             running.append(started)

@@ -13,6 +13,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from spark_abs.cli.main import main
 from spark_abs.errors import Refused
 from spark_abs.restore.plan import RestorePlan, plan_plain
 from tests.crash.facts import check_root
-from tests.crash.process import DriverProcess
 from tests.crash.relay import (
     EXPIRES,
     FORGOTTEN_S,
@@ -189,7 +189,6 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
         assert again.lake == again.table
         assert as_read(again.table) == Counter(relay.paid)
 
-        _records_are_gone(relay, driver, root)
         relay.require_no_secret()
 
     # Nobody to ask: a plan says so.
@@ -208,40 +207,45 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
     relay.require_no_secret()
 
 
-def _records_are_gone(relay: Relay, driver: DriverProcess, root: str) -> None:
+def test_records_that_are_gone_stop_restores_and_starts_until_they_are_given_up(
+    tmp_path: Path, broker: KafkaServer, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The records after a checkpoint are dropped, and their topic is made anew."""
-    broker, wanted = relay.broker, _ends(relay.broker, "back-in")
-    relay.feed(100)
-    assert relay.finish(driver) == ""
-    late = relay.checkpoints()[-1]
-    relay.feed(100)
-    assert relay.finish(driver) == ""
-    ends = _ends(broker, "back-in")
-    _delete_before(broker, "back-in", {0: ends[0]})
-    assert ends[0] > wanted[0] > 0
-    with pytest.raises(Refused, match=rf"back-in\[0\] from \d+, and its records begin at {ends[0]}"):
-        restore(root, late, force=["outside"])
-    plan = restore(root, late, force=["outside", "inputs"]).plan
-    assert any("their rows will be missing" in note for note in plan.notes)
-    assert relay.finish(driver) == "Refused"
-    said = driver.message(relay.base)
-    assert f"and its records begin at {ends[0]}" in said
-    assert 'option("failOnDataLoss", "false")' in said
-    allowed = {"failOnDataLoss": "false"}
-    assert relay.finish(driver, options=allowed) == "", driver.message(relay.base)
+    relay, root = Relay(tmp_path, broker, postgres, "gone-").open(monkeypatch), str(tmp_path / "root")
+    with relay.process() as driver:
+        driver.wait_ready()
+        finish = partial(relay.finish, driver, alone=True)
+        relay.feed(100)
+        assert finish() == "", driver.told
+        late, wanted = relay.checkpoints()[-1], _ends(broker, "gone-in")
+        relay.feed(100)
+        assert finish() == "", driver.told
+        ends = _ends(broker, "gone-in")
+        assert ends[0] > wanted[0] > 0
+        _delete_before(broker, "gone-in", {0: ends[0]})
+        with pytest.raises(Refused, match=rf"gone-in\[0\] from \d+, and its records begin at {ends[0]}"):
+            restore(root, late)
+        plan = restore(root, late, force=["inputs"]).plan
+        assert any("their rows will be missing" in note for note in plan.notes)
+        assert finish() == "Refused"
+        said = driver.message(relay.base)
+        assert f"and its records begin at {ends[0]}" in said
+        assert 'option("failOnDataLoss", "false")' in said
+        allowed = {"failOnDataLoss": "false"}
+        assert finish(options=allowed) == "", driver.message(relay.base)
 
-    # So they are when a start goes back to the newest checkpoint.
-    relay.feed(100)
-    _delete_before(broker, "back-in", _ends(broker, "back-in"))
-    assert relay.finish(driver, restart="checkpoint") == "Refused"
-    assert "and its records begin at" in driver.message(relay.base)
-    assert relay.finish(driver, restart="checkpoint", options=allowed) == "", driver.message(relay.base)
+        # So they are when a start goes back to the newest checkpoint.
+        relay.feed(100)
+        _delete_before(broker, "gone-in", _ends(broker, "gone-in"))
+        assert finish(restart="checkpoint") == "Refused"
+        assert "and its records begin at" in driver.message(relay.base)
+        assert finish(restart="checkpoint", options=allowed) == "", driver.message(relay.base)
 
-    # A topic of the same name is not the same topic.
-    broker.drop("back-in")
-    broker.make("back-in")
-    assert relay.finish(driver) == "Refused"
-    assert "the topic was made anew" in driver.message(relay.base)
+        # A topic of the same name is not the same topic.
+        broker.drop("gone-in")
+        broker.make("gone-in")
+        assert finish() == "Refused"
+        assert "the topic was made anew" in driver.message(relay.base)
 
 
 def _promised(plan: RestorePlan) -> dict[str, str]:
