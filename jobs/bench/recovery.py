@@ -3,7 +3,8 @@
 The job of `overhead`, from where it was and from its newest checkpoint, and the same two queries without
 spark_abs, at half of the rate that the job sustains. Each runs in a process of its own. A killed driver is
 started again at once; an executor, one of two on a standalone cluster of this machine, is replaced by Spark,
-and the driver goes on.
+and the driver goes on with the other one: batches that it had are not late, so what counts there are rows
+that are created after the kill, and how long any come late.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _WORKERS = 2
 _BEFORE_S, _AT_MOST_S, _LOOK_S = 30.0, 300.0, 0.1
 _NO_LATER = 1.5
 """The lag is gone when the newest row of a commit is at most so many times as late as before the kill."""
+_WATCHED_S = 60.0
+"""After an executor's kill: as long as it takes Spark to replace it, and to catch up, many times over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Recovered:
     """Seconds from the kill."""
 
     first_row_s: float
-    """Until a row is in the last table that was not there before."""
+    """Until a row is in the last table that was not there before; of an executor, one created since."""
     lag_gone_s: float
     rows_again: int
     """Of all queries, see `rows_again`."""
@@ -115,6 +118,8 @@ def _recover(way: str, base: Path, rows: int, before_s: float, master: str) -> R
             again = rows_again(way, base)  # those who go on change the logs
             os.kill(_executor(), signal.SIGKILL)
             killed = time.time()
+            first, _ = _newer(base, killed, int(killed * 1e6))
+            return Recovered(first - killed, _last_late(base, killed, usual) - killed, again)
         at, newest = _newer(base, killed, max(newest for _, newest in before))
         first = at
         while at - newest / 1e6 > _NO_LATER * usual:
@@ -126,6 +131,13 @@ def _recover(way: str, base: Path, rows: int, before_s: float, master: str) -> R
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         shutil.rmtree(base, ignore_errors=True)
+
+
+def _last_late(base: Path, killed: float, usual: float) -> float:
+    """Watch for a minute, and return when the last commit was whose newest row came late."""
+    time.sleep(max(0.0, killed + _WATCHED_S - time.time()))
+    since = commits(base, killed)
+    return max((at for at, rows in since if at - int(rows.max()) / 1e6 > _NO_LATER * usual), default=killed)
 
 
 def _executor() -> int:
