@@ -1,4 +1,4 @@
-"""Nexmark's queries 1, 3, 8 and 12, in every mode and without checkpoints.
+"""Nexmark's queries 1, 3, 8 and 12 and CheckMate's cyclic one, in every mode and without checkpoints.
 
 Each run takes what is there, a file a batch, as fast as it goes, with a checkpoint every second. Then more
 files come, and the job is restored to its newest checkpoint and goes on. Without checkpoints it just goes on.

@@ -1,4 +1,4 @@
-"""Nexmark's persons, auctions and bids, 1 : 3 : 46, as Parquet files.
+"""Nexmark's persons, auctions and bids, 1 : 3 : 46, as Parquet files; and links and sources of a graph.
 
 The same for the same seed. As in Nexmark an auction's seller is one of the thousand newest persons, a bid is
 by one of them for one of the hundred newest auctions. With hot items a share of the auctions has one seller,
@@ -24,11 +24,16 @@ SCHEMAS: Mapping[str, str] = {
     "person": "id long, name string, state string, at timestamp",
     "auction": "id long, seller long, category long, at timestamp",
     "bid": "auction long, bidder long, price long, at timestamp",
+    "source": "node long",
+    "link": "start long, end long",
 }
 _START_US = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1_000_000)
 _PERSONS, _AUCTIONS, _CYCLE = 1, 3, 50
 _FIRST_ID, _CATEGORIES = 1000, 5
 _ACTIVE_PERSONS, _ACTIVE_AUCTIONS, _HOT_OF = 1000, 100, 100
+_SOURCES, _LINKS = 1, 4
+"""Of five events of the graph."""
+_HOT_NODES = 10
 _STATES = np.array(["AZ", "CA", "ID", "OR", "WA", "WY"])
 
 
@@ -85,6 +90,29 @@ def _bids(event: Numbers, hot: float, random: np.random.Generator) -> dict[str, 
     }
 
 
+def _sources(event: Numbers, _: float, random: np.random.Generator) -> dict[str, object]:
+    """Make the first nodes sources, then others."""
+    event = event[event % (_SOURCES + _LINKS) < _SOURCES]
+    number = event // (_SOURCES + _LINKS)
+    return {"node": np.where(number < _HOT_NODES, number, _node(random, event.size))}
+
+
+def _links(event: Numbers, hot: float, random: np.random.Generator) -> dict[str, object]:
+    """Half as many links from a node as there are nodes, so that what a source reaches stays small."""
+    event = event[event % (_SOURCES + _LINKS) >= _SOURCES]
+    is_hot = random.random(event.size) < hot
+    start = np.where(is_hot, random.integers(0, _HOT_NODES, event.size), _node(random, event.size))
+    return {"start": start, "end": _node(random, event.size)}
+
+
+NODES = 100_000
+"""Of the graph."""
+
+
+def _node(random: np.random.Generator, count: int) -> Numbers:
+    return random.integers(0, NODES, count)
+
+
 def _recent(newest: Numbers, many: int, random: np.random.Generator) -> Numbers:
     """Draw from the `many` newest there are, fewer at the beginning."""
     back = np.minimum(newest + 1, many)
@@ -99,4 +127,6 @@ _MAKE: Mapping[str, Callable[[Numbers, float, np.random.Generator], dict[str, ob
     "person": _persons,
     "auction": _auctions,
     "bid": _bids,
+    "source": _sources,
+    "link": _links,
 }

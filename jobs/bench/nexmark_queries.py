@@ -1,10 +1,13 @@
-"""Queries of Nexmark as jobs; and what each must give, by pandas.
+"""Queries of Nexmark and the cyclic one of CheckMate, as jobs; and what each must give, by pandas.
 
 q1   the price of each bid in another currency
 q3   who sells in category 10 and lives in Oregon, Idaho or California: a join whose state only grows
 q8   who registered and put up an auction in the same ten seconds of event time: a windowed join
 q12  how often each bidder bids in ten seconds of processing time. A row's processing time is the beginning
      of its micro-batch, the only such time that Spark offers
+cyclic  (arXiv 2403.13629) which nodes can be reached from which sources, while links and sources are added.
+     What a source has reached goes round to be joined with the links of that node. CheckMate's query takes
+     links and sources away, too; and it passes nodes on with the path to them, ours each once
 """
 
 from __future__ import annotations
@@ -135,9 +138,37 @@ def _q12_expected(tables: Tables) -> pd.DataFrame:
     return tables["bid"]["bidder"].value_counts().rename_axis("bidder").reset_index(name="n")
 
 
+def _cyclic(job: spark_abs.Job, sources: Mapping[str, spark_abs.Output]) -> spark_abs.Output:
+    def reached(added: DataFrame, back: DataFrame) -> DataFrame:
+        begun = added.select(F.col("node").alias("source"), "node")
+        return begun.unionByName(back).dropDuplicates(["source", "node"])
+
+    def onwards(at: DataFrame, links: DataFrame) -> DataFrame:
+        return at.join(links, F.expr("node = start")).select("source", F.col("end").alias("node"))
+
+    back = job.feedback("back", "source long, node long")
+    at = job.stage("reached", [sources["source"], back], reached)
+    back.close(job.stage("onwards", [at, sources["link"]], onwards))
+    return at
+
+
+def _cyclic_expected(tables: Tables) -> pd.DataFrame:
+    links = tables["link"].groupby("start")["end"].agg(set).to_dict()
+    found = set[tuple[int, int]]()
+    for source in set(tables["source"]["node"].tolist()):
+        open_nodes = [source]
+        while open_nodes:
+            node = open_nodes.pop()
+            if (source, node) not in found:
+                found.add((source, node))
+                open_nodes += links.get(node, ())
+    return pd.DataFrame(sorted(found), columns=["source", "node"])
+
+
 QUERIES: Sequence[Query] = (
     Query("q1", ["bid"], 100_000, _q1, _q1_expected, keyed=False),
     Query("q3", ["person", "auction"], 500_000, _q3, _q3_expected),
     Query("q8", ["person", "auction"], 500_000, _q8, _q8_expected),
     Query("q12", ["bid"], 100_000, _q12, _q12_expected, _q12_of_table),
+    Query("cyclic", ["source", "link"], 2_000, _cyclic, _cyclic_expected),
 )
