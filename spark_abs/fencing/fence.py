@@ -67,8 +67,7 @@ def fence_run(table: Table, job: str, run: RunId, app: str) -> None:
 
     def decide(table: Table) -> Commit | None:
         require_current(table, job, run, app)
-        fence = run_app_id(job)
-        return None if table.transaction(fence) == run else Commit(transactions={fence: int(run)})
+        return run_fence(table, job, run)
 
     table.commit(decide)
 
