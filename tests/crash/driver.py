@@ -48,28 +48,23 @@ class Events:
 
 
 class Gathering:
-    """Waits for so many jobs to be where they shall be, then kills the process if that was said."""
+    """Waits for so many jobs to be where they shall be, then does what was said."""
 
-    def __init__(self, jobs: int, kill: Callable[[], None] | None) -> None:
-        self._left, self._kill = jobs, kill
-        self.kills = kill is not None
+    def __init__(self, jobs: int, then: Callable[[], None]) -> None:
+        self._left, self._then = jobs, then
         self._lock = threading.Lock()
         self.go = threading.Event()
 
     def arrive(self) -> None:
         with self._lock:
             self._left -= 1
-            if not self._left and self._kill is not None:
-                self._kill()
+            if not self._left:
+                self._then()
 
 
 @dataclass(slots=True)
 class Walk:
-    """The failpoint of one job: parks a thread at each point, one point after the other.
-
-    After the last one, if all jobs are killed there, every other thread parks at its next point, and leaves
-    the cores to jobs that are still on their way. But for threads that start something: others wait for them.
-    """
+    """The failpoint of one job: parks a thread at each point, one point after the other."""
 
     base: Path
     points: Sequence[str]
@@ -82,22 +77,17 @@ class Walk:
 
     def __call__(self, name: str) -> None:
         with self.lock:
-            if not self._parks(name):
+            if self.reached == len(self.points):
                 return
+            point, _, condition = self.points[self.reached].partition("@")
+            if name != point or not self._holds(name, condition):
+                return
+            self.events.tell(base=str(self.base), at=self.points[self.reached])
+            self.reached += 1
+            self.under_way.set()
+            if self.reached == len(self.points):
+                self.gathering.arrive()
         self.gathering.go.wait()
-
-    def _parks(self, name: str) -> bool:
-        if self.reached == len(self.points):
-            return bool(self.points) and self.gathering.kills and not name.startswith("start.")
-        point, _, condition = self.points[self.reached].partition("@")
-        if name != point or not self._holds(name, condition):
-            return False
-        self.events.tell(base=str(self.base), at=self.points[self.reached])
-        self.reached += 1
-        self.under_way.set()
-        if self.reached == len(self.points):
-            self.gathering.arrive()
-        return True
 
     def _holds(self, name: str, condition: str) -> bool:
         match condition:
@@ -146,7 +136,7 @@ class Driver:
     def obey(self, command: dict[str, Any]) -> None:
         match command:
             case {"start": jobs, "then": then}:
-                gathering = Gathering(len(jobs), self._kill if then == "kill" else None)
+                gathering = Gathering(len(jobs), self._kill if then == "kill" else lambda: None)
                 self._gathering = gathering
                 walks = [
                     Walk(Path(j.pop("base")), j.pop("points", ()), self._events, gathering) for j in jobs
