@@ -33,7 +33,7 @@ _FIRST_ID, _CATEGORIES = 1000, 5
 _ACTIVE_PERSONS, _ACTIVE_AUCTIONS, _HOT_OF = 1000, 100, 100
 _SOURCES, _LINKS = 1, 4
 """Of five events of the graph."""
-_HOT_NODES = 10
+_NODES, _HOT_NODES = 100_000, 10
 _STATES = np.array(["AZ", "CA", "ID", "OR", "WA", "WY"])
 
 
@@ -105,12 +105,8 @@ def _links(event: Numbers, hot: float, random: np.random.Generator) -> dict[str,
     return {"start": start, "end": _node(random, event.size)}
 
 
-NODES = 100_000
-"""Of the graph."""
-
-
 def _node(random: np.random.Generator, count: int) -> Numbers:
-    return random.integers(0, NODES, count)
+    return random.integers(0, _NODES, count)
 
 
 def _recent(newest: Numbers, many: int, random: np.random.Generator) -> Numbers:

@@ -28,8 +28,8 @@ _CLUSTER = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "900m",
     "spark.executor.cores": "1",
+    "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
 }
-_EXECUTORS_PATH = {"spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def session(master: str = "local[2]") -> SparkSession:
@@ -37,5 +37,5 @@ def session(master: str = "local[2]") -> SparkSession:
 
     On a cluster of this machine there is one executor of one core on each worker.
     """
-    conf = _CONF if master.startswith("local") else {**_CONF, **_CLUSTER, **_EXECUTORS_PATH}
+    conf = _CONF if master.startswith("local") else {**_CONF, **_CLUSTER}
     return spark_abs.spark_session("bench", master, packages=[KAFKA, _JDBC], **conf)
