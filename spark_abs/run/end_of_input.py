@@ -59,9 +59,9 @@ class EndOfInput:
 
         The head of a loop has when its loop has come to an end: no stage of it works while that is found out.
         """
-        batch, around = self._done(runner), self._loops.around(runner)
-        self.loop_waits |= self._has_only_barriers(runner)
-        if batch is None or not runner.inputs_closed(batch) or not self._has_ended(runner):
+        around, nothing_left = self._loops.around(runner), self._has_nothing_left(runner)
+        self.loop_waits |= nothing_left and runner.heads_loop
+        if not nothing_left or any(self._done(other) is None for other in around):
             for other in around:
                 self._processed.pop(other.name, None)
             return False
@@ -72,12 +72,10 @@ class EndOfInput:
             del self._processed[other.name]
         return not runner.heads_loop or self._still_ended(runner)
 
-    def _has_only_barriers(self, runner: StageRunner) -> bool:
-        """Say whether a stage heads a loop that would end, were it not for batches that are under way."""
-        return (
-            runner.heads_loop
-            and runner.inputs_closed(runner.native.newest_committed())
-            and self._loops.has_ended(runner, lambda _: True)
+    def _has_nothing_left(self, runner: StageRunner) -> bool:
+        """Say whether a stage, of a head its loop, has ended but for batches that may be under way."""
+        return runner.inputs_closed(runner.native.newest_committed()) and self._loops.has_ended(
+            runner, lambda _: True
         )
 
     def _still_ended(self, head: StageRunner) -> bool:
@@ -85,14 +83,11 @@ class EndOfInput:
         around = self._loops.around(head)
         for runner in around:
             runner.batch_lock.block(_ENDING)
-        ended = self._has_ended(head)
+        ended = self._loops.has_ended(head, lambda other: self._done(other) is not None)
         for runner in around:
             if runner is not head or not ended:
                 runner.batch_lock.unblock(_ENDING)
         return ended
-
-    def _has_ended(self, runner: StageRunner) -> bool:
-        return self._loops.has_ended(runner, lambda other: self._done(other) is not None)
 
     def _has_processed_all(self, runner: StageRunner) -> bool:
         """Let Spark say that a query has nothing to do: in a thread, since a batch may wait for credit."""
