@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_abs.errors import ConfigError
 from spark_abs.model import CheckpointMode
@@ -23,6 +23,9 @@ from spark_abs.settings_table import (
     Setting,
     WatermarkCheck,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,16 @@ class Settings:
             for s in SETTINGS
             if s.live and getattr(self, s.field) != getattr(after, s.field)
         )
+
+
+def session_settings(spark: SparkSession) -> dict[str, str]:
+    """Return those of our settings that a session has, by their names there.
+
+    `spark.conf.getAll` calls into the JVM three times for each setting of Spark's, too, and ends with an
+    exception of Java's.
+    """
+    names = str(spark._jsparkSession.conf().getAllAsJava().keySet().toString()).strip("[]").split(", ")
+    return {name: str(spark.conf.get(name)) for name in names if name.startswith(SPARK_PREFIX)}
 
 
 def shown(setting: Setting, value: object) -> str:

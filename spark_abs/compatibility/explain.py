@@ -180,7 +180,7 @@ def _channels(drafted: Drafted) -> Iterator[tuple[ChannelId, tuple[StageId, ...]
 def _stage(job: JobSpec, drafted: Drafted, decl: StageDecl, attempt: Attempt, natives: str) -> ExplainedStage:
     spec, facts = job.stages[decl.name], drafted.plans[decl.name]
     native = job.root.native(natives, attempt.id, attempt.directory(decl.name))
-    session = job.spark.conf.getAll.get(PARTITIONS_KEY)
+    session = job.spark.conf.get(PARTITIONS_KEY, None)
     slots = task_slots(job.spark)
     return ExplainedStage(
         name=decl.name,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import pyarrow as pa
 
+from spark_abs.config import session_settings
 from spark_abs.logs import speak
 from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.model import CheckpointId
@@ -58,7 +59,7 @@ def open(root: str, spark: SparkSession | None = None, **storage: Unpack[Storage
         ConfigError: an option is unknown, or cannot be read.
     """
     session = spark if spark is not None else _active_session()
-    conf = dict(session.conf.getAll) if session is not None else {}
+    conf = session_settings(session) if session is not None else {}
     return JobRoot(Root(root, Storage.given(conf, storage)), session)
 
 

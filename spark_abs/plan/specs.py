@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from spark_abs.config import Settings
+from spark_abs.config import Settings, session_settings
 from spark_abs.errors import GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
@@ -225,7 +225,7 @@ def resolve_settings(session: SparkSession, config: Mapping[str, object], given:
     Raises:
         ConfigError: a name is unknown, or a value cannot be read.
     """
-    return Settings.resolve(config, os.environ, dict(session.conf.getAll), given)
+    return Settings.resolve(config, os.environ, session_settings(session), given)
 
 
 def query_name(job: str, stage: StageId) -> str:

@@ -112,7 +112,7 @@ def _begun(
     if spec.state_provider is not None:
         conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
     with _copying:
-        session = spark.conf.getAll.get(PARTITIONS_KEY)
+        session = spark.conf.get(PARTITIONS_KEY, None)
         partitions = partitions_of(runner.native, spec.shuffle_partitions, session, slots)
         if partitions is not None:
             warn(spec.name, partitions, spec.shuffle_partitions, start.keeps_state, slots)

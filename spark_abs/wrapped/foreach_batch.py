@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
+from spark_abs.config import session_settings
 from spark_abs.errors import UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
@@ -151,7 +152,7 @@ class _Host:
         speak()
         hush(spark)
         refuse_unsupported_session(spark)
-        resolved = wrapped_settings(dict(spark.conf.getAll), settings)
+        resolved = wrapped_settings(session_settings(spark), settings)
         job = JobSpec(WRAPPED_JOB, root, spark, {}, {}, no_failpoint, {}, (), ())
         control = Control.create(root, job.name, now_ms(), resolved.require_root)
         refuse_second(job, False, resolved)

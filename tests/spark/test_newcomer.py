@@ -8,15 +8,13 @@ import pty
 import re
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
+from tests.jvm import java_options
 from tests.newcomer import write_input
 
 HERE = Path(__file__).parents[2]
@@ -32,8 +30,12 @@ class Script:
     def __init__(self, base: Path, mode: str = "", terminal: bool = False, **settings: str) -> None:
         write_input(base)
         command = [sys.executable, "-m", "tests.newcomer", str(base), mode]
-        env = {**os.environ, "PYTHONPATH": str(HERE), **settings}
-        env.pop("SPARK_SUBMIT_OPTS", None)
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(HERE),
+            "SPARK_SUBMIT_OPTS": java_options(),
+            **settings,
+        }
         self.text = ""
         if terminal:
             self.pid, self._output = pty.fork()
@@ -42,9 +44,7 @@ class Script:
         else:
             self._output, theirs = os.pipe()
             files = [(os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_DUP2, theirs, 2)]
-            self.pid = os.posix_spawn(
-                command[0], command, {**env, "PYTHONPATH": str(HERE)}, file_actions=files
-            )
+            self.pid = os.posix_spawn(command[0], command, env, file_actions=files)
             os.close(theirs)
         self.exit_code: int | None = None
 
@@ -105,14 +105,6 @@ def script(base: Path, mode: str = "", terminal: bool = False, **settings: str) 
         yield started
     finally:
         started.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _jars_are_fetched() -> None:
-    """The first start ever fetches jars, and Ivy reports it: that one is not counted."""
-    code = "from spark_abs import session; session.spark_session('jars', 'local[1]').stop()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_it_runs_stops_and_starts_again_in_few_lines(tmp_path: Path) -> None:

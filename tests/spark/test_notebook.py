@@ -21,6 +21,8 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
+from tests.jvm import java_options
+
 TOUR = Path(__file__).resolve().parents[2] / "notebooks" / "tour.ipynb"
 MINUTE = timedelta(minutes=1)
 AT_SAVEPOINT = range(6)
@@ -132,8 +134,7 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Tour:
     surroundings = {
         "TMPDIR": str(scratch),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # As for the session of all tests: quick to compile, with room for what is compiled.
-        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+        "SPARK_SUBMIT_OPTS": java_options(),
     }
     notebook = as_committed()
     client = NotebookClient(notebook, km=kernel, timeout=300, resources={"metadata": {"path": str(scratch)}})
