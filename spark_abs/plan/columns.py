@@ -31,6 +31,20 @@ _MARK = re.compile(_UNREAD.partition(":")[0].format(r"(\d+)", r"([\w-]+\.[\w-]+)
 _UNREAD_SQL = re.compile(
     rf"raise_error\(concat\('{_UNREAD.format('[^ ]+', '[^ ]+')}', CAST\(\w+ AS STRING\)\)\)"
 )
+_IN_SQL: Mapping[type[t.DataType], str] = {
+    t.BooleanType: "boolean",
+    t.ByteType: "tinyint",
+    t.ShortType: "smallint",
+    t.IntegerType: "int",
+    t.LongType: "bigint",
+    t.FloatType: "float",
+    t.DoubleType: "double",
+    t.DateType: "date",
+    t.TimestampType: "timestamp_ltz",
+    t.TimestampNTZType: "timestamp_ntz",
+    t.BinaryType: "binary",
+}
+"""Types that SQL has one name for, whatever is in them."""
 _VARIABLE = (t.StringType, t.BinaryType, t.StructType, t.ArrayType, t.MapType, t.VariantType)
 
 
@@ -91,5 +105,8 @@ def widened(frame: DataFrame, channel: ChannelId, schema: t.StructType) -> DataF
 
 
 def _unread(channel: ChannelId, place: int, field: t.StructField, beside: str) -> Column:
-    text = F.concat(F.lit(_UNREAD.format(place, channel)), F.col(quoted(beside)).cast("string"))
-    return F.raise_error(text).cast(field.dataType).alias(field.name)
+    text = f"concat('{_UNREAD.format(place, channel)}', CAST({quoted(beside)} AS STRING))"
+    sql = _IN_SQL.get(type(field.dataType))
+    if sql is not None:  # one call into the JVM, where functions of columns need ten
+        return F.expr(f"CAST(raise_error({text}) AS {sql}) AS {quoted(field.name)}")
+    return F.expr(f"raise_error({text})").cast(field.dataType).alias(field.name)

@@ -256,10 +256,11 @@ def task_slots(spark: SparkSession) -> int:
     waits a moment for the first executor if neither is known. At least one.
     """
     java_context: Any = spark.sparkContext._jsc
-    context, conf = java_context.sc(), spark.sparkContext.getConf()
+    context = java_context.sc()
+    conf = context.conf()
     promised = 0
     if not context.isLocal():
-        dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        dynamic = str(conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
         name = "spark.dynamicAllocation.maxExecutors" if dynamic else "spark.executor.instances"
         promised = int(conf.get(name, "0") or 0) * int(conf.get("spark.executor.cores", "1") or 1)
     deadline, pause = time.monotonic() + _EXECUTORS_S, threading.Event()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_SOURCES_POLL_S = 0.02
+_SOURCES_POLL_S = 0.05
 _BATCH_POLL_S = 0.02
 _MORE_STARTS = 3
 _starting = threading.Lock()
