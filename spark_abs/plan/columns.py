@@ -31,20 +31,21 @@ _MARK = re.compile(_UNREAD.partition(":")[0].format(r"(\d+)", r"([\w-]+\.[\w-]+)
 _UNREAD_SQL = re.compile(
     rf"raise_error\(concat\('{_UNREAD.format('[^ ]+', '[^ ]+')}', CAST\(\w+ AS STRING\)\)\)"
 )
-_IN_SQL: Mapping[type[t.DataType], str] = {
-    t.BooleanType: "boolean",
-    t.ByteType: "tinyint",
-    t.ShortType: "smallint",
-    t.IntegerType: "int",
-    t.LongType: "bigint",
-    t.FloatType: "float",
-    t.DoubleType: "double",
-    t.DateType: "date",
-    t.TimestampType: "timestamp_ltz",
-    t.TimestampNTZType: "timestamp_ntz",
-    t.BinaryType: "binary",
+_IN_SQL: Mapping[t.DataType, str] = {
+    t.BooleanType(): "boolean",
+    t.ByteType(): "tinyint",
+    t.ShortType(): "smallint",
+    t.IntegerType(): "int",
+    t.LongType(): "bigint",
+    t.FloatType(): "float",
+    t.DoubleType(): "double",
+    t.DateType(): "date",
+    t.TimestampType(): "timestamp_ltz",
+    t.TimestampNTZType(): "timestamp_ntz",
+    t.BinaryType(): "binary",
+    t.StringType(): "string",
 }
-"""Types that SQL has one name for, whatever is in them."""
+"""Types by the names that SQL has for them, whatever a session says."""
 _VARIABLE = (t.StringType, t.BinaryType, t.StructType, t.ArrayType, t.MapType, t.VariantType)
 
 
@@ -106,7 +107,7 @@ def widened(frame: DataFrame, channel: ChannelId, schema: t.StructType) -> DataF
 
 def _unread(channel: ChannelId, place: int, field: t.StructField, beside: str) -> Column:
     text = f"concat('{_UNREAD.format(place, channel)}', CAST({quoted(beside)} AS STRING))"
-    sql = _IN_SQL.get(type(field.dataType))
+    sql = _IN_SQL.get(field.dataType)
     if sql is not None:  # one call into the JVM, where functions of columns need ten
         return F.expr(f"CAST(raise_error({text}) AS {sql}) AS {quoted(field.name)}")
     return F.expr(f"raise_error({text})").cast(field.dataType).alias(field.name)

@@ -74,6 +74,22 @@ def test_the_columns_that_a_plan_uses(
     assert names == want | ({RIGHT: right.split()} if right is not None else {})
 
 
+def test_a_column_that_is_not_read_keeps_its_name_and_type(spark: SparkSession) -> None:
+    whole = (t.ByteType(), t.ShortType(), t.IntegerType(), t.LongType(), t.DecimalType(10, 2))
+    others = (t.BooleanType(), t.FloatType(), t.DoubleType(), t.BinaryType(), t.VariantType())
+    times = (t.DateType(), t.TimestampType(), t.TimestampNTZType(), t.DayTimeIntervalType())
+    texts = (t.StringType(), t.StringType("UNICODE_CI"))
+    nested = (NESTED, t.ArrayType(t.StringType()), t.MapType(t.StringType(), NESTED))
+    kinds: tuple[t.DataType, ...] = (*whole, *others, *times, *texts, *nested)
+    schema = t.StructType([t.StructField(f"c`{n}", kind) for n, kind in enumerate(kinds)])
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        found = draft_gate(spark, LEFT, schema).schema
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+    assert [(f.name, f.dataType) for f in found] == [(f.name, f.dataType) for f in schema]
+
+
 def test_a_plan_that_uses_a_column_which_is_not_read_fails(spark: SparkSession, tmp_path: Path) -> None:
     schema = fields(k=t.LongType(), a=t.LongType())
     feed = Feed(spark, tmp_path / "in", "k long")
