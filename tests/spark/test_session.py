@@ -12,7 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_abs import session as session_module
-from spark_abs.errors import UsageError
+from spark_abs.config import session_settings
+from spark_abs.errors import ConfigError, UsageError
+from spark_abs.job import Job
 from spark_abs.session import HADOOP_AWS, apply_storage_conf, check_session, configure
 from spark_abs.store.storage import Storage
 
@@ -32,6 +34,19 @@ def test_a_session_that_is_told_of_a_store_tells_no_other(spark: SparkSession) -
     apply_storage_conf(own, Storage("https://store.example", "r", "who", "secret"))
     assert own.conf.get("fs.s3a.endpoint") == "https://store.example"
     assert spark.conf.get("fs.s3a.endpoint", None) is None
+
+
+def test_a_job_hears_its_settings_of_a_session(spark: SparkSession, tmp_path: Path) -> None:
+    own = spark.newSession()
+    ours = {"spark.abs.checkpoint.interval": "7s", "spark.abs.storage.region": "a, b]"}
+    for name, value in ours.items():
+        own.conf.set(name, value)
+    assert session_settings(own) == ours
+    assert session_settings(spark) == {}
+    assert Job("heard", root=str(tmp_path), spark=own).spec().resolved().interval_ms == 7000
+    own.conf.set("spark.abs.checkpoint.intervall", "7s")
+    with pytest.raises(ConfigError, match=r"the nearest is 'spark\.abs\.checkpoint\.interval'"):
+        Job("heard", root=str(tmp_path), spark=own)
 
 
 def test_workers_run_the_interpreter_of_the_driver(spark: SparkSession) -> None:
