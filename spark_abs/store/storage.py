@@ -27,7 +27,10 @@ def location_of(uri: str) -> str:
     """
     if not uri:
         raise UsageError("an empty path")
-    parsed = urlparse(uri)
+    try:
+        parsed = urlparse(uri)
+    except ValueError:  # whose text may show credentials
+        raise UsageError("a location must be a path, or a URL such as s3://BUCKET/PATH") from None
     if parsed.scheme in _S3:
         # What a location holds is stored and shown: credentials must not be part of it.
         if "@" in parsed.netloc or parsed.query or parsed.fragment or not parsed.netloc:
@@ -76,7 +79,10 @@ class Storage:
             )
         if self.session_token and not self.access_key_id:
             raise UsageError("storage has a sessionToken without the accessKeyId that it belongs to")
-        scheme = urlparse(self.endpoint).scheme
+        try:
+            scheme = urlparse(self.endpoint).scheme
+        except ValueError:
+            scheme = ""
         if self.endpoint and (scheme not in ("http", "https") or "@" in self.endpoint):
             raise UsageError("the endpoint of storage must be a URL such as https://HOST:PORT")
         if scheme == "http" and not self.allow_http:

@@ -90,6 +90,7 @@ def test_no_secret_is_shown() -> None:
         ({"session_token": "ToKeN"}, "without the accessKeyId"),
         ({"endpoint": "127.0.0.1:9000"}, "must be a URL"),
         ({"endpoint": "https://who:SeCrEt@host"}, "must be a URL"),
+        ({"endpoint": "https://SeCrEt]"}, "must be a URL"),
         ({"endpoint": "http://host"}, "say allowHttp=true"),
     ],
 )
@@ -112,6 +113,12 @@ def test_an_object_store_has_one_name(uri: str) -> None:
 def test_a_location_is_no_place_for_credentials(uri: str) -> None:
     with pytest.raises(UsageError, match=r"settings, spark\.abs\.storage") as raised:
         location_of(uri)
+    assert "SeCrEt" not in str(raised.value)
+
+
+def test_a_location_that_cannot_be_read_is_refused_and_not_shown() -> None:
+    with pytest.raises(UsageError, match="must be a path, or a URL such as") as raised:
+        location_of("s3://SeCrEt]/a")
     assert "SeCrEt" not in str(raised.value)
 
 
