@@ -67,6 +67,17 @@ def test_a_barrier_that_comes_round_stops_nothing_and_is_not_passed_on_again() -
     assert head.waiting() == {}
 
 
+def test_the_way_back_waits_for_nobody() -> None:
+    """Not even for an input that has not had the barrier at which it stands."""
+    head = Head()
+    head.write("back", 1, marker=1)
+    assert head.batch() == Nothing()
+    assert head.waiting() == {}
+    head.write("back", 1)
+    assert head.batch() == Nothing()
+    assert [p.version for p in head.positions] == [0, 2]
+
+
 def test_an_unaligned_barrier_may_come_round_first_and_is_the_cut_when_it_is_seen() -> None:
     """A stage on the way has taken it without waiting for the head: what is behind it is not read before."""
     head = Head(mode=CheckpointMode.UNALIGNED)
