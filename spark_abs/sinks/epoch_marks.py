@@ -14,6 +14,7 @@ from spark_abs.model import FENCED, RunId, Version, owner_of, run_app_id
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.sinks.commit_metadata import CommittedEpoch, note_of
 from spark_abs.sinks.delta_marks import epochs_app
+from spark_abs.store.log import LogCommit
 from spark_abs.store.table import Table
 
 _BITS = 32
@@ -56,10 +57,7 @@ def newest(table: Table, owner: Owner) -> Newest | None:
         )
     if number is None:
         return None
-    for version in range(table.version, -1, -1):
-        commit = table.read_commit(version)
-        if commit is None:
-            break
+    for version, commit in _backwards(table):
         if commit.transactions.get(app_of(owner)) == number:
             note = note_of(commit, table.uri)
             if note is None or note.epoch is None:
@@ -90,7 +88,7 @@ def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
     That is the newest one, unless rows after the mark were left in it: then the one before these came.
     """
     found: Version | None = None
-    for version, epoch in _backwards(table, owner):
+    for version, epoch in _epochs(table, owner):
         if _same(epoch.mark, mark):
             if epoch.kept:
                 found = None
@@ -105,12 +103,9 @@ def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
 
 def has_written(table: Table, owner: Owner) -> bool:
     """Say whether the root has written a table with each batch, as of the version read."""
-    for version in range(table.version, -1, -1):
-        commit = table.read_commit(version)
-        note = note_of(commit, table.uri) if commit is not None else None
-        if note is not None and (note.job, note.root, note.epoch) == (owner.job, owner.root, None):
-            return True
-    return False
+    notes = (note_of(commit, table.uri) for _, commit in _backwards(table))
+    written = (owner.job, owner.root, None)
+    return any(note is not None and (note.job, note.root, note.epoch) == written for note in notes)
 
 
 def _same(one: Mark | None, other: Mark) -> bool:
@@ -118,13 +113,19 @@ def _same(one: Mark | None, other: Mark) -> bool:
     return one is not None and (one.attempt, one.version) == (other.attempt, other.version)
 
 
-def _backwards(table: Table, owner: Owner) -> Iterator[tuple[Version, CommittedEpoch]]:
-    """Iterate what the commits of a sink say, from the version read backwards, as far as the log goes."""
+def _epochs(table: Table, owner: Owner) -> Iterator[tuple[Version, CommittedEpoch]]:
+    """Iterate what the commits of a sink say, the newest first."""
     app = app_of(owner)
+    for version, commit in _backwards(table):
+        note = note_of(commit, table.uri) if app in commit.transactions else None
+        if note is not None and note.epoch is not None:
+            yield version, note.epoch
+
+
+def _backwards(table: Table) -> Iterator[tuple[Version, LogCommit]]:
+    """Iterate the commits of a table, from the version read backwards, as far as the log goes."""
     for version in range(table.version, -1, -1):
         commit = table.read_commit(version)
         if commit is None:
             return
-        note = note_of(commit, table.uri) if app in commit.transactions else None
-        if note is not None and note.epoch is not None:
-            yield Version(version), note.epoch
+        yield Version(version), commit
