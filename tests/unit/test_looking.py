@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from pyspark.sql.types import StructType
 
 import spark_abs
@@ -17,8 +18,9 @@ def test_the_package_lists_its_public_names_and_no_others() -> None:
     assert dir(spark_abs) == sorted(spark_abs.__all__)
 
 
-def test_objects_say_in_one_line_what_they_are_and_no_secret() -> None:
-    session: Any = SimpleNamespace(conf=SimpleNamespace(getAll={}))
+def test_objects_say_in_one_line_what_they_are_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_abs.plan.specs.session_settings", lambda _: {})
+    session: Any = SimpleNamespace()
     frame: Any = SimpleNamespace(isStreaming=True)
     keys: dict[str, Any] = {"access_key_id": "one-key", "secret_access_key": "its-secret"}
     job = Job("shop", root="s3://bucket/shop", spark=session, **keys)
