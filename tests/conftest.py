@@ -21,6 +21,10 @@ so that two processes that share them end at nearly the same time."""
 ALONE = ("unit", "sim")
 """The rooms whose tests share nothing that is dear: any process may take any one of them."""
 
+# Some thousand short Python processes import numpy, and none does linear algebra: a tenth of what they do is
+# to start threads for it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # The same examples every time, and no failure because the machine is busy.
 settings.register_profile(
     "project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
