@@ -3,6 +3,8 @@ PYTHON := python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+# Each gate has a Python process of its own, which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 # One process keeps two cores busy for much of the time, two for nearly all: a third gains nothing.
 PYTEST := $(BIN)/python -m pytest -n 2
 
