@@ -260,7 +260,7 @@ def task_slots(spark: SparkSession) -> int:
     conf = context.conf()
     promised = 0
     if not context.isLocal():
-        dynamic = str(conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
+        dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
         name = "spark.dynamicAllocation.maxExecutors" if dynamic else "spark.executor.instances"
         promised = int(conf.get(name, "0") or 0) * int(conf.get("spark.executor.cores", "1") or 1)
     deadline, pause = time.monotonic() + _EXECUTORS_S, threading.Event()

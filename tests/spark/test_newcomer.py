@@ -30,12 +30,7 @@ class Script:
     def __init__(self, base: Path, mode: str = "", terminal: bool = False, **settings: str) -> None:
         write_input(base)
         command = [sys.executable, "-m", "tests.newcomer", str(base), mode]
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(HERE),
-            "SPARK_SUBMIT_OPTS": java_options(),
-            **settings,
-        }
+        env = {**os.environ, "PYTHONPATH": str(HERE), "SPARK_SUBMIT_OPTS": java_options(), **settings}
         self.text = ""
         if terminal:
             self.pid, self._output = pty.fork()
