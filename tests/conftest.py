@@ -51,6 +51,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule:
     return ByModule(config, log)
 
 
+class FailuresAtOnce:
+    """Shows what failed when it fails: a run that is ended before its end has said it, too."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._writer = config.get_terminal_writer()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the failure of one phase of one test."""
+        if report.failed:
+            self._writer.line(f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the process that hears of all tests show failures."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with Delta on two cores; its warehouse and scratch files live below pytest's directory."""

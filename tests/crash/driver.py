@@ -2,7 +2,8 @@
 
 Commands come on stdin, a JSON object a line; what happens is told on the pipe whose number is the argument.
 Several jobs run side by side, each on a root and with points of its own: when all have arrived, the process
-kills itself and all that it started. A point is the name of a fault point, and after `@` what must hold:
+kills itself and all that it started. A job that has arrived stands still meanwhile: its other threads wait at
+whatever point comes next. A point is the name of a fault point, and after `@` what must hold:
 
     cut       the stage stands at an open barrier with all inputs
     barrier   the newest batch in the channel of `events` carries a barrier
@@ -48,23 +49,27 @@ class Events:
 
 
 class Gathering:
-    """Waits for so many jobs to be where they shall be, then does what was said."""
+    """Waits for so many jobs to be where they shall be; then the process is killed, or all is left so."""
 
-    def __init__(self, jobs: int, then: Callable[[], None]) -> None:
-        self._left, self._then = jobs, then
+    def __init__(self, jobs: int, kill: Callable[[], None] | None) -> None:
+        self._left, self._kill = jobs, kill
         self._lock = threading.Lock()
         self.go = threading.Event()
 
     def arrive(self) -> None:
         with self._lock:
             self._left -= 1
-            if not self._left:
-                self._then()
+            if not self._left and self._kill is not None:
+                self._kill()
+
+    @property
+    def ends_in_death(self) -> bool:
+        return self._kill is not None
 
 
 @dataclass(slots=True)
 class Walk:
-    """The failpoint of one job: parks a thread at each point, one point after the other."""
+    """The failpoint of one job: parks a thread at each point, one point after the other, then all threads."""
 
     base: Path
     points: Sequence[str]
@@ -76,18 +81,23 @@ class Walk:
     """Set when the job has started, or will not come so far."""
 
     def __call__(self, name: str) -> None:
+        if self._parks(name):
+            self.gathering.go.wait()
+
+    def _parks(self, name: str) -> bool:
+        """Say whether a thread waits here: the next point is here, or its job only waits to be killed."""
         with self.lock:
             if self.reached == len(self.points):
-                return
+                return bool(self.points) and self.gathering.ends_in_death
             point, _, condition = self.points[self.reached].partition("@")
             if name != point or not self._holds(name, condition):
-                return
+                return False
             self.events.tell(base=str(self.base), at=self.points[self.reached])
             self.reached += 1
             self.under_way.set()
             if self.reached == len(self.points):
                 self.gathering.arrive()
-        self.gathering.go.wait()
+            return True
 
     def _holds(self, name: str, condition: str) -> bool:
         match condition:
@@ -136,7 +146,7 @@ class Driver:
     def obey(self, command: dict[str, Any]) -> None:
         match command:
             case {"start": jobs, "then": then}:
-                gathering = Gathering(len(jobs), self._kill if then == "kill" else lambda: None)
+                gathering = Gathering(len(jobs), self._kill if then == "kill" else None)
                 self._gathering = gathering
                 walks = [
                     Walk(Path(j.pop("base")), j.pop("points", ()), self._events, gathering) for j in jobs

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ONE_BY_ONE = os.environ.get("CRASH_ONE_BY_ONE") == "1"
-JOBS = 1 if ONE_BY_ONE else 4
+JOBS = 1 if ONE_BY_ONE else 8
 """Jobs that share a process, each on its own root and with its own points."""
 
 
@@ -36,13 +36,13 @@ ROUNDS: Sequence[Round] = (
     Round(("start.run.before",)),
     Round(("start.run.after",)),
     Round(("start.channels.after",)),
-    # The last job of its process: while it is held there no query of another one starts.
-    Round(("start.pair.query.after",)),
     # The batch function of a source and of a stage at its cut; capture and acknowledgement of the source.
     Round(("capture.events.await.before", "batch.pair.wait.before@cut", "batch.events.wait.before")),
     Round(("capture.events.copy.before", "batch.pair.read.before@cut", "batch.events.read.before")),
     Round(("batch.pair.find.before@cut", "batch.events.find.before")),
     Round(("capture.events.copy.after", "batch.pair.files.before@cut", "batch.events.files.before")),
+    # A start again, of the last job in its process: while it is held there no query of another one starts.
+    Round(("start.pair.query.after",)),
     Round(("ack.events.before", "batch.pair.files.after@cut", "batch.events.files.after")),
     Round(("batch.pair.commit-main.after@cut", "batch.events.commit-main.after")),
     Round(("batch.pair.commit-pairs.after@cut", "batch.events.commit-orders.after")),

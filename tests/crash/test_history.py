@@ -77,7 +77,8 @@ def _under_way(driver: DriverProcess, now: list[tuple[Small, Round]]) -> bool:
 def _live(driver: DriverProcess, now: list[tuple[Small, Round]]) -> None:
     for job, step in now:
         driver.require_running(job.base)
-        if not step.quiet or driver.at(job.base):
+        at = driver.at(job.base)
+        if at != list(step.points) and (at or not step.quiet):
             job.feed()
 
 
