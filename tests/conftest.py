@@ -55,12 +55,12 @@ class FailuresAtOnce:
     """Shows what failed when it fails: a run that is ended before its end has said it, too."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._writer = config.get_terminal_writer()
+        self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the failure of one phase of one test."""
         if report.failed:
-            self._writer.line(f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext}")
+            self._config.get_terminal_writer().line(f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
