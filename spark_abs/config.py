@@ -8,6 +8,7 @@ later of these wins: default, YAML, environment, Spark configuration, argument.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,17 @@ class Settings:
                     raise ConfigError(_unknown(name, layer, known))
                 values[known[name]] = _read(known[name], value, f"{name} ({layer})")
         return cls(**{setting.field: value for setting, value in values.items()})._agreeing()
+
+    @classmethod
+    def of_session(
+        cls, spark: SparkSession, yaml: Mapping[str, object] | None, arguments: Mapping[str, object]
+    ) -> Settings:
+        """Find the value of every setting as `resolve` does, with this process's environment and a session.
+
+        Raises:
+            ConfigError: as for `resolve`.
+        """
+        return cls.resolve(yaml, os.environ, session_settings(spark), arguments)
 
     def _agreeing(self) -> Settings:
         if self.aligned_timeout_ms is not None and self.mode is not CheckpointMode.ALIGNED:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Unpack, get_args
 from spark_abs.codec import to_json
 from spark_abs.compatibility.explain import Explanation, explain_job
 from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
+from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
 from spark_abs.plan.graph import JobGraph
@@ -30,7 +31,6 @@ from spark_abs.plan.specs import (
     Stage,
     StageFunction,
     StageSpec,
-    resolve_settings,
 )
 from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.run.run import Run
@@ -89,7 +89,7 @@ class Job:
         self.spark = spark
         self.config = config or {}
         self.settings = settings
-        self.root = Root(root, Storage.of(resolve_settings(spark, self.config, settings)))
+        self.root = Root(root, Storage.of(Settings.of_session(spark, self.config, settings)))
         self.failpoint = no_failpoint
         self.stages = {}
         self.feedbacks = []
@@ -298,13 +298,16 @@ class Job:
         return self.spec().graph()
 
     def spec(self) -> JobSpec:
-        """Return what has been declared until now, as a value."""
+        """Return what has been declared until now, as a value, with the settings as they are now.
+
+        Raises:
+            ConfigError: a setting has come since that is unknown or cannot be read.
+        """
         return JobSpec(
             self.name,
             self.root,
             self.spark,
-            self.config,
-            self.settings,
+            Settings.of_session(self.spark, self.config, self.settings),
             self.failpoint,
             MappingProxyType(dict(self.stages)),
             tuple(self.feedbacks),

@@ -161,7 +161,7 @@ def explain_job(job: JobSpec, leave: bool) -> Explanation:
 
 def _attempt(job: JobSpec) -> tuple[Attempt, str]:
     """Return the attempt that a start goes on with, and where its native checkpoints are or will be."""
-    wanted = job.resolved().native_root
+    wanted = job.settings.native_root
     if not job.root.place(CONTROL).exists():
         named = f"{location_of(wanted)}/{job.name}-NEW" if wanted else NATIVES
         return begin_job(job.name, 0).attempt, named

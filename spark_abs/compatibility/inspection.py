@@ -67,7 +67,7 @@ def draft(job: JobSpec) -> Drafted:
     frames = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given))
     plans, doubts = check_frames(graph, frames)
     refuse_own_reads(graph, plans, job.root.storage)
-    check = job.resolved().watermark_check
+    check = job.settings.watermark_check
     if doubts and check is WatermarkCheck.ERROR:
         raise GraphError("\n".join(doubts))
     for doubt in doubts if check is WatermarkCheck.WARN else ():

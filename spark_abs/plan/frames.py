@@ -57,7 +57,7 @@ def build_frames(
     stages: dict[StageId, DataFrame] = {}
     schemas: dict[ChannelId, StructType] = {}
     declared: dict[StageId, Declared] = {}
-    settings = job.resolved()
+    settings = job.settings
     with as_active(job.spark):
         for decl in graph.order():
             spec = job.stages[decl.name]

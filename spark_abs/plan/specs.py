@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from spark_abs.config import Settings, session_settings
+from spark_abs.config import Settings
 from spark_abs.errors import GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.changes import Begin
-from spark_abs.settings import JobSettings
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.kinds import OWN
 from spark_abs.sinks.two_phase import TwoPhaseSink
@@ -189,22 +187,12 @@ class JobSpec:
     name: str
     root: Root
     spark: SparkSession
-    config: Mapping[str, object]
-    """Settings as read from YAML."""
-    settings: JobSettings
-    """Settings that were given as arguments."""
+    settings: Settings
+    """As they were then, each from where it was given last."""
     failpoint: Failpoint
     stages: Mapping[StageId, StageSpec]
     feedbacks: tuple[Feedback, ...]
     sinks: tuple[SinkSpec, ...]
-
-    def resolved(self) -> Settings:
-        """Return all settings, each from where it was given last.
-
-        Raises:
-            ConfigError: a name is unknown, or a value cannot be read.
-        """
-        return resolve_settings(self.spark, self.config, self.settings)
 
     def graph(self) -> JobGraph:
         """Return the graph, checked.
@@ -217,15 +205,6 @@ class JobSpec:
             if id(feedback) not in read:
                 raise GraphError(f"feedback {feedback.name!r} is no stage's input: nothing would come back")
         return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
-
-
-def resolve_settings(session: SparkSession, config: Mapping[str, object], given: JobSettings) -> Settings:
-    """Return all settings of a job: from its YAML, the environment, the session, and its arguments.
-
-    Raises:
-        ConfigError: a name is unknown, or a value cannot be read.
-    """
-    return Settings.resolve(config, os.environ, session_settings(session), given)
 
 
 def query_name(job: str, stage: StageId) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from deltalake.exceptions import DeltaError
 
-from spark_abs.config import Settings
 from spark_abs.errors import AbsError, RunAlive, UsageError
 from spark_abs.fencing.lease import own_lease, read_lease, renew, write_lease
 from spark_abs.manifests.checkpoints import Checkpoints
@@ -31,14 +30,14 @@ log = logging.getLogger(__name__)
 _LEASE_POLL_S = 0.2
 
 
-def refuse_second(job: JobSpec, takeover: bool, settings: Settings) -> None:
+def refuse_second(job: JobSpec, takeover: bool) -> None:
     """Refuse to run beside a run that is alive, unless it is to be replaced.
 
     Raises:
         RunAlive: names host, process and age.
     """
     lease, now = read_lease(job.root), now_ms()
-    if lease is not None and not takeover and lease.alive(now, settings.lease_timeout_ms):
+    if lease is not None and not takeover and lease.alive(now, job.settings.lease_timeout_ms):
         age_s = (now - lease.beat_ms) / 1000
         raise RunAlive(
             f"job {job.name!r} is already running: run {lease.run}, process {lease.pid} on {lease.host}, "
@@ -64,7 +63,7 @@ def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
         )
 
 
-def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool, bounded: bool) -> RunContext:
+def begin(job: JobSpec, control: Control, *, takeover: bool, bounded: bool) -> RunContext:
     """Take a run number, fence the runs before it and abort what they left open.
 
     With `takeover`, wait until the replaced run has ended or fallen silent.
@@ -84,7 +83,7 @@ def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool,
         # The replaced run sees the fence and ends its queries; two must not run on one native checkpoint.
         pause = threading.Event()
         while (found := read_lease(job.root)) and found.run < run and not found.ended:
-            if now_ms() - found.beat_ms >= settings.lease_timeout_ms or not found.alive(now_ms(), 2**62):
+            if now_ms() - found.beat_ms >= job.settings.lease_timeout_ms or not found.alive(now_ms(), 2**62):
                 break
             pause.wait(_LEASE_POLL_S)
     write_lease(job.root, own_lease(run, now_ms()))
@@ -114,7 +113,7 @@ def begin(job: JobSpec, control: Control, settings: Settings, *, takeover: bool,
         run=run,
         floor=state.last_claimed,
         control_version=control.version,
-        settings=settings,
+        settings=job.settings,
         batches_retained=batches_retained(job.spark),
         bounded=bounded,
         failpoint=job.failpoint,

@@ -62,7 +62,7 @@ def start_job(
     refuse_unsupported_session(job.spark)
     if restart not in get_args(Restart):
         raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
-    settings = job.resolved()
+    settings = job.settings
     if settings.stop_savepoint:
         check_savepoint_name(f"{settings.stop_savepoint}-1")
     policy = policy_of(settings)
@@ -72,7 +72,7 @@ def start_job(
     laps.over("plans")
     graph, plans = drafted.graph, drafted.plans
     control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
-    refuse_second(job, takeover, settings)
+    refuse_second(job, takeover)
     refuse_namesake(job, [stage.name for stage in graph.stages])
     natives = control.natives_at(settings.native_root)
     if natives != NATIVES:
@@ -83,7 +83,7 @@ def start_job(
         inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
     control.update(lambda state: place_natives(state, natives))
     drain = _unfinished_drain(job, control, available_now)
-    ctx = begin(job, control, settings, takeover=takeover, bounded=available_now)  # 3, 4
+    ctx = begin(job, control, takeover=takeover, bounded=available_now)  # 3, 4
     log.info("job %s starts run %s at %s: %s", job.name, ctx.run, job.root.uri, _origin(control.state, ctx))
     try:
         with ExitStack() as starting:
@@ -174,7 +174,7 @@ def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: b
         "latest",
         force=[Force.RUN] if takeover else [],
         fallback=True,
-        native_root=job.resolved().native_root,
+        native_root=job.settings.native_root,
         sinks={s.name: s.outside for s in job.sinks if s.outside is not None},
         writing=True,
         ask_kafka=False,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
-from spark_abs.config import Settings, session_settings
+from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import RowOutputMode, checked_name
 from spark_abs.quantities import duration_ms
@@ -187,7 +186,7 @@ def _stateful(
     if declared is not None and declared.settings is not None:
         settings = declared.settings
     else:
-        settings = Settings.resolve(None, os.environ, session_settings(spark), {})
+        settings = Settings.of_session(spark, None, {})
     names = (key,) if isinstance(key, str) else tuple(key)
     _check_collations(frame, names)
     output = _struct(spark, output_schema)

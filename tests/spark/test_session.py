@@ -43,7 +43,7 @@ def test_a_job_hears_its_settings_of_a_session(spark: SparkSession, tmp_path: Pa
         own.conf.set(name, value)
     assert session_settings(own) == ours
     assert session_settings(spark) == {}
-    assert Job("heard", root=str(tmp_path), spark=own).spec().resolved().interval_ms == 7000
+    assert Job("heard", root=str(tmp_path), spark=own).spec().settings.interval_ms == 7000
     own.conf.set("spark.abs.checkpoint.intervall", "7s")
     with pytest.raises(ConfigError, match=r"the nearest is 'spark\.abs\.checkpoint\.interval'"):
         Job("heard", root=str(tmp_path), spark=own)
