@@ -83,6 +83,7 @@ class _Comparing:
                     self._given_up[position.channel][stage] = min(known, position, key=lambda p: p.version)
 
     def run(self) -> Comparison:
+        """Compare stage by stage, then what only shows over all of them."""
         found = [self._stage(shape) for shape in self._declared]
         names = {shape.stage for shape in self._declared}
         if all(change.verdict is not Verdict.REFUSED for change in found):

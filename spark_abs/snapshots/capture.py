@@ -117,6 +117,7 @@ class _Reader:
             self._list(directory, recursive=True)
 
     def capture(self) -> Captured:
+        """Find and read what a checkpoint needs of the query."""
         b = self._batch
         self._need("", "metadata", "the query's id")
         offsets_text = self._text(self._need("offsets", str(b), f"the offsets of batch {b}"))

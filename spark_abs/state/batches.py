@@ -80,6 +80,7 @@ class _Answer:
         self._sorted = hashed[self._order]
 
     def read(self, answer: GroupAnswer) -> GroupOutput:
+        """Check what a function has returned, and find what it leaves of each key."""
         operator, timed = self._operator, self._operator.timeout is not Timeout.NONE
         wanted = operator.states_schema
         if timed:
