@@ -60,7 +60,8 @@ class FailuresAtOnce:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the failure of one phase of one test."""
         if report.failed:
-            self._config.get_terminal_writer().line(f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext}")
+            text = f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext}"
+            self._config.get_terminal_writer().line(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:

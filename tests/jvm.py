@@ -16,6 +16,10 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC
 """The best compiler would not have begun to pay; without it the JVM's room for code is 48 MB, which a few
 minutes of queries fill: then it compiles nothing any more."""
 
+INTERPRETED = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
+"""Settings of a session that writes little to many Delta tables: Delta's writer has code compiled for each
+commit, which is half of what a small one costs. For jobs it makes no difference."""
+
 _ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 
 
