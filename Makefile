@@ -76,9 +76,10 @@ $(VENV)/.installed-s3: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-s3]'
 	@touch $@
 
-# Kills by the hundred; SEED=… KILLS=… replays a run.
+# Kills by the hundred; SEED=… KILLS=… replays a run. Then sinks that take their time are stopped step by step.
 soak: venv
 	@PYTHONPATH=.:jobs $(BIN)/python -m tests.soak.soak
+	@CONTRACT=1 $(PYTEST) tests/spark/test_delta_epochs.py -k contract
 
 venv: $(VENV)/.installed $(VENV)/.jars
 

@@ -12,9 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-QUICK = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+QUICK = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC "
+    "-Djdk.lang.Process.launchMechanism=VFORK"
+)
 """The best compiler would not have begun to pay; without it the JVM's room for code is 48 MB, which a few
-minutes of queries fill: then it compiles nothing any more."""
+minutes of queries fill: then it compiles nothing any more. A process is started in one step in place of two:
+Hadoop runs `chmod` for every file that it makes."""
 
 INTERPRETED = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
 """Settings of a session that writes little to many Delta tables: Delta's writer has code compiled for each

@@ -27,7 +27,7 @@ POINTS = (
     "start.through.query.after",  # last: whoever is held here keeps the queries of other jobs from starting
 )
 KEPT = {"numRetained": 1000}
-BEFORE, AFTER = 2, 2
+BEFORE, AFTER = 2, 1
 """Files that are read before the change, and after it."""
 
 

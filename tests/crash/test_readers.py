@@ -22,7 +22,7 @@ from tests.crash.jobs import Small
 from tests.crash.process import DriverProcess
 
 _log = logging.getLogger(__name__)
-POLLS = int(os.environ.get("READER_POLLS", "400"))
+POLLS = int(os.environ.get("READER_POLLS", "200"))
 LIVES = 3
 _AT_ONCE = 10
 
