@@ -13,7 +13,7 @@ from pyspark import SparkFiles
 from spark_abs.channels.gate import FORMAT_NAME, SPEC, Gate, GateSpec
 from spark_abs.codec import to_json
 from spark_abs.store.storage import DEFAULTS, Storage
-from spark_abs.worker_start import quick_start
+from spark_abs.worker_start import forked_start, quick_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,8 @@ def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) 
     _show_shipped_code()
     with _registering:  # a frame keeps the class that was registered when it was made
         if _registered.get(spark) != storage:
-            with quick_start(spark.sparkContext, _SET_BY_READERS):
+            context = spark.sparkContext
+            with quick_start(context, {**_SET_BY_READERS, **forked_start(context)}):
                 spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
             _registered[spark] = storage
         return spark.readStream.format(FORMAT_NAME).option(SPEC, to_json(spec)).load()

@@ -2,14 +2,21 @@
 
 Spark gives some of them ten seconds to come up, however busy the machine is, and fails the query that needs
 one. This directory is put on their path: `sitecustomize` in it runs when they start, and makes that short.
+Planning halves of gates are forked by a process of the driver's that has imported what they need.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -19,7 +26,13 @@ if TYPE_CHECKING:
 
 _PATH = str(Path(__file__).parent)
 """An executor that does not have it is none the worse."""
+_FORK_SERVER = "SPARK_ABS_FORK_SERVER"
+"""The variable that says where the fork server listens."""
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""What is forked while another thread holds a lock may wait for it without end."""
 _changing = threading.Lock()
+_listens_at: dict[str, str] = {}
+"""Where the fork server of each interpreter listens; empty where none could be started."""
 
 
 @contextmanager
@@ -39,3 +52,52 @@ def quick_start(context: SparkContext, more: Mapping[str, str] = MappingProxyTyp
         finally:
             environment.clear()
             environment.update(before)
+
+
+def forked_start(context: SparkContext) -> Mapping[str, str]:
+    """Return the variable by which planning halves find the fork server; starts it, once a driver process.
+
+    None outside of Linux, where forking after numpy was imported is not safe, and where this package lies
+    in an archive.
+    """
+    executable = context.pythonExec
+    with _changing:
+        if executable not in _listens_at:
+            _listens_at[executable] = ""
+            if sys.platform == "linux" and os.path.isdir(_PATH):
+                with suppress(OSError):
+                    _listens_at[executable] = _start_server(executable, context.environment)
+        address = _listens_at[executable]
+    return {_FORK_SERVER: address} if address else {}
+
+
+def _start_server(executable: str, environment: Mapping[str, str]) -> str:
+    """Start a fork server that ends with this process; returns where it listens.
+
+    Raises:
+        OSError: the interpreter cannot be started, or the path of temporary files is too long for a socket.
+    """
+    place = Path(tempfile.mkdtemp(prefix="spark_abs_"))  # nobody else's processes may reach it
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(place / "fork"))
+            listening.listen(socket.SOMAXCONN)
+            server = subprocess.Popen(
+                [executable, f"{_PATH}/fork_server.py", str(listening.fileno())],
+                stdin=subprocess.PIPE,  # its other end is this process's: closed when it ends, however that is
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **environment, **_ONE_THREAD},
+                pass_fds=[listening.fileno()],
+            )
+    except OSError:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    atexit.register(_end, server, place)
+    return str(place / "fork")
+
+
+def _end(server: subprocess.Popen[bytes], place: Path) -> None:
+    server.terminate()
+    server.communicate()
+    shutil.rmtree(place, ignore_errors=True)

@@ -1,9 +1,11 @@
-"""Run by Python when a process starts: takes pyspark from its directory instead of its zip file.
+"""Run by Python when a process starts: takes pyspark from its directory, and has planning halves forked.
 
 Spark puts `pyspark.zip` at the head of the path of every Python process that it starts. Modules in it are
 compiled anew each time, which is two thirds of such a process's start. Where pyspark was installed by pip,
 the same modules lie in the directory around the zip file, compiled once; that is on the path, too, further
 behind. Anything else is left as it is.
+
+The planning half of a gate is forked by a process of the driver's, if there is one (`fork_server`).
 """
 
 import importlib
@@ -11,6 +13,8 @@ import os
 import sys
 
 _ZIP = os.path.join("pyspark", "python", "lib", "pyspark.zip")
+_FORKED = "pyspark.sql.streaming.python_streaming_source_runner"
+_PATIENCE_S = 4.0  # of the ten seconds that Spark gives it; importing takes less than one
 
 
 def _leave_out_zip() -> None:
@@ -22,8 +26,8 @@ def _leave_out_zip() -> None:
             sys.path_importer_cache.pop(entry, None)
 
 
-def _run_next() -> None:
-    """Run the `sitecustomize` that would have been run without this one."""
+def _run_next() -> bool:
+    """Run the `sitecustomize` that would have been run without this one; say whether there is one."""
     sys.path[:] = [place for place in sys.path if place != os.path.dirname(__file__)]
     this = sys.modules.pop("sitecustomize")
     try:
@@ -31,9 +35,47 @@ def _run_next() -> None:
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
+        return False
     finally:
         sys.modules.setdefault("sitecustomize", this)  # the import that is under way looks for it
+    return True
+
+
+def _be_forked() -> None:
+    """Let the fork server run this process's module, wait for its end, and end; return if it does not."""
+    address = os.environ.get("SPARK_ABS_FORK_SERVER")
+    if not address or sys.orig_argv[1:] != ["-m", _FORKED]:
+        return
+    import json
+    import signal
+    import socket
+
+    said = {
+        "path": sys.path,
+        "executable": sys.executable,
+        "flags": list(sys.flags),
+        "directory": os.getcwd(),
+        "environment": dict(os.environ),
+    }
+    text = json.dumps(said).encode()
+    with socket.socket(socket.AF_UNIX) as server:
+        try:
+            server.settimeout(_PATIENCE_S)
+            server.connect(address)
+            socket.send_fds(server, [len(text).to_bytes(8, "big")], [0, 1, 2])
+            server.sendall(text)
+            if not server.recv(1):
+                return
+        except OSError:
+            return
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the planning half itself
+        server.settimeout(None)
+        try:
+            server.recv(1)
+        finally:
+            os._exit(0)
 
 
 _leave_out_zip()
-_run_next()
+if not _run_next():
+    _be_forked()  # what a `sitecustomize` has changed in this process would be lost
