@@ -250,9 +250,7 @@ class _Comparing:
                 ]
             position = replace(next(iter(given.values())), feedback=source.feedback)
             (who, *_) = given
-            return position, [
-                f"begins channel {channel} after entry {position.version}, where {who!r} stood"
-            ]
+            return position, [f"begins channel {channel} after entry {position.version}, where {who!r} stood"]
         if channel not in self._recorded.ends:
             return first_position(channel, source.feedback), []
         at = self._recorded.earliest if asked == "earliest" else self._recorded.ends

@@ -183,9 +183,7 @@ def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
 
     fast.write(*numbers(51))
     fast.write(*numbers(52))
-    eventually(
-        run, lambda: read_table(tables / "both").num_rows == 53, "rows after the last barrier through"
-    )
+    eventually(run, lambda: read_table(tables / "both").num_rows == 53, "rows after the last barrier through")
     assert Control.open(Root(root)).state.last_claimed == claimed
     run.stop()
     early, *later = assert_cuts()
