@@ -78,7 +78,7 @@ def _look(spark: SparkSession, root: JobRoot, run: Run) -> dict[str, float]:
     ]
     return {
         "driver_mb": statistics.median(driver_memory(spark) for _ in range(_TIMES)) / 1e6,
-        "gate_mb": statistics.median(gate_megabytes()),
+        "gate_mb": gate_megabytes(),
         "batch_ms": statistics.median(batches),
         "checkpoint_ms": statistics.median(took),
         "list_ms": _milliseconds(root.checkpoints),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+_PLANNING, _SERVER = b"python_streaming_source_runner", b"worker_start/fork_server.py"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -36,15 +37,22 @@ def cpu_seconds() -> float:
     return sum(map(int, (user, nice, system, interrupts, soft))) / _TICKS
 
 
-def gate_megabytes() -> list[float]:
-    """Return the proportional set size of the planning half of every gate."""
-    found = []
+def gate_megabytes() -> float:
+    """Return what the planning half of a gate adds to the proportional set size of all processes, on average.
+
+    Each is a process that Spark has started and one that was forked for it; the server that forks is shared.
+    """
+    total, gates = 0.0, 0
     for place in tree():
         with suppress(OSError):
-            if b"python_streaming_source_runner" in (place / "cmdline").read_bytes():
+            started = _PLANNING in (place / "cmdline").read_bytes()
+            forked = (place / "comm").read_bytes().strip() == _PLANNING[:15]
+            server = not started and not forked and _SERVER in (place / "cmdline").read_bytes()
+            if started or forked or (server and int(_fields(place)[1]) == os.getpid()):
                 lines = (place / "smaps_rollup").read_text().splitlines()
-                found += [int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")]
-    return found
+                total += sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
+                gates += started
+    return total / gates
 
 
 def _fields(place: Path) -> list[str]:

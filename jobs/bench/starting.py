@@ -131,7 +131,7 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
                     ran[name].append(took)
                     if name == "job":
                         until_started += marks
-                        memory += gate_megabytes()
+                        memory.append(gate_megabytes())
                     console.print(f"nine stages, {name}: {took:.1f} s, idle at {idle[name][-1]:.2f} cores")
             shutil.rmtree(place)
         took = _first_checkpoint(spark, base / "nine")

@@ -28,8 +28,8 @@ _PATH = str(Path(__file__).parent)
 """An executor that does not have it is none the worse."""
 _FORK_SERVER = "SPARK_ABS_FORK_SERVER"
 """The variable that says where the fork server listens."""
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""What is forked while another thread holds a lock may wait for it without end."""
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""By which numpy and pyarrow start no threads: what is forked while one holds a lock may wait without end."""
 _changing = threading.Lock()
 _listens_at: dict[str, str] = {}
 """Where the fork server of each interpreter listens; empty where none could be started."""
@@ -82,9 +82,9 @@ def _start_server(executable: str, environment: Mapping[str, str]) -> str:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(place / "fork"))
             listening.listen(socket.SOMAXCONN)
-            server = subprocess.Popen(
+            server = subprocess.Popen(  # noqa: S603 - the interpreter that Spark runs
                 [executable, f"{_PATH}/fork_server.py", str(listening.fileno())],
-                stdin=subprocess.PIPE,  # its other end is this process's: closed when it ends, however that is
+                stdin=subprocess.PIPE,  # closed when this process ends, however that is
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, **environment, **_ONE_THREAD},

@@ -1,8 +1,9 @@
-"""A process that has imported what the planning half of a gate needs, and forks one whenever Spark starts one.
+"""A process that has imported what gates need in the driver, and forks one whenever Spark starts a gate's.
 
-Each such process imports for 0.6 seconds of CPU and keeps 50 MB to itself; a forked one does neither. The
-driver starts this file by its path, with a listening socket; `sitecustomize` tells it of what Spark starts.
-A process that Spark has started then only waits for the forked one, and each ends when the other does.
+The planning half imports for 0.6 seconds of CPU and keeps 50 MB to itself, and so does each of the workers
+that make a gate and that plan what its tasks read; a forked one does neither. The driver starts this file by
+its path, with a listening socket; `sitecustomize` tells it of what Spark starts. A process that Spark has
+started then only waits for the forked one, and each ends when the other does.
 
 What is forked is what would have run: same interpreter and flags, working directory, environment, module
 path, standard streams. A request that differs in what was imported, or how, is closed unanswered, and the
@@ -27,9 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
-"""What Spark 4.2 runs as the planning half of a source in Python."""
-_IMPORTED = (MODULE, "spark_abs.channels.gate")
+_IMPORTED = (
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.plan_data_source_read",
+    "spark_abs.channels.gate",
+)
 _PATIENCE_S = 2.0
 _LENGTH, _CHUNK = 8, 2**16
 
@@ -39,14 +43,16 @@ class Request:
     """What a process that Spark has started says of itself."""
 
     path: list[str]
+    arguments: list[str]
+    """Those behind `python -m`."""
     directory: str
     environment: dict[str, str]
     streams: tuple[int, ...]
     """Its standard streams, as file descriptors of this process."""
 
 
-def serve(listening: socket.socket) -> None:
-    """Fork until the driver is gone, whose pipe is the standard input. Returns in forked processes, too."""
+def serve(listening: socket.socket) -> Request | None:
+    """Fork until the driver is gone, whose pipe is the standard input; in a forked process return why."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is for the driver
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that end
     first: Request | None = None
@@ -61,10 +67,11 @@ def serve(listening: socket.socket) -> None:
             if request.path == first.path and os.fork() == 0:
                 listening.close()
                 become(request, client)
-                return
+                return request
             for stream in request.streams:
                 os.close(stream)
         client.close()
+    return None
 
 
 def receive(client: socket.socket) -> Request:
@@ -81,7 +88,7 @@ def receive(client: socket.socket) -> Request:
     said: dict[str, Any] = json.loads(text)
     if (said["executable"], said["flags"]) != (sys.executable, list(sys.flags)):
         raise ValueError(f"{said['executable']} {said['flags']}")
-    return Request(said["path"], said["directory"], said["environment"], tuple(streams))
+    return Request(said["path"], said["arguments"], said["directory"], said["environment"], tuple(streams))
 
 
 def _import_all(request: Request) -> None:
@@ -111,6 +118,7 @@ def become(request: Request, client: socket.socket) -> None:
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request.directory)
+    Path("/proc/self/comm").write_text(request.arguments[-1].rpartition(".")[2])  # what `top` shows
     os.environ.clear()
     os.environ.update(request.environment)
     client.settimeout(None)
@@ -119,25 +127,25 @@ def become(request: Request, client: socket.socket) -> None:
 
 
 def _end_with(client: socket.socket) -> None:
-    """End this process when the one that Spark has started, and may kill, has ended."""
+    """End this process as Spark does, when the one that Spark has started, and has ended, is no more."""
     with suppress(OSError):
         client.recv(1)
-    os._exit(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
     """Serve on the socket whose number is the argument; in a forked process run the module."""
-    server = os.getpid()
     with socket.socket(fileno=int(sys.argv[1])) as listening:
-        place = Path(listening.getsockname()).parent
+        place, server = Path(listening.getsockname()).parent, os.getpid()
         try:
-            serve(listening)
+            request = serve(listening)
         finally:
             if os.getpid() == server:
                 shutil.rmtree(place, ignore_errors=True)
-    if os.getpid() != server:
-        del sys.modules[MODULE]  # it is to run as if it had not been imported
-        runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+    if request is not None:
+        module, *sys.argv[1:] = request.arguments
+        sys.modules.pop(module, None)  # it is to run as if it had not been imported
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Run by Python when a process starts: takes pyspark from its directory, and has planning halves forked.
+"""Run by Python when a process starts: takes pyspark from its directory, and has gates' processes forked.
 
 Spark puts `pyspark.zip` at the head of the path of every Python process that it starts. Modules in it are
 compiled anew each time, which is two thirds of such a process's start. Where pyspark was installed by pip,
 the same modules lie in the directory around the zip file, compiled once; that is on the path, too, further
 behind. Anything else is left as it is.
 
-The planning half of a gate is forked by a process of the driver's, if there is one (`fork_server`).
+The processes of a gate in the driver are forked by another one, if there is one (`fork_server`).
 """
 
 import importlib
@@ -13,7 +13,11 @@ import os
 import sys
 
 _ZIP = os.path.join("pyspark", "python", "lib", "pyspark.zip")
-_FORKED = "pyspark.sql.streaming.python_streaming_source_runner"
+_FORKED = (
+    ["pyspark.sql.streaming.python_streaming_source_runner"],
+    ["pyspark.daemon", "pyspark.sql.worker.create_data_source"],
+    ["pyspark.daemon", "pyspark.sql.worker.plan_data_source_read"],
+)
 _PATIENCE_S = 4.0  # of the ten seconds that Spark gives it; importing takes less than one
 
 
@@ -44,7 +48,7 @@ def _run_next() -> bool:
 def _be_forked() -> None:
     """Let the fork server run this process's module, wait for its end, and end; return if it does not."""
     address = os.environ.get("SPARK_ABS_FORK_SERVER")
-    if not address or sys.orig_argv[1:] != ["-m", _FORKED]:
+    if not address or sys.orig_argv[1:2] != ["-m"] or sys.orig_argv[2:] not in _FORKED:
         return
     import json
     import signal
@@ -52,6 +56,7 @@ def _be_forked() -> None:
 
     said = {
         "path": sys.path,
+        "arguments": sys.orig_argv[2:],
         "executable": sys.executable,
         "flags": list(sys.flags),
         "directory": os.getcwd(),

@@ -111,7 +111,8 @@ def _is(victim: Victim, command: list[str]) -> bool:
         case Victim.EXECUTOR:
             return "org.apache.spark.executor.CoarseGrainedExecutorBackend" in command
         case Victim.GATE:
-            return "pyspark.sql.streaming.python_streaming_source_runner" in command
+            server = any(word.endswith("worker_start/fork_server.py") for word in command)
+            return server or "pyspark.sql.streaming.python_streaming_source_runner" in command
         case Victim.WORKER:
             return "pyspark.daemon" in command
     return False

@@ -15,11 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.serializers import UTF8Deserializer, read_int, write_with_length
 
 from spark_abs import worker_start
-from spark_abs.worker_start.fork_server import MODULE
 
+MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
 START = str(Path(worker_start.__file__).parent)
 PATH = os.pathsep.join((str(Path(__file__).parents[2]), START))
 
@@ -64,17 +63,17 @@ def started(
             [sys.executable, "-m", MODULE], env=environment, stdout=subprocess.PIPE, text=True, stderr=2
         )
         with process, listening.accept()[0] as connection, connection.makefile("rwb") as stream:
-            assert UTF8Deserializer().loads(stream) == "secret"
-            write_with_length(b"ok", stream)
+            assert stream.read(4 + 6)[4:] == b"secret"
+            stream.write((2).to_bytes(4, "big") + b"ok")
             stream.flush()
-            pid = read_int(stream)
-            yield process, pid
+            yield process, int.from_bytes(stream.read(4), "big")
 
 
 def test_it_is_forked_by_the_server_and_each_ends_with_the_other(variables: Mapping[str, str]) -> None:
     with started(variables) as (first, pid), started(variables) as (second, other):
         assert first.pid != pid != other != second.pid
         assert parent(pid) == parent(other) != os.getpid()
+        assert len(list(Path(f"/proc/{parent(pid)}/task").iterdir())) == 1, "safe to fork"
         first.terminate()  # what Spark does when a query is stopped
         until(lambda: not Path(f"/proc/{pid}").exists())
         os.kill(other, signal.SIGKILL)
