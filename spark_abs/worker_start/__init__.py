@@ -28,8 +28,15 @@ _PATH = str(Path(__file__).parent)
 """An executor that does not have it is none the worse."""
 _FORK_SERVER = "SPARK_ABS_FORK_SERVER"
 """The variable that says where the fork server listens."""
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""By which numpy and pyarrow start no threads: what is forked while one holds a lock may wait without end."""
+_OF_SERVER = {
+    # numpy and pyarrow start no threads: what is forked while one holds a lock may wait without end.
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # As in every process that Spark starts.
+    "PYTHONUNBUFFERED": "YES",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+_END_S = 5.0
 _changing = threading.Lock()
 _listens_at: dict[str, str] = {}
 """Where the fork server of each interpreter listens; empty where none could be started."""
@@ -87,17 +94,20 @@ def _start_server(executable: str, environment: Mapping[str, str]) -> str:
                 stdin=subprocess.PIPE,  # closed when this process ends, however that is
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **environment, **_ONE_THREAD},
+                env={**os.environ, **environment, **_OF_SERVER},
                 pass_fds=[listening.fileno()],
             )
     except OSError:
         shutil.rmtree(place, ignore_errors=True)
         raise
-    atexit.register(_end, server, place)
+    atexit.register(_end, server, place, os.getpid())
     return str(place / "fork")
 
 
-def _end(server: subprocess.Popen[bytes], place: Path) -> None:
-    server.terminate()
-    server.communicate()
+def _end(server: subprocess.Popen[bytes], place: Path, driver: int) -> None:
+    if os.getpid() != driver:  # forked by the driver, and not by way of `multiprocessing`
+        return
+    server.kill()
+    with suppress(subprocess.TimeoutExpired):
+        server.communicate(timeout=_END_S)
     shutil.rmtree(place, ignore_errors=True)

@@ -29,11 +29,24 @@ def variables() -> Mapping[str, str]:
     context: Any = SimpleNamespace(pythonExec=sys.executable, environment={"PYTHONHASHSEED": "0"})
     found = worker_start.forked_start(context)
     assert found == worker_start.forked_start(context), "one for a driver process"
+    with started(found) as (process, pid):
+        assert process.pid == pid, "the first one would have to wait for imports"
+    until(lambda: is_forked(found))
     return found
+
+
+def is_forked(variables: Mapping[str, str], **more: str) -> bool:
+    with started(variables, **more) as (process, pid):
+        return process.pid != pid
 
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def server_of(variables: Mapping[str, str]) -> int:
+    with started(variables) as (_, pid):
+        return parent(pid)
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -102,8 +115,8 @@ def test_its_directory_and_streams_are_those_that_spark_gave(
 def test_it_imports_by_itself_where_it_would_not_be_the_same(
     variables: Mapping[str, str], tmp_path: Path, other: str
 ) -> None:
-    with started(variables) as (process, pid):  # what is imported is what the first one has
-        assert process.pid != pid
+    server = server_of(variables)
+    before = os.listdir(f"/proc/{server}/fd")
     if other == "sitecustomize":
         (tmp_path / "sitecustomize.py").touch()
     path = os.pathsep.join((PATH, str(tmp_path)))
@@ -113,8 +126,24 @@ def test_it_imports_by_itself_where_it_would_not_be_the_same(
         "server": {"SPARK_ABS_FORK_SERVER": str(tmp_path / "none")},
         "sitecustomize": {"path": path},
     }
-    with started(variables, **more[other]) as (process, pid):
-        assert process.pid == pid
+    assert not is_forked(variables, **more[other])
+    assert os.listdir(f"/proc/{server}/fd") == before
+    assert is_forked(variables)
+
+
+def test_it_says_nothing_to_another_user_who_listens_in_the_place_of_the_server(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can listen as another user")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "fork"))
+        os.seteuid(65534)
+        try:
+            listening.listen()
+        finally:
+            os.seteuid(0)
+        assert not is_forked({"SPARK_ABS_FORK_SERVER": str(tmp_path / "fork")})
+        with listening.accept()[0] as client:
+            assert client.recv(1) == b""
 
 
 def test_a_request_that_is_none_is_closed_and_the_server_goes_on(variables: Mapping[str, str]) -> None:
@@ -127,19 +156,23 @@ def test_a_request_that_is_none_is_closed_and_the_server_goes_on(variables: Mapp
             client.shutdown(socket.SHUT_WR)
             with suppress(ConnectionResetError):  # it was closed before all was read
                 assert client.recv(1) == b""
-    with started(variables) as (process, pid):
-        assert process.pid != pid
+    assert is_forked(variables)
 
 
-def test_the_server_ends_with_the_driver_however_that_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "sys.exit()", "os.kill(server, 19); sys.exit()"])
+def test_the_server_ends_with_the_driver_however_that_ends(end: str) -> None:
+    """Not with a process that the driver forks."""
     code = (
-        "import sys, types, time; from spark_abs import worker_start as w;"
-        "print(*w.forked_start(types.SimpleNamespace(pythonExec=sys.executable, environment={})).values(),"
-        "flush=True); time.sleep(60)"
+        "import os, pathlib, sys, types; from spark_abs import worker_start\n"
+        "context = types.SimpleNamespace(pythonExec=sys.executable, environment={})\n"
+        "address = worker_start.forked_start(context)['SPARK_ABS_FORK_SERVER']\n"
+        "server = int(pathlib.Path('/proc/thread-self/children').read_text())\n"
+        "forked = os.fork()\n"
+        "if forked == 0: sys.exit()\n"
+        "os.waitpid(forked, 0)\n"
+        "print(os.path.exists(address), server, address, flush=True)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        address = Path(driver.stdout.readline().strip())
-        assert address.is_socket()
-        driver.kill()
-    until(lambda: not address.parent.exists())
+    said = subprocess.run([sys.executable, "-c", code + end], stdout=subprocess.PIPE, text=True, check=False)
+    there, server, address = said.stdout.split()
+    assert there == "True"
+    until(lambda: not Path(address).parent.exists() and not Path(f"/proc/{server}").exists())
