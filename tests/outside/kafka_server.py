@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from spark_abs.session import KAFKA, spark_session
-from tests.outside.server import free_port
+from tests.ports import free_port
 
 PACKAGE = "kafka_2.13"
 VERSION = "4.1.0"

@@ -12,7 +12,7 @@ from types import TracebackType
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.outside.server import free_port
+from tests.ports import free_port
 
 VERSION = "1.11.0"
 PATIENCE_S = 120

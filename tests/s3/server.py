@@ -14,6 +14,7 @@ from types import TracebackType
 from urllib.parse import unquote
 
 from spark_abs.store.storage import Storage
+from tests.ports import free_port
 
 BUCKET = "bucket"
 SECRET = "a-secret-that-nobody-may-see"
@@ -25,9 +26,7 @@ class Server:
     """moto's server; what it holds is gone with it."""
 
     def __init__(self, scratch: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._log = scratch / "server.log"
         with self._log.open("wb") as output:
             command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
