@@ -41,11 +41,13 @@ class EndOfInput:
             if stage.halted or query is None:
                 continue
             self._before.setdefault(name, runner.native.newest_planned())
+            ended_here = False
             if query.isActive:
                 if not (self._drained(runner) if runner.reads_channels else self._rests(runner)):
                     continue
-                stage.halt()
-            if runner.failure is None and (query.exception() is None or runner.batch_lock.refused):
+                ended_here = stage.halt()
+            in_order = ended_here or runner.batch_lock.refused or query.exception() is None
+            if runner.failure is None and in_order:
                 self._ctx.failpoint(f"end.{name}.before")
                 runner.end()
                 self._ctx.failpoint(f"end.{name}.after")

@@ -114,16 +114,22 @@ class RunningStage:
         self._register()
         self.start()  # 5
 
-    def halt(self) -> None:
-        """Stop the query gracefully: its batch ends; one planned meanwhile is left to the next run."""
+    def halt(self) -> bool:
+        """Stop the query gracefully: its batch ends; one planned meanwhile is left to the next run.
+
+        Returns whether it ran until then. An error with which it ends is none of the stage's: where Java's
+        flight recorder is on, Spark does not know again that it has interrupted a query that waits.
+        """
         runner, query = self.runner, self.query
         if query is None:
-            return
+            return False
         runner.batch_lock.stop()
         self._parts.ctx.failpoint(f"end.{self.name}.halt")
         while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
             _quiet.wait(_LOOK_S)
+        ran: bool = query.isActive
         query.stop()
+        return ran
 
     def read_no_more(self) -> None:
         """Let no batch begin any more, whoever has planned it; `read_on` undoes it."""

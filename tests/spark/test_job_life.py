@@ -111,6 +111,28 @@ def line(spark: SparkSession, tmp_path: Path) -> Line:
     return Line(spark, tmp_path)
 
 
+@pytest.fixture
+def recording(spark: SparkSession) -> Iterator[None]:
+    """A profile of the JVM, as Java's flight recorder makes it, with every read from a socket in it."""
+    jvm = spark._jvm
+    assert jvm is not None
+    made = jvm.jdk.jfr.Recording()
+    made.enable("jdk.SocketRead").withoutThreshold()
+    made.start()
+    yield
+    made.close()
+
+
+def test_a_bounded_run_in_a_jvm_that_is_profiled_ends_in_order(
+    line: Line, start: Start, recording: None
+) -> None:
+    """A query that is stopped while its gate waits then ends with an error that Spark does not expect."""
+    for _ in range(3):
+        line.write(2)
+        assert start(line.job(), available_now=True).await_termination(120)
+    line.assert_all_once()
+
+
 def test_a_bounded_run_ends_by_itself_behind_a_last_checkpoint(line: Line, start: Start) -> None:
     """Stages end with their input, producers first (P10); the next bounded run goes on after it."""
     for number in (1, 2):
