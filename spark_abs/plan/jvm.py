@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,6 @@ _GIVEN = frozenset(("LogicalRDD", "LocalRelation", "OneRowRelation", "Range"))
 """Leaves of a batch's plan: its rows, and what the plan itself holds."""
 _COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
 _OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
-_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-_FILE_SYSTEM, _FILE_CONTEXT = "fs.file.impl", "fs.AbstractFileSystem.file.impl"
-_HADOOP = "org.apache.hadoop.fs"
-_LOCAL = f"{_HADOOP}.LocalFileSystem"
-_BY_FILE_SYSTEM = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
 
 
 def plan_facts(frame: DataFrame) -> PlanFacts:
@@ -196,26 +189,6 @@ def refuse_unsupported_session(spark: SparkSession) -> None:
         raise UsageError(
             f"two attempts of a task could both leave their files in a batch: unset {_COORDINATION}"
         )
-
-
-def local_disk_conf(spark: SparkSession) -> Mapping[str, str]:
-    """Return session settings under which Spark renames files on a local disk without starting processes.
-
-    Empty if the user has chosen a checkpoint file manager, or what stands behind `file:`. Under the settings
-    checkpoints have no checksum files (ADR 8). Where executors live in the driver's JVM, Hadoop's one object
-    for `file:` writes none from now on, whatever writes through it; those that are there are still read.
-    """
-    hadoop = spark._jsparkSession.sessionState().newHadoopConf()
-    chosen = [hadoop.get(_MANAGER), hadoop.get(_FILE_CONTEXT), hadoop.get(_FILE_SYSTEM)]
-    if chosen not in ([None, f"{_HADOOP}.local.LocalFs", system] for system in (None, _LOCAL)):
-        return {}
-    jvm: Any = spark._jvm
-    context: Any = spark.sparkContext._jsc
-    first, second = (jvm.org.apache.hadoop.fs.FileSystem.getLocal(hadoop) for _ in range(2))
-    if context.isLocal() and first.equals(second) and first.getClass().getName() == _LOCAL:
-        first.setWriteChecksum(False)
-        return {_MANAGER: _BY_FILE_SYSTEM}
-    return {_FILE_CONTEXT: f"{_HADOOP}.local.RawLocalFs"}
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from pyspark.errors import StreamingQueryException
 
 from spark_abs.errors import StageFailed
 from spark_abs.model import BatchId
-from spark_abs.plan.jvm import local_disk_conf, task_slots
+from spark_abs.plan.jvm import task_slots
+from spark_abs.plan.local_disk import local_disk_conf
 from spark_abs.plan.specs import PROVIDERS, StageSpec, query_name
 from spark_abs.snapshots.layout import PARTITIONS_KEY
 from spark_abs.stages.causes import cause_of, is_slow_start

@@ -1,10 +1,11 @@
-"""Native checkpoints on a local disk: renamed in one step, without checksum files (ADR 8)."""
+"""Native checkpoints on a local disk: without processes and checksum files, renamed in one step (ADR 8)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from spark_abs.cli.main import main
 from spark_abs.job import Job
-from spark_abs.plan.jvm import local_disk_conf
+from spark_abs.plan.local_disk import local_disk_conf
 from spark_abs.stages.native import clear_leftovers
 from spark_abs.store.storage import Place
 from tests.job_support import Feed, read_table
@@ -79,6 +80,69 @@ def test_a_file_is_replaced_whole_only_where_it_may_be_and_no_checksum_outlives_
     assert held == {"1.changelog": "of its repetition", "2": "planned"}
     for manager in (ours, plain):
         assert (manager.read("1.changelog"), manager.read("2")) == ("of its repetition", "planned")
+
+
+@contextmanager
+def processes_of_jvm(spark: SparkSession, scratch: Path) -> Iterator[list[str]]:
+    """Give the command lines of the processes that the JVM starts meanwhile; there at the end."""
+    jvm, started = cast("Any", spark._jvm), list[str]()
+    recording = jvm.jdk.jfr.Recording()
+    recording.enable("jdk.ProcessStart")
+    recording.start()
+    yield started
+    recording.stop()
+    kept = jvm.java.io.File(f"{scratch}/processes.jfr").toPath()
+    recording.dump(kept)
+    recording.close()
+    events = jvm.jdk.jfr.consumer.RecordingFile.readAllEvents(kept)
+    started += [event.getString("command") for event in events]
+
+
+def test_no_process_is_started_for_a_file(spark: SparkSession, tmp_path: Path, start: Start) -> None:
+    plain = Manager(spark, tmp_path)
+    with processes_of_jvm(spark, tmp_path) as started:
+        plain.write("1", "by the default", overwrite=True)
+    assert any(str(tmp_path) in command for command in started)
+
+    feed = Feed(spark, tmp_path / "in", "id long")
+    feed.write({"id": 1})
+    job = Job("counts", root=str(tmp_path / "root"), spark=spark)
+    rows = job.source("rows", feed.stream())
+    counted = job.stage("counts", [rows], lambda f: f.groupBy("id").count(), output_mode="update")
+    job.sink("counts", counted, table=str(tmp_path / "counts"))
+    with processes_of_jvm(spark, tmp_path) as started:
+        start(job, available_now=True).await_termination()
+    assert len(started) > 0  # Python's
+    assert [command for command in started if str(tmp_path) in command] == []
+
+
+@pytest.mark.parametrize("mode", ["0644", "0700", "0755", "0777", "1777"])
+def test_permissions_are_those_that_hadoop_gives_by_a_process(
+    spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    """Of files, of directories, and of those that hand their group on."""
+    local_disk_conf(spark)
+    jvm, hadoop = cast("Any", spark._jvm), spark._jsparkSession.sessionState().newHadoopConf()
+    files = jvm.org.apache.hadoop.fs
+    ours, theirs = files.FileSystem.getLocal(hadoop).getRaw(), files.RawLocalFileSystem()
+    theirs.initialize(ours.getUri(), hadoop)
+    assert ours.getClass().getName() != theirs.getClass().getName()
+    permission = files.permission.FsPermission(mode)
+    modes = []
+    for system, base in ((ours, tmp_path / "ours"), (theirs, tmp_path / "theirs")):
+        for directory, before in (("plain", 0o711), ("shared", 0o2711), ("shared/of-all", 0o3711)):
+            (base / directory).mkdir(parents=True)
+            (base / directory).chmod(before)
+        (base / "file").touch()
+        for name in ("plain", "shared/of-all", "shared", "file"):
+            system.setPermission(files.Path(f"file:{base}/{name}"), permission)
+        system.create(files.Path(f"file:{base}/made"), permission, True, 4096, 1, 4096, None).close()
+        system.mkdirs(files.Path(f"file:{base}/new"), permission)
+        modes.append({str(path.relative_to(base)): oct(path.stat().st_mode) for path in base.rglob("*")})
+    assert modes[0] == modes[1]
+    assert len(modes[0]) == 6
+    with pytest.raises(Py4JJavaError, match="NoSuchFile"):
+        ours.setPermission(files.Path(f"file:{tmp_path}/missing"), permission)
 
 
 def test_who_froze_over_a_file_of_a_log_finds_nothing_to_rename(spark: SparkSession, tmp_path: Path) -> None:
