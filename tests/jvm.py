@@ -18,7 +18,7 @@ QUICK = (
 )
 """The best compiler would not have begun to pay; without it the JVM's room for code is 48 MB, which a few
 minutes of queries fill: then it compiles nothing any more. A process is started in one step in place of two:
-Hadoop runs `chmod` for every file that it makes."""
+until the first job of a JVM Hadoop runs `chmod` for every file that it makes."""
 
 INTERPRETED = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
 """Settings of a session that writes little to many Delta tables: Delta's writer has code compiled for each

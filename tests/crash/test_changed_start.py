@@ -20,7 +20,6 @@ POINTS = (
     "start.abort.after",
     "change.pair.write.before",
     "change.pair.write.after",
-    "change.record.before",
     "change.record.after",
     "start.channels.after",
     "batch.through.commit-main.after",

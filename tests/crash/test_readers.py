@@ -23,7 +23,7 @@ from tests.crash.process import DriverProcess
 
 _log = logging.getLogger(__name__)
 POLLS = int(os.environ.get("READER_POLLS", "200"))
-LIVES = 3
+LIVES = 2
 _AT_ONCE = 10
 
 

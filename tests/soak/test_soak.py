@@ -11,7 +11,7 @@ from tests.soak.jobs import Verdict, compared, misplaced
 from tests.soak.schedule import Victim, lives
 from tests.soak.soak import soak
 
-SEED, KILLS = 106, 7
+SEED, KILLS = 11, 5
 """Two lives, one of them on executors; every kind of victim but a driver's lone Python."""
 
 
