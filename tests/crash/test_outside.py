@@ -94,8 +94,8 @@ def test_killed_anywhere_in_a_send_every_row_is_outside_once(
                 assert sent(name, "quick") == _arrived(job.base)
                 assert last(name) == sorted(map(tuple, last_totals(job.base)))
 
-            # Back to a checkpoint: what PostgreSQL was given by append stays, as is said, and comes again. One
-            # job does so: all have sent everything by now.
+            # Back to a checkpoint: what PostgreSQL was given by append stays, as is said, and comes again.
+            # One job does so: all have sent everything by now.
             name, job = "within", jobs["within"]
             back = max(manifest.id for manifest in job.completed())
             arrived, totals = _arrived(job.base), last_totals(job.base)
