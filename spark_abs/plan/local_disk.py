@@ -24,13 +24,17 @@ _RAW, _RAW_OURS = f"{_HADOOP}.RawLocalFileSystem", "spark_abs.LocalFiles"
 _SOURCE = """
 package spark_abs;
 
+import java.io.File;
+import java.io.IOException;
+import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.nio.file.LinkOption;
+import java.util.Map;
+import org.apache.hadoop.fs.*;
 import org.apache.hadoop.fs.permission.FsPermission;
 
-public final class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
-    public void setPermission(org.apache.hadoop.fs.Path path, FsPermission permission)
-            throws java.io.IOException {
+public final class LocalFiles extends RawLocalFileSystem {
+    public void setPermission(Path path, FsPermission permission) throws IOException {
         java.nio.file.Path file = pathToFile(path).toPath();
         int mode = ((Integer) Files.getAttribute(file, "unix:mode", new LinkOption[0])).intValue();
         boolean directory = (mode & 0170000) == 0040000;
@@ -39,10 +43,32 @@ public final class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
             Files.setAttribute(file, "unix:mode", Integer.valueOf(wanted), new LinkOption[0]);
         }
     }
+
+    public void takePlaceBehind(LocalFileSystem files) throws Exception {
+        FileSystem before = files.getRaw();
+        initialize(before.getUri(), before.getConf());
+        setWorkingDirectory(before.getWorkingDirectory());
+        statistics = FileSystem.getStatistics("file", RawLocalFileSystem.class);
+        ((Map) opened(FileSystem.class, "statisticsTable").get(null)).remove(LocalFiles.class);
+        File scratch = File.createTempFile("spark_abs", null);
+        try {
+            setPermission(new Path(scratch.toURI()), new FsPermission((short) 0400));
+        } finally {
+            scratch.delete();
+        }
+        opened(FilterFileSystem.class, "fs").set(files, this);
+    }
+
+    private static Field opened(Class owner, String name) throws Exception {
+        Field field = owner.getDeclaredField(name);
+        field.setAccessible(true);
+        return field;
+    }
 }
 """
-"""Hadoop's class, but for the permissions of a file: it runs `chmod` for every file and directory that it
-makes. Like `chmod`, this one leaves a directory its set-user-ID and set-group-ID bits."""
+"""Hadoop's class, but for the permissions of a file: for them it runs `chmod`. As `chmod`, this one leaves a
+directory its set-user-ID and set-group-ID bits. Settings and statistics are those of the object that it
+replaces, and it has set the permissions of a file before it does so."""
 
 
 def local_disk_conf(spark: SparkSession) -> Mapping[str, str]:
@@ -61,32 +87,26 @@ def local_disk_conf(spark: SparkSession) -> Mapping[str, str]:
     first, second = (jvm.org.apache.hadoop.fs.FileSystem.getLocal(hadoop) for _ in range(2))
     if context.isLocal() and first.equals(second) and first.getClass().getName() == _LOCAL:
         first.setWriteChecksum(False)
-        _set_permissions_in_process(jvm, first, hadoop)
+        _set_permissions_in_process(jvm, first)
         return {_MANAGER: _BY_FILE_SYSTEM}
     return {_FILE_CONTEXT: f"{_HADOOP}.local.RawLocalFs"}
 
 
-def _set_permissions_in_process(jvm: Any, local: Any, hadoop: Any) -> None:
+def _set_permissions_in_process(jvm: Any, local: Any) -> None:
     """Put a file system that runs no `chmod` behind Hadoop's object for `file:`, once a JVM.
 
     Its class is compiled by the compiler that Spark has for its generated code. Where that does not succeed,
-    Hadoop goes on as before.
+    Hadoop goes on as before; where it has its native library, it needs no process.
     """
-    before = local.getRaw()
-    if before.getClass().getName() != _RAW:
+    if (
+        local.getRaw().getClass().getName() != _RAW
+        or jvm.org.apache.hadoop.io.nativeio.NativeIO.isAvailable()
+    ):
         return
     try:
-        loader = before.getClass().getClassLoader()
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(loader)
+        compiler.setParentClassLoader(local.getClass().getClassLoader())
         compiler.cook(_SOURCE)
-        raw = jvm.org.apache.hadoop.util.ReflectionUtils.newInstance(
-            compiler.getClassLoader().loadClass(_RAW_OURS), hadoop
-        )
-        raw.initialize(local.getUri(), hadoop)
-        raw.setWorkingDirectory(before.getWorkingDirectory())
-        behind = loader.loadClass(f"{_HADOOP}.FilterFileSystem").getDeclaredField("fs")
-        behind.setAccessible(True)
-        behind.set(local, raw)
+        compiler.getClassLoader().loadClass(_RAW_OURS).newInstance().takePlaceBehind(local)
     except (Py4JError, TypeError) as error:
         log.info("Hadoop runs chmod for each file that it makes: %s", error)

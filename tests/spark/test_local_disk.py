@@ -130,19 +130,39 @@ def test_permissions_are_those_that_hadoop_gives_by_a_process(
     permission = files.permission.FsPermission(mode)
     modes = []
     for system, base in ((ours, tmp_path / "ours"), (theirs, tmp_path / "theirs")):
-        for directory, before in (("plain", 0o711), ("shared", 0o2711), ("shared/of-all", 0o3711)):
-            (base / directory).mkdir(parents=True)
-            (base / directory).chmod(before)
+        base.mkdir()
         (base / "file").touch()
-        for name in ("plain", "shared/of-all", "shared", "file"):
+        for name, before in (("plain", 0o711), ("shared", 0o2711), ("of-all", 0o3711)):
+            (base / name).mkdir()
+            (base / name).chmod(before)
+        for name in ("file", "plain", "shared", "of-all"):
             system.setPermission(files.Path(f"file:{base}/{name}"), permission)
         system.create(files.Path(f"file:{base}/made"), permission, True, 4096, 1, 4096, None).close()
         system.mkdirs(files.Path(f"file:{base}/new"), permission)
-        modes.append({str(path.relative_to(base)): oct(path.stat().st_mode) for path in base.rglob("*")})
+        modes.append({path.name: oct(path.stat().st_mode) for path in base.iterdir()})
     assert modes[0] == modes[1]
     assert len(modes[0]) == 6
     with pytest.raises(Py4JJavaError, match="NoSuchFile"):
         ours.setPermission(files.Path(f"file:{tmp_path}/missing"), permission)
+
+
+def test_settings_of_one_session_are_not_those_of_others(spark: SparkSession, tmp_path: Path) -> None:
+    """Hadoop has one object for local files in a JVM, and a session in which a job starts its own umask."""
+    hadoop = cast("Any", spark._jvm).org.apache.hadoop.fs
+    files = hadoop.FileSystem.getLocal(spark._jsparkSession.sessionState().newHadoopConf())
+    conf, raw = files.getConf(), hadoop.RawLocalFileSystem()
+    raw.initialize(files.getUri(), conf)
+    behind = files.getClass().getSuperclass().getSuperclass().getDeclaredField("fs")
+    behind.setAccessible(True)
+    behind.set(files, raw)  # as before the first job
+    counted = [one.getScheme() for one in hadoop.FileSystem.getAllStatistics()]
+
+    local_disk_conf(told(spark, {"fs.permissions.umask-mode": "077", "fs.local.block.size": "1048576"}))
+    assert not files.getRaw().equals(raw)
+    assert files.getConf().equals(conf)
+    assert [one.getScheme() for one in hadoop.FileSystem.getAllStatistics()] == counted
+    spark.range(1).write.parquet(str(tmp_path / "rows"))
+    assert {oct(path.stat().st_mode) for path in (tmp_path / "rows").glob("*.parquet")} == {"0o100644"}
 
 
 def test_who_froze_over_a_file_of_a_log_finds_nothing_to_rename(spark: SparkSession, tmp_path: Path) -> None:
