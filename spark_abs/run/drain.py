@@ -25,6 +25,7 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol.path import channel_path
 from spark_abs.run.running_stage import RunningStage
 from spark_abs.snapshots.layout import END_OF_TIME_MS, at_end_of_time, parse_offsets
+from spark_abs.stages.causes import cause_of
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import forget_plans, plan_batch
 from spark_abs.stages.stage import StageRunner
@@ -193,13 +194,16 @@ class Drain:
         while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
             look()
             self._pause.wait(_POLL_S)
+        batch = runner.native.newest_planned()
+        error: BaseException | None = query.exception()  # once it is stopped, that may be none of the stage's
         query.stop()
         if runner.failure is not None:
-            failure = runner.failure
+            batch, error = runner.failure.batch, runner.failure.error
+        if error is not None:  # the batch may be in the outputs: its plan must stay
             raise StageFailed(
-                f"stage {stage.name!r} failed in batch {failure.batch} while it was drained: "
-                f"{type(failure.error).__name__}: {failure.error}; start the job again, the drain goes on"
-            ) from failure.error
+                f"stage {stage.name!r} failed in batch {batch} while it was drained: "
+                f"{cause_of(error)}; start the job again, the drain goes on"
+            ) from error
         forget_plans(runner.native.place)
 
     def _needs_flush(self, stage: StageDecl, runner: StageRunner) -> bool:

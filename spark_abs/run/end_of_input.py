@@ -41,12 +41,12 @@ class EndOfInput:
             if stage.halted or query is None:
                 continue
             self._before.setdefault(name, runner.native.newest_planned())
-            ended_here = False
+            in_order = False
             if query.isActive:
                 if not (self._drained(runner) if runner.reads_channels else self._rests(runner)):
                     continue
-                ended_here = stage.halt()
-            in_order = ended_here or runner.batch_lock.refused or query.exception() is None
+                in_order = stage.halt()
+            in_order |= runner.batch_lock.refused or query.exception() is None
             if runner.failure is None and in_order:
                 self._ctx.failpoint(f"end.{name}.before")
                 runner.end()

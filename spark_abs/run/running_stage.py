@@ -117,8 +117,9 @@ class RunningStage:
     def halt(self) -> bool:
         """Stop the query gracefully: its batch ends; one planned meanwhile is left to the next run.
 
-        Returns whether it ran until then. An error with which it ends is none of the stage's: where Java's
-        flight recorder is on, Spark does not know again that it has interrupted a query that waits.
+        Returns whether it was in order until then. The error with which it may end is none of the stage's:
+        where Java's flight recorder is on, Spark does not know again that it has interrupted a query that
+        waits. A query that has failed has its error while it still counts as active.
         """
         runner, query = self.runner, self.query
         if query is None:
@@ -127,9 +128,9 @@ class RunningStage:
         self._parts.ctx.failpoint(f"end.{self.name}.halt")
         while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
             _quiet.wait(_LOOK_S)
-        ran: bool = query.isActive
+        in_order: bool = query.isActive and query.exception() is None
         query.stop()
-        return ran
+        return in_order
 
     def read_no_more(self) -> None:
         """Let no batch begin any more, whoever has planned it; `read_on` undoes it."""
