@@ -1,7 +1,4 @@
-"""Every call into the JVM or into Spark's private API.
-
-The rest of the project uses public PySpark. What is private here was read in Spark 4.2.
-"""
+"""Calls into the JVM or into Spark's private API, of what a job is planned with. Read in Spark 4.2."""
 
 from __future__ import annotations
 
