@@ -191,12 +191,8 @@ class Drain:
         if query is None:  # a source, of a run that begins with the drain
             return
         runner.batch_lock.await_quiet()
-        while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
-            look()
-            self._pause.wait(_POLL_S)
+        error: BaseException | None = stage.end_query(query, look)
         batch = runner.native.newest_planned()
-        error: BaseException | None = query.exception()  # once it is stopped, that may be none of the stage's
-        query.stop()
         if runner.failure is not None:
             batch, error = runner.failure.batch, runner.failure.error
         if error is not None:  # the batch may be in the outputs: its plan must stay

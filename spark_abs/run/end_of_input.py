@@ -41,13 +41,13 @@ class EndOfInput:
             if stage.halted or query is None:
                 continue
             self._before.setdefault(name, runner.native.newest_planned())
-            in_order = False
             if query.isActive:
                 if not (self._drained(runner) if runner.reads_channels else self._rests(runner)):
                     continue
-                in_order = stage.halt()
-            in_order |= runner.batch_lock.refused or query.exception() is None
-            if runner.failure is None and in_order:
+                error = stage.halt()
+            else:
+                error = query.exception()
+            if runner.failure is None and (error is None or runner.batch_lock.refused):
                 self._ctx.failpoint(f"end.{name}.before")
                 runner.end()
                 self._ctx.failpoint(f"end.{name}.after")

@@ -114,23 +114,33 @@ class RunningStage:
         self._register()
         self.start()  # 5
 
-    def halt(self) -> bool:
+    def halt(self) -> StreamingQueryException | None:
         """Stop the query gracefully: its batch ends; one planned meanwhile is left to the next run.
 
-        Returns whether it was in order until then. The error with which it may end is none of the stage's:
-        where Java's flight recorder is on, Spark does not know again that it has interrupted a query that
-        waits. A query that has failed has its error while it still counts as active.
+        Returns as `end_query`.
         """
-        runner, query = self.runner, self.query
-        if query is None:
-            return False
-        runner.batch_lock.stop()
+        if self.query is None:
+            return None
+        self.runner.batch_lock.stop()
         self._parts.ctx.failpoint(f"end.{self.name}.halt")
+        return self.end_query(self.query)
+
+    def end_query(
+        self, query: StreamingQuery, meanwhile: Callable[[], None] = lambda: None
+    ) -> StreamingQueryException | None:
+        """Stop a query as soon as no batch is under way; returns the error with which it had failed before.
+
+        The error with which it may end is none of the stage's: where Java's flight recorder is on, Spark does
+        not know again that it has interrupted a query that waits. One that has failed has its error while it
+        still counts as active.
+        """
+        runner = self.runner
         while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
+            meanwhile()
             _quiet.wait(_LOOK_S)
-        in_order: bool = query.isActive and query.exception() is None
+        error = query.exception()
         query.stop()
-        return in_order
+        return error
 
     def read_no_more(self) -> None:
         """Let no batch begin any more, whoever has planned it; `read_on` undoes it."""
