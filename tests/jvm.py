@@ -20,10 +20,6 @@ QUICK = (
 minutes of queries fill: then it compiles nothing any more. A process is started in one step in place of two:
 until the first job of a JVM Hadoop runs `chmod` for every file that it makes."""
 
-INTERPRETED = {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
-"""Settings of a session that writes little to many Delta tables: Delta's writer has code compiled for each
-commit, which is half of what a small one costs. For jobs it makes no difference."""
-
 _ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 
 

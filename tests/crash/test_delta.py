@@ -12,7 +12,6 @@ from tests.crash.expected import events_of, pairs_of, totals_of
 from tests.crash.facts import check, check_complete
 from tests.crash.jobs import Small
 from tests.crash.process import DriverProcess
-from tests.jvm import INTERPRETED
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -30,7 +29,7 @@ def kill_at(points: Sequence[str], tmp_path: Path, **options: bool) -> list[Smal
     with DriverProcess(tmp_path / "killed") as doomed:
         doomed.wait_ready()
         lives = (
-            {"base": str(job.base), "points": [point], "spark": INTERPRETED, **options}
+            {"base": str(job.base), "points": [point], **options}
             for point, job in zip(points, jobs, strict=True)
         )
         doomed.start(*lives, then="kill")
@@ -57,7 +56,7 @@ def require_totals(job: Small, *tables: str) -> None:
 def test_killed_between_the_commits_of_tables_and_started_again(first: DriverProcess, tmp_path: Path) -> None:
     for job in kill_at(BATCHES, tmp_path, kinds=True):
         check(job.base)
-        job.finish(first, kinds=True, spark=INTERPRETED)
+        job.finish(first, kinds=True)
         check_complete(job.base, job.files)
         require_totals(job, "merged", "every")
 
@@ -67,7 +66,7 @@ def test_killed_while_tables_move_to_a_checkpoint_and_started_again(
 ) -> None:
     for job in kill_at(EPOCHS, tmp_path, shown=True):
         check(job.base)
-        job.finish(first, shown=True, spark=INTERPRETED)
+        job.finish(first, shown=True)
         check_complete(job.base, job.files)
         require_totals(job, "latest")
         both = (DeltaTable(str(job.base / name)).to_pyarrow_table() for name in ("shown", "arrivals"))

@@ -7,23 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from spark_abs.errors import AbsError
 from spark_abs.job import Job
 from spark_abs.run.run import Run
-from tests.jvm import INTERPRETED
 
 Start = Callable[..., Run]
 """Starts a job; options as for `Job.start`."""
-
-
-def interpreted(spark: SparkSession) -> SparkSession:
-    """Return a session for Delta's own writer, which compiles no code: see `tests.jvm`."""
-    session = spark.newSession()
-    for key, value in INTERPRETED.items():
-        session.conf.set(key, value)
-    return session
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.testing import two_phase
 from tests.job_support import Feed, eventually
-from tests.spark.conftest import Start, interpreted
+from tests.spark.conftest import Start
 
 SCHEMA = t.StructType([t.StructField("id", t.LongType()), t.StructField("text", t.StringType())])
 CODE = [module.__file__ or "" for module in (delta_epochs, delta_back, delta_marks, epoch_files)]
@@ -78,12 +78,6 @@ class Sending:
     def back(self, number: int, keep: bool = False) -> None:
         self.sink.abort(self.owner, mark(number), keep=keep)
         self.number = CheckpointId(number)
-
-
-@pytest.fixture(scope="module")
-def spark(spark: SparkSession) -> SparkSession:
-    """Return a session in which Delta's writer compiles nothing."""
-    return interpreted(spark)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from spark_abs.sinks.delta_options import Delta
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from tests.job_support import Feed
-from tests.spark.conftest import interpreted
 
 NARROW = t.StructType([t.StructField("key", t.StringType()), t.StructField("part", t.IntegerType())])
 SCHEMA = t.StructType([*NARROW.fields, t.StructField("n", t.LongType())])
@@ -30,12 +29,6 @@ LAYOUTS = [{}, {"partition_by": "part"}, {"cluster_by": "key"}]
 JOB = "job"
 Rows = list[tuple[str | None, int, int]]
 Make = Callable[..., DeltaSink]
-
-
-@pytest.fixture(scope="module")
-def spark(spark: SparkSession) -> SparkSession:
-    """Return a session in which Delta's writer compiles nothing."""
-    return interpreted(spark)
 
 
 @pytest.fixture
