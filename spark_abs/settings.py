@@ -76,7 +76,8 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     require_root: bool | None
     """A start refuses to make a new root, for example where its disk is not mounted; by default false."""
     stop_timeout: str | None
-    """How long a stop by a signal may take; then the process ends at once; by default 25s."""
+    """How long a stop by a signal may take, then the process ends at once; and how long the end of a run
+    waits for a sink outside that cannot be reached; by default 25s."""
     stop_savepoint: str | None
     """Savepoint that a stop by a signal takes: this name, a hyphen and the number of the run; empty:
     none."""

@@ -231,7 +231,8 @@ SETTINGS: tuple[Setting, ...] = (
         "stopTimeout",
         "25s",
         duration_ms,
-        "how long a stop by a signal may take; then the process ends at once",
+        "how long a stop by a signal may take, then the process ends at once; and how long the end of a run "
+        "waits for a sink outside that cannot be reached",
         1,
     ),
     Setting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -62,7 +63,7 @@ class Sending:
 
 
 class Sender:
-    """Sends the rows of one sink in its own thread. `completed`, `wrote`, `mark`, `waits`: any thread."""
+    """Sends the rows of one sink in its own thread. Only `recover` is not for any thread."""
 
     def __init__(
         self,
@@ -100,6 +101,8 @@ class Sender:
         self._wake = threading.Condition()
         self._closing = self._abandoned = False
         self._trouble = ""
+        self._troubled_at: float | None = None
+        """When `_trouble` began, by `time.monotonic`."""
         self._batches = follow(ctx.root, sending.channel, path) if sending.sink.each_batch else None
         self._looked, self._newest = self._batches is None, FIRST_ENTRY
         """Whether the log was read, and the newest entry with rows that is known: which there are between the
@@ -124,6 +127,12 @@ class Sender:
             return True
         return bool(outside.next_epochs(mark, list(self._cuts), self._path))
 
+    @property
+    def troubled_s(self) -> float:
+        """For how long every try to send has failed; 0 if the last one did not."""
+        began = self._troubled_at
+        return 0.0 if began is None else time.monotonic() - began
+
     def recover(self) -> None:
         """Fence older runs and read the mark; before the first row, and after every failure.
 
@@ -137,15 +146,15 @@ class Sender:
         found = self._sending.sink.recover(self._owner)
         if found is None and self._record.begun:
             raise Refused(
-                f"sink {name!r} has sent rows and has no mark any more: it was taken away, or this is "
-                "another place. Bring it back, or give the sink another name, to begin at the newest "
-                "checkpoint"
+                f"sink {name!r} has sent rows before, but its mark is missing: the mark was deleted, or the "
+                "sink now names another server or table. Bring the mark back, or give the sink another name: "
+                "it then starts at the newest checkpoint"
             )
         missed = [m for m in self._missed if found is not None and NO_EPOCH < found.checkpoint < m]
         if missed:
             raise Refused(
-                f"sink {name!r} was away from the job at checkpoint {missed[0]}: what its output had then "
-                "was not kept for it. Give it another name, to begin at the newest checkpoint"
+                f"sink {name!r} was not declared at checkpoint {missed[0]}, and the rows of its output were "
+                "not kept for it. Give it another name: it then starts at the newest checkpoint"
             )
         newest = self._sending.sink.mark(self._owner)
         if newest is not None and not outside.is_on(self._path, newest):
@@ -210,7 +219,8 @@ class Sender:
                     if self._abandoned or (self._closing and not self.waits):
                         break
                     if not self._known:
-                        self._wake.wait_for(lambda: self._abandoned, wait_s)
+                        if self._wake.wait_for(lambda: self._abandoned, wait_s):
+                            break  # what the last try failed with is why rows are left
                         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                     else:
                         self._wake.wait_for(lambda: self._closing or self.waits)
@@ -222,8 +232,10 @@ class Sender:
     def _say(self, trouble: str) -> None:
         if trouble and not self._trouble:
             log.warning("sink %s waits%s; it is tried again", self._sending.name, trouble)
+            self._troubled_at = time.monotonic()
         if self._trouble and not trouble:
             log.info("sink %s sends again", self._sending.name)
+            self._troubled_at = None
         self._trouble = trouble
 
     def _send(self) -> None:

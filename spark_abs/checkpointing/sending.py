@@ -77,6 +77,11 @@ class Senders:
             found[sender.channel] = (*found.get(sender.channel, ()), bounds.needed)
         return found
 
+    def sending(self, patience_s: float) -> bool:
+        """Say whether rows are left to send, and every sink could be reached in the last `patience_s`."""
+        troubled = any(sender.troubled_s > patience_s for sender in self._senders)
+        return not troubled and any(sender.waits for sender in self._senders)
+
     def close(self, patience_s: float) -> tuple[str, ...]:
         """Send what can be sent, at most for so long; return what is left, for a person."""
         until = time.monotonic() + patience_s

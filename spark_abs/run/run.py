@@ -221,7 +221,7 @@ class Run:
             except queue.Empty:
                 if not self.is_active:
                     self._termination.raise_failure()
-                    raise Refused("the job ended first") from None
+                    raise Refused("the job ended before it answered the request") from None
         raise CheckpointPending(
             f"no answer within {timeout} s: the checkpoint may still complete, see `spark-abs list`"
         )
@@ -236,6 +236,7 @@ class Run:
             if self._ctx.bounded and self._end.finish_stages():
                 self._report()
                 self._last_checkpoint()
+                self._await_sent()
                 return "finished"
         self._look_for_failures()  # of the last moment: a stop does not hide them
         failing = self._recovery.failing
@@ -270,6 +271,7 @@ class Run:
                 "again, it goes on with it"
             )
         self._last_savepoint = answer.id
+        self._await_sent()
         return f"drained, with savepoint {name!r}"
 
     def _look_while_draining(self) -> None:
@@ -312,6 +314,16 @@ class Run:
             if not answer.ok:
                 log.warning("no checkpoint at the end of input: %s", answer.message)
             return
+
+    def _await_sent(self) -> None:
+        """Wait until the sinks outside have all rows; give up on a stop, and on one that cannot be reached.
+
+        The coordinator takes no checkpoint meanwhile, and goes on to renew the lease.
+        """
+        self._lifecycle.report(JobStatus.STOPPING, "")
+        patience_s = self._ctx.settings.stop_timeout_ms / 1000
+        while self._senders.sending(patience_s) and not self._termination.await_request(_WATCH_S):
+            pass
 
     def _stop_queries(self) -> None:
         for stage in self._stages.values():

@@ -214,7 +214,7 @@ def test_a_sink_that_refuses_rows_ends_the_run_and_says_which(
 
     # Without its mark it does not start over in silence, nor without its server.
     server.run("DELETE FROM spark_abs_marker WHERE sink = 'rows'")
-    with pytest.raises(Refused, match="has no mark any more"):
+    with pytest.raises(Refused, match="its mark is missing"):
         start(declare(spark, tmp_path / "root", feed), available_now=True)
     server.stop()
     try:
@@ -234,7 +234,7 @@ def test_a_sink_that_left_the_job_does_not_come_back_with_a_gap(
     start(declare(spark, root, feed, sent=""), available_now=True).await_termination()
     assert found(server) == (expected(feed, 1)[0], expected(feed, 2)[1])
 
-    with pytest.raises(Refused, match="sink 'rows' was away from the job at checkpoint"):
+    with pytest.raises(Refused, match="sink 'rows' was not declared at checkpoint"):
         start(declare(spark, root, feed), available_now=True)
 
     # What it has sent still counts where the job goes on without it: no word is needed, also not twice.
@@ -243,7 +243,7 @@ def test_a_sink_that_left_the_job_does_not_come_back_with_a_gap(
         assert found(server) == (expected(feed, 1)[0], expected(feed, len(feed.files))[1])
         fill(feed, 1)
         start(declare(spark, root, feed, sent=""), available_now=True).await_termination()
-    with pytest.raises(Refused, match="sink 'rows' was away from the job at checkpoint"):
+    with pytest.raises(Refused, match="sink 'rows' was not declared at checkpoint"):
         start(declare(spark, root, feed), available_now=True)
 
     # Under another name it begins with what comes.
