@@ -60,8 +60,8 @@ def restore(
 ) -> None:
     """Bring state, positions, channels and Delta sinks back to one checkpoint; start the job afterwards.
 
-    The plan is shown before anything is changed. Without a terminal and without --yes that is all, and the
-    exit code is 2. Interrupted, give the same command again: it goes on.
+    The plan is shown before anything is changed. Without a terminal and without --yes the command only shows
+    it, with exit code 2. If a restore is interrupted, run the same command again: it goes on.
     """
     # Sinks know Spark's types; verbs that only read must not load them.
     from spark_abs.restore.apply import apply

@@ -162,7 +162,7 @@ def _checked(
     if table.id != output.table_id:
         raise Refused(
             f"{place} is not the table of checkpoint {manifest.id} (its id is {table.id}, recorded was "
-            f"{output.table_id}): versions of one mean nothing in the other"
+            f"{output.table_id}): it is a different Delta table, so the recorded version cannot be used"
         )
     return TableAt(output.output, stage, place.uri, version, manifest.id)
 

@@ -119,7 +119,7 @@ class _Comparing:
             if places[i] is not None:
                 continue
             if source.kind != CHANNEL:
-                notes.append(f"{source} is new and begins at its beginning")
+                notes.append(f"{source} is new: it starts where its own options say")
                 continue
             position, said = self._begins(shape.stage, source)
             sources[i] = position
@@ -164,7 +164,7 @@ class _Comparing:
         starts, notes, reasons = [], [], []
         for source in shape.sources:
             if source.kind != CHANNEL:
-                notes.append(f"{source} begins at its beginning")
+                notes.append(f"{source} starts where its own options say")
                 continue
             position, said = self._begins(shape.stage, source)
             if position is None:
@@ -245,8 +245,9 @@ class _Comparing:
             if len(versions) > 1:
                 stood = ", ".join(f"{s!r} after entry {p.version}" for s, p in sorted(given.items()))
                 return None, [
-                    f"several stages give up channel {channel} at different places ({stood}), and it would "
-                    "begin at one of them: stop the job with a savepoint first, which brings them to the same"
+                    f"several stages give up channel {channel} at different entries ({stood}), and a new "
+                    "reader can start at only one of them: stop the job with a savepoint first, after which "
+                    "all its readers are at the same entry"
                 ]
             position = replace(next(iter(given.values())), feedback=source.feedback)
             (who, *_) = given
@@ -303,7 +304,7 @@ def _state_reasons(before: StageShape | None, shape: StageShape, reached: StageP
         return
     if not _fits(before.operators, shape.operators):
         yield (
-            "its stateful operators are others, and its state is that of the old ones:\n"
+            "its stateful operators have changed and cannot use the stored state:\n"
             f"  was: {_listed(before.operators) or 'none'}\n  now: {_listed(shape.operators) or 'none'}\n"
             "  declare them as they were; or give the stage another name, under which it begins without "
             f"state, and leave this one's behind: {_LEAVE}"

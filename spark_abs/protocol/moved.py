@@ -10,9 +10,10 @@ from spark_abs.protocol.changes import Recorded, StageChange, Verdict
 
 _REASON = (
     "sink {} was one of stage {!r}, and {} entries of channel {} between the two are unread: their rows "
-    "would be in the table {}; start the job as it was and stop it with a savepoint, after which nothing is "
+    "would be {}; start the job as it was and stop it with a savepoint, after which nothing is "
     "unread, then move the sink"
 )
+_TWICE, _MISSING = "in the table twice", "missing from the table"
 
 
 def moved_sinks(
@@ -21,7 +22,7 @@ def moved_sinks(
     """Iterate the stages that may not take over the table of another stage's sink, and why.
 
     Rows that the one stage has written to the table and that have not come to the other one would be in the
-    table twice; rows that the other one has passed on, and that have not come to the first, never.
+    table twice; rows that the other one has passed on, and that have not come to the first, would be missing.
 
     Args:
         recorded: the job as the root knows it.
@@ -33,7 +34,7 @@ def moved_sinks(
     for shape in declared:
         for sink, table in shape.tables.items():
             for old in _moved_from(recorded, now, shape, table):
-                for first, last, times in ((old, shape.stage, "twice"), (shape.stage, old, "never")):
+                for first, last, times in ((old, shape.stage, _TWICE), (shape.stage, old, _MISSING)):
                     for reader, channel in _between(now, first, last):
                         at = [p for p in _begins(recorded, found[reader]) if p.channel == channel]
                         if unread := max(map(recorded.unread, at), default=0):

@@ -55,7 +55,9 @@ def repeats(lost: LostStage, plans: Mapping[BatchId, P]) -> tuple[Repeat[P], ...
             "one of its sinks is a function: what that has seen of a batch under way is not recorded"
         )
     if lost.cut == NO_BATCH and lost.has_native_inputs and lost.written != NO_BATCH:
-        raise Refused("its sources would begin elsewhere, and no checkpoint says where they began")
+        raise Refused(
+            "no checkpoint records where its native sources started, so it could read other rows than before"
+        )
     found = []
     for number in range(lost.cut + 1, lost.written + 1):
         batch = BatchId(number)

@@ -43,7 +43,7 @@ def forget_query(
 
     def change(newer: ControlState) -> ControlState:
         if newer.run != state.run or newer.attempt != state.attempt:
-            raise Refused(f"a run began meanwhile at {root.uri}: say it again")
+            raise Refused(f"a run began meanwhile at {root.uri}: run the command again")
         return record(newer, name, clock_ms())
 
     control.update(change)

@@ -322,12 +322,17 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
     if found.table_id != found.recorded_id:
         raise Refused(
             f"sink {where} is not the table that the job wrote (its id is {found.table_id}, recorded was "
-            f"{found.recorded_id}): versions of one mean nothing in the other; put the recorded one back"
+            f"{found.recorded_id}): it is a different Delta table, so the recorded version cannot be used; "
+            "put the recorded table back"
         )
     if found.target is None:
         raise DamageError(f"sink {where}: the checkpoint does not say its version")
     if found.current < found.target:
-        raise Refused(f"sink {where} is at version {found.current}, the checkpoint is at {found.target}")
+        raise Refused(
+            f"sink {where} is at version {found.current}, older than version {found.target} of the "
+            "checkpoint: it was replaced by an older copy; put the newer table back, or restore an earlier "
+            "checkpoint"
+        )
     if found.gone:
         raise DamageError(f"sink {where}: {found.gone}")
     if found.changes.of_others and not undo_others and not found.by_function:

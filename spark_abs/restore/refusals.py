@@ -60,8 +60,8 @@ def alive(state: ControlState, found: LiveRun | None, *, forced: bool, dry_run: 
     who = f"process {found.pid} on {found.host}"
     if not state.attempt.ready and state.run is not None and found.run == state.run.id:
         raise RunAlive(
-            f"job {state.job!r} is being restored by {who}: wait for it, or end it; two that write "
-            "the same native directories cannot be kept apart"
+            f"job {state.job!r} is being restored by {who}: wait for it or stop that process: two "
+            "restores would write the same native checkpoint directories"
         )
     if forced:
         return (f"run {found.run} is alive ({who}) and will be fenced",)

@@ -186,7 +186,7 @@ def sentence(step: Step) -> str:
             where = f"{_sinks(step.sinks)} ({step.table})"
             return f"refuse older runs and attempt {step.attempt} on {where}{_by(step.needs_spark)}"
         case AbortOpen():
-            return f"abort what has no outcome: {_listed(step.open) or 'nothing now'}"
+            return f"abort open checkpoints: {_listed(step.open) or 'none'}"
         case Materialise() | Rescale():
             return _native(step)
         case StartAfresh():

@@ -202,7 +202,7 @@ class Rebuilder:
             (s.kind, s.name) for s in self._plans[stage].streams
         ]:
             raise Refused(
-                f"its inputs were others at checkpoint {manifest.id}, the newest that has its state"
+                f"at checkpoint {manifest.id}, the newest that has its state, it had different inputs"
             )
 
     def _require_same_tables(self, facts: PlanFacts, snapshot: StageSnapshot | None) -> None:

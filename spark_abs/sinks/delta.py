@@ -130,8 +130,9 @@ class DeltaSink:
         writer = self._writer
         if self._table.transaction(epochs_app(writer.job, writer.root, writer.sink)) is not None:
             raise Refused(
-                f"sink {writer.sink!r} has written {self.uri} after checkpoints, and would leave out what "
-                "waits for one: declare it with visible='checkpoint' again, or with another table"
+                f"sink {writer.sink!r} wrote {self.uri} with visible='checkpoint'; with visible='batch' the "
+                "rows that still wait for a checkpoint would never be written: declare it with "
+                "visible='checkpoint' again, or with another table"
             )
 
     def _require_current(self) -> None:

@@ -63,8 +63,8 @@ def reach(name: str, env: str | None) -> Reached:
         catalog = load_catalog(name, **{key: str(value) for key, value in given.items()})
     except ValueError:
         raise UsageError(
-            f"where is catalog {name!r}? Set PYICEBERG_CATALOG__{name.upper()}__URI, or "
-            "say Iceberg(…, catalog_env=…)"
+            f"no address of catalog {name!r}: set PYICEBERG_CATALOG__{name.upper()}__URI, or "
+            "give Iceberg(…, catalog_env=…)"
         ) from None
     known = {**catalog.properties, **given}
     hidden = {str(value) for key, value in known.items() if any(word in key.lower() for word in _SECRET)}

@@ -192,7 +192,9 @@ def connection(bootstrap: str | None, bootstrap_env: str, client_env: str | None
         raise UsageError(f"${client_env} sets {', '.join(ours)}: the sink needs these as it sets them")
     servers = bootstrap or given.get("bootstrap.servers") or os.environ.get(bootstrap_env)
     if not servers:
-        raise UsageError(f"where is Kafka? Set ${bootstrap_env}, as host:9092, or say Kafka(…, bootstrap=…)")
+        raise UsageError(
+            f"no address of Kafka: set ${bootstrap_env}, as host:9092, or give Kafka(…, bootstrap=…)"
+        )
     hidden = {str(value) for name, value in given.items() if any(word in name for word in _SECRET)}
     secrets = sorted({text, *hidden} - {""}, key=len, reverse=True)
     return Connection({**given, "bootstrap.servers": servers}, tuple(secrets))

@@ -192,7 +192,7 @@ class MarkerTopic:
         while not self.partitions(topic):
             if time.monotonic() > until:
                 made.result()
-                raise SinkUnreachable(f"topic {topic} was made and is not to be seen")
+                raise SinkUnreachable(f"topic {topic} was made and cannot be found")
             error = made.exception()
             if isinstance(error, KafkaException) and error_of(error).code() not in _MADE:
                 raise error

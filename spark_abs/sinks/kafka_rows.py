@@ -49,7 +49,7 @@ def misfits(schema: pa.Schema, topic: str | None) -> Iterator[str]:
     if topic is None and "topic" not in names:
         yield "no topic is given, and there is no column 'topic' (string)"
     if topic is not None and "topic" in names:
-        yield f"topic {topic!r} is given, and a column 'topic' is there too: which one counts?"
+        yield f"topic {topic!r} is given, and a column 'topic' is there too: remove one of them"
 
 
 def proposal(schema: pa.Schema) -> str:
@@ -89,7 +89,7 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
         return
     named = batch.column("topic")
     if named.null_count:
-        raise SinkFailed("column 'topic' is null in a row: where should it go?")
+        raise SinkFailed("column 'topic' is null in a row: each row needs a topic")
     for name in sorted(named.unique().to_pylist()):
         if not is_topic(name):
             raise SinkFailed(f"column 'topic' is {name!r} in a row, which is not the name of a topic")

@@ -60,7 +60,7 @@ class PostgresSink(TwoPhaseSink):
         self.close()
         if not columns:
             said = ddl((config.schema, config.table), schema, config.key)
-            raise UsageError(f"no table {config.target} is to be seen; this makes one:\n{said}")
+            raise UsageError(f"table {config.target} was not found; this makes one:\n{said}")
         found = list(misfits(schema, columns, config.key, unique))
         if found:
             raise UsageError(f"table {config.target} cannot take the rows:\n  " + "\n  ".join(found))
@@ -184,7 +184,12 @@ class PostgresSink(TwoPhaseSink):
                 self._statements().straddling(), {**_of(owner), "version": int(back.version)}
             ).fetchall()
         ids = ", ".join(str(checkpoint) for (checkpoint,) in straddling)
-        return f"epoch {ids} was sent as one and begins before that" if ids else ""
+        if not ids:
+            return ""
+        return (
+            f"the epoch of checkpoint {ids} was sent in one transaction, which also has rows from before the "
+            "target, and cannot be undone in part"
+        )
 
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
         """Undo epochs, newest first, and move the mark back: one transaction."""

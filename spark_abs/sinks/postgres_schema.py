@@ -98,7 +98,7 @@ def misfits(schema: pa.Schema, columns: Sequence[Column], key: Sequence[str], un
         if name not in schema.names:
             yield f"key column {name!r} is not among the columns of the rows"
         elif name in there and not there[name].not_null:
-            yield f"key column {name!r} may be null: rows with a null key would never meet, make it NOT NULL"
+            yield f"key column {name!r} may be null: rows with a null key are never merged, make it NOT NULL"
     if key and not unique:
         yield f"there is no unique index on ({', '.join(key)}), and that is what tells rows apart"
 

@@ -102,7 +102,10 @@ class TwoPhaseSink(ABC):
 
     def why_not(self, owner: Owner, back: Mark) -> str:
         """Say why rows committed after `back` cannot be taken back, empty if they can; changes nothing."""
-        return f"{type(self).__name__} takes nothing back, for sink {owner.sink!r} not to {back}"
+        return (
+            f"{type(self).__name__} cannot undo committed rows, so sink {owner.sink!r} cannot go back to "
+            f"checkpoint {back.checkpoint}"
+        )
 
     @abstractmethod
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:

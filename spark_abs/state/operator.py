@@ -291,9 +291,9 @@ def _open(operator: Operator, store: GroupStore, known: KeyGroup | None, group: 
     head = read_head(at)
     if head.operator not in (operator.digest, *operator.note.older):
         raise StateFunctionFailed(
-            f"{operator.name}: the state of key group {group} was written by another form of it than "
-            f"{to_json(operator.note)}, of which nothing is known: go back to the key, the state schema, the "
-            "timeout, the uid and the number of key groups that it had"
+            f"{operator.name}: the state of key group {group} was written by a definition of this function "
+            f"of which the root has no record; it is now {to_json(operator.note)}. Declare the key, the "
+            "state schema, the timeout, the uid and the number of key groups as they were then"
         )
     return KeyGroup.load(group, store, head, at, known, operator.fit)
 

@@ -106,7 +106,7 @@ class Storage:
         """
         others = sorted((arguments or {}).keys() - {f.name for f in fields(cls)})
         if others:
-            raise ConfigError(f"{others[0]!r} says nothing about storage: it belongs to a job")
+            raise ConfigError(f"{others[0]!r} is no setting of storage: give it to the job")
         return cls.of(Settings.resolve(None, os.environ, spark_conf or {}, arguments or {}))
 
     def delta(self) -> dict[str, str]:

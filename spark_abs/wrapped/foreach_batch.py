@@ -248,7 +248,7 @@ class _Host:
         return recorded_parts(self._checkpoints, state)
 
     def _sleeper(self, part: StageSnapshot) -> DormantStage:
-        said = "query %s does not run: checkpoints carry its part of checkpoint %s on, until it comes"
+        said = "query %s does not run: new checkpoints contain its part of checkpoint %s until it starts"
         log.info(said, part.stage, part.carried)
         return DormantStage(part, self._events.put)
 

@@ -357,7 +357,7 @@ def test_an_aggregate_by_another_key_is_refused(numbers: Numbers) -> None:
 
     numbers.write("a", 2)
     numbers.run(counted("two"))
-    with pytest.raises(Refused, match="stateful operators are others"):
+    with pytest.raises(Refused, match="stateful operators have changed"):
         numbers.run(counted("three"))
     numbers.run(counted("two"))
     assert spark_abs is not None

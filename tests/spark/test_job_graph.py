@@ -273,7 +273,7 @@ tables of the job: {root}/checkpoints, {root}/history, {root}/control
 a start: goes on
   compared with a new root:
   ticks: new
-    rate source begins at its beginning
+    rate source starts where its own options say
   tries: new
   counts: new"""
     )

@@ -38,7 +38,7 @@ def test_without_a_checkpoint_it_begins_with_its_first_batch() -> None:
 
 
 def test_sources_of_its_own_cannot_begin_anew() -> None:
-    with pytest.raises(Refused, match="begin elsewhere"):
+    with pytest.raises(Refused, match="no checkpoint records where its native sources started"):
         repeats(lost(NO_BATCH, 1, has_native_inputs=True), PLANS)
 
 

@@ -63,7 +63,7 @@ def test_settings_of_every_source_reach_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_setting_that_is_not_about_storage_is_refused_and_not_ignored() -> None:
-    with pytest.raises(ConfigError, match="'interval' says nothing about storage"):
+    with pytest.raises(ConfigError, match="'interval' is no setting of storage"):
         Storage.given(arguments={"interval": "1s"})
 
 

@@ -199,7 +199,7 @@ def test_going_on_again_changes_nothing_and_old_arguments_may_stay() -> None:
 def test_a_form_of_which_nothing_is_known_is_not_read() -> None:
     before, run = written(), form(FIRST | {"n": pa.int64()})
     run.groups = before.groups
-    with pytest.raises(StateFunctionFailed, match="was written by another form of it"):
+    with pytest.raises(StateFunctionFailed, match="was written by a definition of this function of which"):
         seen(run)
 
 

@@ -355,7 +355,7 @@ def test_state_of_another_form_is_refused() -> None:
     run, other = driver(), driver(timeout="none")
     run.batch([("a", 1)], processing_ms=1)
     other.groups = run.groups
-    with pytest.raises(StateFunctionFailed, match="was written by another form of it"):
+    with pytest.raises(StateFunctionFailed, match="was written by a definition of this function of which"):
         other.batch([("a", 1)])
 
 
