@@ -18,6 +18,7 @@ from spark_abs.errors import (
     CheckpointNotFound,
     CheckpointsFailed,
     CommitStateUnknown,
+    ConfigError,
     UsageError,
 )
 from spark_abs.fencing.lease import BEAT_EVERY_MS, own_lease, renew
@@ -109,10 +110,8 @@ class Coordination:
     def change(self, given: Mapping[str, object]) -> queue.SimpleQueue[protocol.Answer]:
         """Change settings until the run ends; the answer, which comes through the queue, says what changed.
 
-        Raises:
-            ConfigError: one cannot be set, or not to this; nothing was changed.
+        It is not ok if one cannot be set, or not to this beside what is set already: nothing was changed.
         """
-        self._live.now.changed(given)
         answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
         self._changes.put((given, answer))
         self.put(protocol.Tick(now_ms()))
@@ -169,7 +168,10 @@ class Coordination:
             self._stages.pop(event.stage, None)
         while not self._changes.empty():
             given, answer = self._changes.get()
-            answer.put(protocol.Answer("set", None, True, self._set(given)))
+            try:
+                answer.put(protocol.Answer("set", None, True, self._set(given)))
+            except ConfigError as error:
+                answer.put(protocol.Answer("set", None, False, str(error)))
         self._handle(event)
         for stage in self._stages.values():
             with storing(f"pass a barrier on from stage {stage.name}"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from spark_abs.run.running_stage import RunningStage
 from spark_abs.snapshots.layout import END_OF_TIME_MS, at_end_of_time, parse_offsets
 from spark_abs.stages.causes import cause_of
 from spark_abs.stages.context import RunContext
-from spark_abs.stages.native import forget_plans, plan_batch
+from spark_abs.stages.native import plan_batch
 from spark_abs.stages.stage import StageRunner
 from spark_abs.store.control import Control
 
@@ -72,15 +73,28 @@ class Drain:
         """Ask for a drain that ends with a savepoint, on behalf of a request; without waiting.
 
         Raises:
-            UsageError: the job cannot be drained, or is, with another savepoint.
+            UsageError: the job cannot be drained, or somebody else has asked for it already.
         """
         self.check()
         with self._asking:
             asked = self._asked
-            if asked is not None and asked.savepoint != savepoint:
-                raise UsageError(f"the job is being drained already, with savepoint {asked.savepoint!r}")
-            if asked is None or asked.request is None:
-                self._asked = DrainRequest(savepoint, request)
+            if asked is not None and (asked.savepoint != savepoint or asked.request is not None):
+                raise UsageError(
+                    f"the job is being drained already, with savepoint {asked.savepoint!r}; `spark-abs "
+                    "status` says whether it has ended"
+                )
+            self._asked = DrainRequest(savepoint, request)
+
+    def request(self) -> str:
+        """Return the id of the request that the savepoint answers; from then on no other is taken.
+
+        Only while a drain is asked for.
+        """
+        with self._asking:
+            assert self._asked is not None
+            found = self._asked.request or uuid.uuid4().hex
+            self._asked = DrainRequest(self._asked.savepoint, found)
+            return found
 
     def check(self) -> None:
         """Refuse what cannot be drained.
@@ -125,13 +139,10 @@ class Drain:
             self.ctx.failpoint(f"drain.{stage.name}.after")
 
     def _drain_source(self, stage: StageDecl, look: Callable[[], None]) -> None:
-        """Let a source end the batch under way and read no more, then flush what it holds itself."""
+        """Let a source end what is planned and read no more, then flush what it holds itself."""
         running = self.stages[stage.name]
         runner = running.runner
         self._halt(running, look)
-        planned = runner.native.newest_planned()
-        if planned != runner.native.newest_committed():  # a run before this one was killed in it
-            running.run_only(planned, look)
         if self._needs_flush(stage, runner):
             self._plan_flush(stage, runner)
             running.run_only(runner.native.newest_planned(), look)
@@ -182,25 +193,29 @@ class Drain:
         return False
 
     def _halt(self, stage: RunningStage, look: Callable[[], None]) -> None:
-        """End the query of a stage after its batch under way; a batch that was planned meanwhile is dropped.
+        """End the query of a stage after its batch under way; run a batch that is planned and has not ended.
 
-        Nothing of such a batch was done: it was refused at its entry, before its function began.
+        The outputs may hold that batch already: a run that was killed, or a query that failed, had begun it.
         """
         stage.read_no_more()
-        runner, query = stage.runner, stage.query
-        if query is None:  # a source, of a run that begins with the drain
-            return
+        if stage.query is not None:  # else a source, of a run that begins with the drain
+            self._end_query(stage, stage.query, look)
+        planned = stage.runner.native.newest_planned()
+        if planned != stage.runner.native.newest_committed():
+            stage.run_only(planned, look)
+
+    def _end_query(self, stage: RunningStage, query: StreamingQuery, look: Callable[[], None]) -> None:
+        runner = stage.runner
         runner.batch_lock.await_quiet()
         error: BaseException | None = stage.end_query(query, look)
         batch = runner.native.newest_planned()
         if runner.failure is not None:
             batch, error = runner.failure.batch, runner.failure.error
-        if error is not None:  # the batch may be in the outputs: its plan must stay
+        if error is not None:
             raise StageFailed(
                 f"stage {stage.name!r} failed in batch {batch} while it was drained: "
                 f"{cause_of(error)}; start the job again, the drain goes on"
             ) from error
-        forget_plans(runner.native.place)
 
     def _needs_flush(self, stage: StageDecl, runner: StageRunner) -> bool:
         """Say whether a stage has event time that is not yet at its end."""

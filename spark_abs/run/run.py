@@ -7,12 +7,13 @@ import queue
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Unpack
 
 from spark_abs.alignment.loops import Loop
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.checkpointing.sending import Senders
-from spark_abs.errors import AbsError, CheckpointPending, Refused, SinkUnreachable, UsageError
+from spark_abs.errors import AbsError, CheckpointPending, ConfigError, Refused, SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import JobStatus, Request
@@ -129,7 +130,10 @@ class Run:
             ConfigError: one cannot be set while a job runs, or not to this; nothing was changed.
             Refused: the job is not running.
         """
-        return self._answer(self._running().change(settings), None).message
+        answer = self._answer(self._running().change(settings), None)
+        if not answer.ok:
+            raise ConfigError(answer.message)
+        return answer.message
 
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
         """Stop gracefully: every stage ends its batch. With a name, take an exact savepoint first.
@@ -255,9 +259,8 @@ class Run:
         """Drain all stages and take the savepoint; no other checkpoint is taken meanwhile."""
         self._report()
         self._drain.run(name, self._look_while_draining)
-        asked = self._drain.asked
-        request = (asked.request if asked is not None else None) or uuid.uuid4().hex
-        answers = self._coordination.request(Request(request, CheckpointKind.SYNC_SAVEPOINT, name))
+        request = Request(self._drain.request(), CheckpointKind.SYNC_SAVEPOINT, name)
+        answers = self._coordination.request(request)
         while True:
             try:
                 answer = answers.get(timeout=_WATCH_S)
@@ -328,9 +331,16 @@ class Run:
     def _stop_queries(self) -> None:
         for stage in self._stages.values():
             stage.runner.batch_lock.refuse()
-        log.info("job %s is stopping%s", self._ctx.job, self._under_way())
+        with suppress(AbsError, OSError):  # a log that cannot be read is no reason to leave a query running
+            log.info("job %s is stopping%s", self._ctx.job, self._under_way())
+        errors = []
         for stage in self._stages.values():
-            stage.halt()
+            try:
+                stage.halt()
+            except Exception as error:  # noqa: BLE001 - the others are to end, too
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _end_sending(self) -> None:
         """Send the rows of completed checkpoints; what cannot be sent now goes out with the next start."""

@@ -11,7 +11,8 @@ from pyspark.sql import functions as F
 
 from spark_abs.errors import Refused, UsageError
 from spark_abs.job import Job
-from spark_abs.model import CheckpointKind
+from spark_abs.model import CheckpointKind, StageId
+from spark_abs.run.run import Run
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.job_support import Feed, eventually, files_read, manifests
@@ -82,3 +83,38 @@ def test_a_drain_lets_out_every_window_also_when_it_is_interrupted(
     have = spark.read.format("delta").load(table)
     assert_df_equality(have, want, ignore_row_order=True, ignore_nullable=True)
     assert sum(stage.dropped_late for stage in last.stages) == 0
+
+
+def test_a_drain_does_not_forget_a_batch_that_the_outputs_hold(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """A killed run had committed it; the next one had planned it, and not begun it when the drain came."""
+    root, table = str(tmp_path / "root"), str(tmp_path / "rows")
+    feed, held, runs = Feed(spark, tmp_path / "in"), list[str](), list[Run]()
+
+    def failpoint(point: str) -> None:
+        if point == "batch.numbers.wait.before" and runs:
+            held.append(point)
+            eventually(runs[0], lambda: runs[0]._stages[StageId("numbers")].halted, "the drain to be there")
+
+    def declare() -> Job:
+        job = Job("drained", root=root, spark=spark, interval="1d")
+        job.failpoint = failpoint
+        job.sink("rows", job.source("numbers", feed.stream()), table=table)
+        return job
+
+    for number in range(2):
+        feed.write({"id": number})
+    start(declare(), available_now=True).await_termination()
+    commits = Path(root) / "native/1/numbers/commits"
+    newest = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+    (commits / str(newest)).unlink()
+
+    job = declare()
+    runs.append(start(job))
+    eventually(runs[0], lambda: held, "the batch to be planned again")
+    runs[0].stop(savepoint="last", drain=True)
+    last = manifests(root)[-1]
+    assert (last.name, files_read(last, "numbers")) == ("last", 2)
+    rows = spark.read.format("delta").load(table)
+    assert sorted(row.id for row in rows.collect()) == [0, 1]

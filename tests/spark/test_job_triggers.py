@@ -173,6 +173,11 @@ def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
     eventually(run, lambda: len(manifests(line.root)) > 1, "checkpoints began")
     with pytest.raises(ConfigError, match="cannot be set while a job runs"):
         run.set(num_retained=2)  # type: ignore[call-arg]  # what a type checker says before
+    # Each would do, and not both: two callers at once.
+    both = [run._coordination.change(given) for given in ({"mode": "unaligned"}, {"aligned_timeout": "30s"})]
+    assert [answer.get(timeout=60).ok for answer in both] == [True, False]
+    with pytest.raises(ConfigError, match="alignedTimeout is for checkpoints that begin aligned"):
+        run.set(aligned_timeout="30s")
     run.stop()
     taken = manifests(line.root)[-1].id
     again = start(line.job())

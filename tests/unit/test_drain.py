@@ -78,3 +78,21 @@ def test_what_ends_by_itself_or_reads_a_source_beside_channels_cannot() -> None:
         drain(bounded=True).check()
     with pytest.raises(UsageError, match="stage 'after' reads a native source beside its channels"):
         drain(mixed=True).check()
+
+
+def test_one_request_for_a_drain_is_answered_and_another_one_refused() -> None:
+    asked = drain()
+    asked.ask("last", None)  # a start that goes on with a drain
+    asked.ask("last", "first")
+    for name in ("last", "other"):
+        with pytest.raises(UsageError, match="is being drained already, with savepoint 'last'"):
+            asked.ask(name, "second")
+    assert asked.request() == "first"
+
+
+def test_a_request_that_comes_when_the_savepoint_is_taken_is_refused() -> None:
+    asked = drain()
+    asked.ask("last", None)
+    assert asked.request() == asked.request()
+    with pytest.raises(UsageError, match="is being drained already"):
+        asked.ask("last", "late")
