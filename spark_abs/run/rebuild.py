@@ -99,7 +99,9 @@ class Rebuilder:
         if before is not None and not before.done:
             committed = self._reached(before)
             if committed is not None:
-                return Rebuild(before, None, True, self._repeats(decl, committed, None))
+                origin = before.checkpoint
+                began = None if origin is None else self._checkpoints.load(origin).stage(stage)
+                return Rebuild(before, None, True, self._repeats(decl, committed, began))
         checkpoint, snapshot = self._newest_intact(attempt, stage)
         if stage in attempt.partitions and checkpoint == attempt.checkpoint:
             raise Refused(

@@ -215,12 +215,13 @@ def _rebuild(
         DamageError: one of them cannot be rebuilt, or all are lost, as with a disk that is not there; names
             the stages and the way back. Nothing was changed.
     """
-    unfinished = [r.stage for r in control.state.attempt.rebuilt if not r.done and r.stage not in lost]
-    if not lost and not unfinished:
+    begun = [r.stage for r in control.state.attempt.rebuilt if not r.done]
+    wanted = {**dict.fromkeys(begun, "a start was killed while it rebuilt it"), **lost}
+    if not wanted:
         return ctx, ()
     rebuilder = Rebuilder(ctx, graph, plans, control, session)
     findings, rebuilds = [], []
-    for stage, finding in lost.items():
+    for stage, finding in wanted.items():
         said = f"stage {stage!r}: {finding}"
         if len(lost) < len(graph.stages):
             try:
@@ -228,8 +229,7 @@ def _rebuild(
             except Refused as error:
                 said += f"; it cannot be rebuilt alone: {error}"
         findings.append(said)
-    if len(rebuilds) == len(lost):
-        rebuilds += map(rebuilder.plan, unfinished)  # it has caught up, and was killed before it was said
+    if len(rebuilds) == len(wanted):
         return rebuilder.prepare(rebuilds), tuple(rebuilds)
     way = (
         "start with restart='checkpoint' to go back to the newest intact checkpoint, sinks included"

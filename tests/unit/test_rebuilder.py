@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,8 @@ from spark_abs.channels.files import read_written
 from spark_abs.channels.staged import Files
 from spark_abs.config import Settings
 from spark_abs.errors import Refused
-from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId, Version
 from spark_abs.plan.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
@@ -42,6 +44,7 @@ class Lossy:
     def __init__(self, path: Path) -> None:
         self.job = SmallJob(path)
         self.functions = False
+        self.tables: dict[str, int] = {}
 
     def batch(self, number: int, *values: int, offsets: str = "") -> None:
         """Run a batch of both stages; the sink gets no commit without rows."""
@@ -91,7 +94,7 @@ class Lossy:
     def rebuilder(self) -> Rebuilder:
         plans = {
             A: PlanFacts(("files",), (), (), False, True, {}),
-            B: PlanFacts((), (CHANNEL,), (), False, True, {}),
+            B: PlanFacts((), (CHANNEL,), (), False, True, self.tables),
         }
         return Rebuilder(self.ctx, self.graph, plans, Control.open(self.job.root), no_session)
 
@@ -178,6 +181,32 @@ def test_a_rebuilding_goes_on_in_its_own_directory_and_never_in_a_lost_one(lossy
     plan = second.plan(B)
     assert (plan.goes_on, plan.record.number, [r.batch for r in plan.repeats]) == (False, 3, [1])
     assert second.prepare([plan]).native(B).path == str(natives / "b.3")
+
+
+def test_a_rebuilding_goes_on_if_what_it_reads_is_as_at_its_checkpoint(
+    lossy: Lossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A static table, and a file source, which took no files in the batches that are repeated."""
+    lossy.tables = {"file:/lake/items": 4}
+    head = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
+    files = f'v1\n{head}\n{{"logOffset":7}}'
+    monkeypatch.setattr("tests.unit.test_rebuilder.offsets_of", lambda *_: files)
+    stage = Manifest.stage
+
+    def with_inputs(manifest: Manifest, name: StageId) -> StageSnapshot | None:
+        found = stage(manifest, name)
+        tables = {"file:/lake/items": Version(4)}
+        return None if found is None else replace(found, offsets=files, static_tables=tables)
+
+    monkeypatch.setattr(Manifest, "stage", with_inputs)
+    lossy.job.checkpoint(1, 2)
+    lossy.batch(1, 3)
+    first = lossy.rebuilder()
+    first.prepare([first.plan(B)])
+    assert [r.batch for r in lossy.rebuilder().plan(B).repeats] == [1]
+    lossy.tables = {"file:/lake/items": 5}
+    with pytest.raises(Refused, match="static tables whose versions"):
+        lossy.rebuilder().plan(B)
 
 
 def test_state_that_a_restore_has_divided_anew_is_rebuilt_from_later_checkpoints_only(lossy: Lossy) -> None:
