@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 from spark_abs.checkpointing.coordination import Coordination
+from spark_abs.fencing.lease import holding_lease
 from spark_abs.protocol.messages import StatusChanged
 from spark_abs.protocol.trigger import JobStatus
 from spark_abs.run.registration import end
@@ -61,7 +63,8 @@ class Lifecycle:
 
     1. The coordinator hears of it: no checkpoint begins any more.  2. The queries end their batches.  3. The
     threads of coordination and copies end.  4. What is left to do is done.  5. The end is recorded and the
-    lease given back.  An error in one of them ends the run as failed, and leaves the rest to the next start.
+    lease given back, which is held until then.  If one of them fails the run has failed, and the others are
+    done all the same: whatever goes on running would be in the way of the next start.
     """
 
     def __init__(
@@ -122,9 +125,6 @@ class Lifecycle:
             self._termination.fail(error)
         try:
             self._shut_down(how)
-        except Exception as error:
-            log.debug("shutting down failed", exc_info=True)
-            self._termination.fail(error)
         finally:
             self._termination.over.set()
 
@@ -133,12 +133,25 @@ class Lifecycle:
         status = JobStatus.STOPPING if failure is None else JobStatus.FAILED
         why = self._told[1] if failure is None else one_line(str(failure))
         self._coordination.put(StatusChanged(now_ms(), status, why))  # 1
-        self._stop_queries()  # 2
-        self._coordination.close()  # 3
-        self._snapshots.close()
-        self._finish()  # 4
+        with ExitStack() as until_the_end:
+            with suppress(OSError):  # the coordinator may still be able to renew it
+                until_the_end.enter_context(holding_lease(self._ctx.root, self._ctx.run))
+            for step in (
+                self._stop_queries,  # 2
+                self._coordination.close,  # 3
+                self._snapshots.close,
+                self._finish,  # 4
+            ):
+                self._attempt(step)
         failure = self._termination.failure
-        end(self._ctx, how if failure is None else failure)  # 5
+        self._attempt(lambda: end(self._ctx, how if failure is None else failure))  # 5
         said = how if failure is None else f"failed: {one_line(str(failure))}"
         log.info("%s: run %s has ended: %s", self._title, self._ctx.run, said)
-        self._on_end()
+        self._attempt(self._on_end)
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            log.debug("shutting down failed", exc_info=True)
+            self._termination.fail(error)
