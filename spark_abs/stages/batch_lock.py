@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from spark_abs.errors import AbsError
-from spark_abs.model import CheckpointId
+from spark_abs.model import NO_BATCH, BatchId, CheckpointId
 
 _POLL_S = 0.05
 
@@ -30,6 +30,8 @@ class BatchLock:
         self.ended = False
         """Whether the stage has ended gracefully."""
         self._blocked_by: CheckpointId | None = None
+        self._blocked_after = NO_BATCH
+        """The batch that may still be repeated."""
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
         self.parked = False
@@ -38,7 +40,7 @@ class BatchLock:
         """Returns when the query of the stage is stopped, or raises what Spark takes for that."""
 
     @contextmanager
-    def batch(self, may_begin: Callable[[], bool]) -> Iterator[int]:
+    def batch(self, number: BatchId, may_begin: Callable[[], bool]) -> Iterator[int]:
         """Enter a batch; yields the milliseconds it had to wait.
 
         Waits while the stage is blocked, the agent is at work, or `may_begin` says no. That one may look at
@@ -48,20 +50,21 @@ class BatchLock:
             StageStopped: the stage is being stopped.
         """
         began = time.monotonic()
-        while not self._begun(may_begin()):
+        while not self._begun(number, may_begin()):
             pass
         try:
             yield int((time.monotonic() - began) * 1000)
         finally:
             self._leave()
 
-    def _begun(self, permitted: bool) -> bool:
+    def _begun(self, number: BatchId, permitted: bool) -> bool:
         """Begin a batch if it may; otherwise wait a moment."""
         with self._change:
             if self._stopping:
                 self.refused = True
                 raise StageStopped("the stage is being stopped; the batch will be repeated by the next run")
-            if permitted and not self._busy and self._blocked_by is None:
+            blocked = self._blocked_by is not None and number > self._blocked_after
+            if permitted and not self._busy and not blocked:
                 self._busy = True
                 return True
             self._change.wait(_POLL_S)
@@ -93,10 +96,13 @@ class BatchLock:
         finally:
             self._leave()
 
-    def block(self, checkpoint: CheckpointId) -> None:
-        """Let no batch begin until `unblock`: the stage has passed the barrier of an exact savepoint."""
+    def block(self, checkpoint: CheckpointId, after: BatchId = NO_BATCH) -> None:
+        """Let no batch begin until `unblock`: the stage has passed the barrier of an exact savepoint.
+
+        Batch `after`, its cut, may be repeated: the savepoint waits for its end.
+        """
         with self._change:
-            self._blocked_by = checkpoint
+            self._blocked_by, self._blocked_after = checkpoint, after
 
     def unblock(self, checkpoint: CheckpointId) -> None:
         """Let batches begin again if it was this savepoint that blocked them."""
@@ -108,9 +114,9 @@ class BatchLock:
     def succeed(self, before: BatchLock) -> None:
         """Stand where a stage stood that this one replaces: it may be blocked."""
         with before._change:
-            blocked_by = before._blocked_by
+            blocked_by, after = before._blocked_by, before._blocked_after
         if blocked_by is not None:
-            self.block(blocked_by)
+            self.block(blocked_by, after)
 
     def wake(self) -> None:
         """Ask `may_begin` again."""

@@ -114,7 +114,7 @@ class StageRunner:
         try:
             failpoint(f"batch.{self.name}.wait.before")  # 1
             planned, credited_ms = self._planned(batch), self.credit.waited_ms
-            with self.batch_lock.batch(partial(self._admit, planned)) as waited_ms:
+            with self.batch_lock.batch(batch, partial(self._admit, planned)) as waited_ms:
                 if self.only is not None and batch != self.only:
                     raise StageStopped(f"only batch {self.only} is run now")
                 self._run(frame, planned, waited_ms - (self.credit.waited_ms - credited_ms))
@@ -224,11 +224,13 @@ class StageRunner:
         began_ms: int,
         waited_ms: int,
     ) -> None:
+        # It may fail; nothing may follow that could: a cut that is said to be handed over is not repeated.
+        versions = self._outputs.versions(batch, channels)
         self.progress.handed_over(barrier.id)
         self._cuts[barrier.id] = batch
         reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
         if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
-            self.batch_lock.block(barrier.id)
+            self.batch_lock.block(barrier.id, batch)
             # Its abort may have come before there was anything to release.
             if barrier.id in self.barriers.aborted:
                 self.batch_lock.unblock(barrier.id)
@@ -240,7 +242,7 @@ class StageRunner:
                 barrier,
                 batch,
                 positions,
-                self._outputs.versions(batch, channels),
+                versions,
                 start_delay_ms=max(0, first - barrier.timestamp_ms),
                 alignment_ms=began_ms - first,
                 sync_ms=waited_ms,

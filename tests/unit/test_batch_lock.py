@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spark_abs.model import CheckpointId
+from spark_abs.model import BatchId, CheckpointId
 from spark_abs.stages.batch_lock import BatchLock, StageStopped
 
 
@@ -17,7 +17,7 @@ def begin(turns: BatchLock, permitted: threading.Event, asked: threading.Event) 
         return permitted.is_set()
 
     try:
-        with turns.batch(may_begin):
+        with turns.batch(BatchId(1), may_begin):
             return "begun"
     except StageStopped:
         return "stopped"
@@ -55,7 +55,7 @@ def test_nobody_waits_for_a_look_at_the_store() -> None:
         return answer.wait(10)
 
     def batch() -> None:
-        with turns.batch(may_begin):
+        with turns.batch(BatchId(1), may_begin):
             pass
 
     with ThreadPoolExecutor(1) as pool:

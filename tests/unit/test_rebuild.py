@@ -121,19 +121,20 @@ def test_what_a_killed_or_frozen_driver_has_left_is_gone_before_a_query_starts(t
 
 def test_a_stopped_stage_has_no_agent_and_its_successor_stands_where_it_stood() -> None:
     before, after = BatchLock(), BatchLock()
-    before.block(CheckpointId(4))
+    before.block(CheckpointId(4), after=BatchId(7))
     before.stop()
     with before.agent() as mine:
         assert not mine
     after.succeed(before)
     with ThreadPoolExecutor(1) as pool:
-        batch = pool.submit(_enter, after)
+        assert pool.submit(_enter, after, BatchId(7)).result(30), "the cut waits for the end of its batch"
+        batch = pool.submit(_enter, after, BatchId(8))
         with pytest.raises(TimeoutError):
             batch.result(0.3)
         after.unblock(CheckpointId(4))
         assert batch.result(30)
 
 
-def _enter(turns: BatchLock) -> bool:
-    with turns.batch(lambda: True):
+def _enter(turns: BatchLock, number: BatchId) -> bool:
+    with turns.batch(number, lambda: True):
         return True

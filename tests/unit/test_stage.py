@@ -7,6 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from spark_abs.manifest import OutputVersion
 from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.outputs import IdleCut
@@ -36,10 +39,12 @@ class IdleSource:
         )
         outputs: Any = SimpleNamespace(
             commit_barrier=commit_barrier,
-            versions=lambda *_: (),
+            versions=self._versions,
             end=lambda: None,
             progress=BarrierProgress(),
         )
+        self.away = False
+        """Whether the log of a table cannot be read."""
         self.taken: list[int] = []
         self.batches: list[int] = []
 
@@ -50,6 +55,11 @@ class IdleSource:
         snapshots: Any = SimpleNamespace(submit=submit)
         credit: Any = SimpleNamespace(waited_ms=0)
         self.runner = StageRunner(ctx, StageId("clicks"), outputs, (), snapshots, credit)
+
+    def _versions(self, *_: object) -> tuple[OutputVersion, ...]:
+        if self.away:
+            raise OSError("503")
+        return ()
 
     def offer(self, *numbers: int) -> None:
         for number in numbers:
@@ -92,3 +102,16 @@ def test_a_batch_that_was_planned_and_refused_at_the_end_does_not_keep_the_last_
     assert source.look(1) == []
     source.runner.end()
     assert (source.look(1), source.batches) == ([1], [0])
+
+
+def test_a_cut_whose_table_versions_cannot_be_read_is_not_handed_over(tmp_path: Path) -> None:
+    """A stage that is started again makes it once more."""
+    source = IdleSource(Root(str(tmp_path)))
+    source.offer(1)
+    source.away = True
+    with pytest.raises(OSError, match="503"):
+        source.look(1)
+    successor = IdleSource(Root(str(tmp_path)))
+    successor.runner.succeed(source.runner)
+    successor.offer(1)
+    assert successor.look(1) == [1]
