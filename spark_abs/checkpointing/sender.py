@@ -242,6 +242,8 @@ class Sender:
         """Send epoch by epoch what is complete; from an unknown mark on, read it first."""
         if not self._known:
             self.recover()
+        if self._committed is not None:
+            self._note_begun()
         for after, until in self._next():
             if self._abandoned:
                 return
@@ -289,7 +291,13 @@ class Sender:
         self._committed = until
         with self._wake:  # a checkpoint may complete meanwhile
             self._cuts = [cut for cut in self._cuts if cut.version > until.version]
-        if not self._record.begun:
-            self._record = replace(self._record, begun=True)
-            Control.open(ctx.root).update(lambda state: attach_outside(state, ctx.run, [self._record]))
         log.debug("sink %s has checkpoint %s: %s rows", name, until.checkpoint, rows.count)
+        self._note_begun()
+
+    def _note_begun(self) -> None:
+        """Record, once, that the sink has a mark: from then on a start is refused that does not find it."""
+        ctx = self._ctx
+        if not self._record.begun:
+            record = replace(self._record, begun=True)
+            Control.open(ctx.root).update(lambda state: attach_outside(state, ctx.run, [record]))
+            self._record = record

@@ -139,7 +139,7 @@ def open_senders(
         first = _first(before, path, cuts, state) if gone is None else _behind(ctx, sending, path, gone)
         record = sending.record(first, before is not None and before.begun)
         owner = Owner(state.root, ctx.job, sending.name, ctx.run)
-        missed = missed_by(state, record, manifests) if record.begun else ()
+        missed = missed_by(state, record, manifests)
         tasks = SendTasks(spark, f"sink {sending.name} of job {ctx.job}")
         found.append(Sender(ctx, sending, record, path, cuts, savepoints, owner, missed, tasks))
         records[sending.name] = record

@@ -56,3 +56,33 @@ def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
     sender._send_one(mark(1), mark(2))
     sender._send_one(mark(2), mark(3))
     assert [epoch.savepoint for epoch in epochs] == ["one", "two", None]
+
+
+def test_that_a_sink_has_a_mark_is_recorded_until_the_store_has_taken_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start refuses a mark that is gone only where it is recorded that there was one."""
+    recorded: list[str] = []
+
+    def update(_: Any) -> None:
+        recorded.append("tried")
+        if len(recorded) < 3:
+            raise OSError("503")
+
+    monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
+    monkeypatch.setattr(module, "Control", SimpleNamespace(open=lambda _: SimpleNamespace(update=update)))
+    sink: Any = SimpleNamespace(
+        each_batch=False, commit=lambda *_: None, recover=lambda _: mark(1), mark=lambda _: mark(1)
+    )
+    ctx: Any = SimpleNamespace(root=None, run=RunId(1), failpoint=lambda _: None)
+    sent = Sending("sent", StageId("a"), "main", pa.schema([]), sink, "own", "")
+    record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=False)
+    path = [Branch(AttemptId(1), None)]
+    sender = Sender(ctx, sent, record, path, [mark(1)], {}, Owner("root", "job", "sent", RunId(1)))
+    sender.recover()
+    for _ in range(2):
+        with pytest.raises(OSError, match="503"):
+            sender._send()
+    for _ in range(2):
+        sender._send()
+    assert recorded == ["tried"] * 3
