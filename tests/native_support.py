@@ -80,10 +80,16 @@ class Native:
     def changes(self, version: int, name: str = "{}.changelog", partition: int = 0) -> Path:
         return self.put(f"{self.store(partition)}/{name.format(version)}", f"changes {version}")
 
-    def changelog(self, version: int, unique_id: str, lineage: Sequence[tuple[int, str]]) -> Path:
+    def changelog(
+        self,
+        version: int,
+        unique_id: str,
+        lineage: Sequence[tuple[int, str]],
+        changes: bytes = b"\xff\xff\xff\xff",
+    ) -> Path:
         """A changelog of state format 2."""
         items = json.dumps([{"version": v, "checkpointUniqueId": u} for v, u in lineage]).encode()
-        head = b"\x00\x02v3" + struct.pack(">H", len(items)) + items + b"\xff\xff\xff\xff"
+        head = b"\x00\x02v3" + struct.pack(">H", len(items)) + items + changes
         return self.put(f"{self.store(0)}/{version}_{unique_id}.changelog", compress(head, self.codec))
 
     def snapshot(self, version: int, ssts: Sequence[str], unique_id: str = "", partition: int = 0) -> Path:

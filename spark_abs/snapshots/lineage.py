@@ -14,7 +14,7 @@ from spark_abs.snapshots.layout import CODEC_KEY
 MAX_LINEAGE = 65_600
 """A lineage is one string of Java's modified UTF-8, whose length has two bytes."""
 HEAD_BYTES = 4 * MAX_LINEAGE
-"""How much of a changelog to read so that its lineage is in it whatever the codec."""
+"""How much of a changelog to read so that its lineage is in it, with the sizes of blocks that codecs have."""
 
 
 @dataclass(frozen=True, slots=True)

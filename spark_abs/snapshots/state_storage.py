@@ -299,12 +299,12 @@ def _hash(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> tupl
     for data in _chunks(filesystem, directory, file):
         digest.update(data)
         count += len(data)
-        if count <= HELD:
+        if file.size <= HELD:
             held.append(data)
     info = filesystem.get_file_info(f"{directory}/{file.path}")
     if not (count == info.size == file.size and (info.mtime_ns or 0) == file.modified_ns):
         raise StaleCapture(f"{file.path} changed while it was copied")
-    return digest.hexdigest(), held if count <= HELD else ()
+    return digest.hexdigest(), held
 
 
 def _again(filesystem: fs.FileSystem, directory: str, file: CapturedFile, sha256: str) -> Iterator[Chunk]:

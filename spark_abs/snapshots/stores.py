@@ -58,7 +58,9 @@ def files_of_version(
     if wanted.unique_ids is None:
         ways = _by_version(wanted.version, [f for f in found if f.unique_id is None])
     else:
-        ways = _by_lineage(wanted, wanted.unique_ids, found, read_head)
+        ways = _by_lineage(
+            wanted, wanted.unique_ids, found, lambda name: _lineage(name, wanted, read, read_head)
+        )
 
     def size_of(names: Iterable[str]) -> int:
         return sum(sizes[name] for name in names)
@@ -113,8 +115,19 @@ def _by_version(version: int, found: Iterable[StateFile]) -> tuple[_Way, ...]:
     )
 
 
+def _lineage(name: str, wanted: Wanted, read: Read, read_head: Read) -> tuple[LineageItem, ...]:
+    """Read the lineage of a changelog; the whole of it where its first block is longer than the head."""
+    try:
+        return parse_lineage(decompress_head(read_head(name), wanted.codec))
+    except DamageError:
+        return parse_lineage(decompress_head(read(name), wanted.codec))
+
+
 def _by_lineage(
-    wanted: Wanted, unique_ids: frozenset[str], found: Iterable[StateFile], read_head: Read
+    wanted: Wanted,
+    unique_ids: frozenset[str],
+    found: Iterable[StateFile],
+    lineage_of: Callable[[str], tuple[LineageItem, ...]],
 ) -> tuple[_Way, ...]:
     """Return the ways to load a version along its lineage, that with the newest snapshot first.
 
@@ -129,7 +142,7 @@ def _by_lineage(
     lineage: tuple[LineageItem, ...] = ()
     try:
         if newest is not None:
-            lineage = parse_lineage(decompress_head(read_head(newest.name), wanted.codec))
+            lineage = lineage_of(newest.name)
     except (DamageError, Refused):
         if (StateFileKind.SNAPSHOT, target.version, target.unique_id) not in by_id:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from spark_abs.model import NO_BATCH, BatchId
 from spark_abs.snapshots import capture as module
 from spark_abs.snapshots.capture import Captured, CapturedFile, CaptureIncomplete, capture
 from spark_abs.snapshots.layout import Provider
+from spark_abs.snapshots.lineage import HEAD_BYTES
 from tests.native_support import Native
 
 LOCAL = fs.LocalFileSystem()
@@ -209,6 +211,16 @@ def test_state_format_2_follows_the_ids_of_the_commit(tmp_path: Path) -> None:
     native.snapshot(3, ["three.sst"], "u3")
     assert state_of(take(native, 2)) == ["3_u3.zip", "SSTs/three.sst"]
     assert state_of(take(native, 3)) == ["3_u3.zip", "4_u4.changelog", "SSTs/three.sst"]
+
+
+def test_a_lineage_is_read_from_a_block_that_is_longer_than_the_head(tmp_path: Path) -> None:
+    """As with `spark.io.compression.lz4.blockSize=512k`."""
+    native = Native(tmp_path)
+    for batch in range(2):
+        native.batch(batch, unique_ids=[[f"u{batch + 1}"]])
+    native.snapshot(1, ["one.sst"], "u1")
+    native.changelog(2, "u2", [(1, "u1")], changes=random.Random(7).randbytes(2 * HEAD_BYTES))
+    assert state_of(take(native, 1)) == ["1_u1.zip", "2_u2.changelog", "SSTs/one.sst"]
 
 
 def test_state_format_2_goes_on_from_a_snapshot_that_is_kept_along_its_lineage(tmp_path: Path) -> None:
