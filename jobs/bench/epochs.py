@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from spark_abs.run.run import Run
 
 EPOCHS = 10_000
-_FIRST, _LOOKED_AT, _TIMES = 100, 50, 9
+_FIRST, _BETWEEN = 100, (1_000, 3_000)
+_LOOKED_AT, _TIMES = 50, 9
 _POLL_S = 2.0
 
 
 def figures(spark: SparkSession, base: Path, epochs: int, console: Console) -> Iterator[Figure]:
-    """Run one job for so many checkpoints, and start it again at both looks."""
+    """Run one job for so many checkpoints, and start it again at each look, of which first and last count."""
     root, seen = spark_abs.open(str(base / "root"), spark), list[dict[str, float]]()
     run, _ = _start(spark, base)
-    for until in (_FIRST, epochs):
+    for until in (_FIRST, *(some for some in _BETWEEN if some < epochs), epochs):
         while _newest(root) < until and not run.await_termination(_POLL_S):
             pass
         now = _look(spark, root, run)
@@ -42,7 +43,7 @@ def figures(spark: SparkSession, base: Path, epochs: int, console: Console) -> I
         seen.append({**now, "start_s": took})
         console.print(f"epoch {until}: {seen[-1]}")
     run.stop()
-    early, late = seen
+    early, late = seen[0], seen[-1]
     for name in early:
         yield figure(f"epoch_{epochs}_vs_{_FIRST}_{name.rpartition('_')[0]}", [late[name] / early[name]])
     yield figure(f"epoch_{epochs}_vs_{_FIRST}", [max(late[name] / early[name] for name in early)])
@@ -54,7 +55,7 @@ def _counts(frame: DataFrame) -> DataFrame:
 
 def _start(spark: SparkSession, base: Path) -> tuple[Run, float]:
     job = spark_abs.Job("epochs", root=str(base / "root"), spark=spark, interval="50ms")
-    numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    numbers = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
     counts = job.stage("counts", [job.source("numbers", numbers)], _counts, output_mode="update")
     job.sink("out", counts, table=str(base / "out"))
     began = time.monotonic()
@@ -69,7 +70,8 @@ def _newest(root: JobRoot) -> int:
 def _look(spark: SparkSession, root: JobRoot, run: Run) -> dict[str, float]:
     """Return what the job costs now: memory of driver and gates, milliseconds of a batch and so on.
 
-    The driver's is the JVM's heap and its Python's memory, after a collection.
+    The driver's is the JVM's heap and its Python's memory, after a collection. It is the least of some
+    looks: a task at work holds pages of 64 MB.
     """
     batches = [progress["batchDuration"] for progress in run.query("counts").recentProgress][-_LOOKED_AT:]
     completed = [row for row in event_rows(root.root) if row.event is HistoryEvent.COMPLETED]
@@ -77,7 +79,7 @@ def _look(spark: SparkSession, root: JobRoot, run: Run) -> dict[str, float]:
         -_LOOKED_AT:
     ]
     return {
-        "driver_mb": statistics.median(driver_memory(spark) for _ in range(_TIMES)) / 1e6,
+        "driver_mb": min(driver_memory(spark) for _ in range(_TIMES)) / 1e6,
         "gate_mb": gate_megabytes(),
         "batch_ms": statistics.median(batches),
         "checkpoint_ms": statistics.median(took),
@@ -92,4 +94,4 @@ def _milliseconds(look: Callable[[], object]) -> float:
         began = time.perf_counter()
         look()
         took.append((time.perf_counter() - began) * 1000)
-    return statistics.median(took)
+    return min(took)
