@@ -215,7 +215,8 @@ def _rebuild(
         DamageError: one of them cannot be rebuilt, or all are lost, as with a disk that is not there; names
             the stages and the way back. Nothing was changed.
     """
-    begun = [r.stage for r in control.state.attempt.rebuilt if not r.done]
+    declared = {stage.name for stage in graph.stages}
+    begun = [r.stage for r in control.state.attempt.rebuilt if not r.done and r.stage in declared]
     wanted = {**dict.fromkeys(begun, "a start was killed while it rebuilt it"), **lost}
     if not wanted:
         return ctx, ()

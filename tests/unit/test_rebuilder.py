@@ -25,6 +25,7 @@ from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, end_run
 from spark_abs.run.rebuild import Rebuilder
+from spark_abs.run.start import _rebuild as rebuild
 from spark_abs.sinks.commit_metadata import PlannedBatch
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
@@ -207,6 +208,15 @@ def test_a_rebuilding_goes_on_if_what_it_reads_is_as_at_its_checkpoint(
     lossy.tables = {"file:/lake/items": 5}
     with pytest.raises(Refused, match="static tables whose versions"):
         lossy.rebuilder().plan(B)
+
+
+def test_a_stage_that_left_the_job_while_it_was_rebuilt_is_not_in_the_way(lossy: Lossy) -> None:
+    lossy.job.checkpoint(1, 2)
+    first = lossy.rebuilder()
+    first.prepare([first.plan(B)])
+    without = JobGraph(lossy.graph.stages[:1], ())
+    ctx = lossy.ctx
+    assert rebuild(ctx, without, {}, Control.open(lossy.job.root), {}, no_session) == (ctx, ())
 
 
 def test_state_that_a_restore_has_divided_anew_is_rebuilt_from_later_checkpoints_only(lossy: Lossy) -> None:
