@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from spark_abs.checkpointing.coordination import Coordination
+from spark_abs.errors import Fenced
 from spark_abs.fencing.lease import holding_lease
 from spark_abs.protocol.messages import StatusChanged
 from spark_abs.protocol.trigger import JobStatus
@@ -134,8 +135,10 @@ class Lifecycle:
         why = self._told[1] if failure is None else one_line(str(failure))
         self._coordination.put(StatusChanged(now_ms(), status, why))  # 1
         with ExitStack() as until_the_end:
-            with suppress(OSError):  # the coordinator may still be able to renew it
-                until_the_end.enter_context(holding_lease(self._ctx.root, self._ctx.run))
+            # Who has taken over waits until this run has ended, or until its lease is not renewed any more.
+            if not isinstance(failure, Fenced):
+                with suppress(OSError):  # the coordinator may still be able to renew it
+                    until_the_end.enter_context(holding_lease(self._ctx.root, self._ctx.run))
             for step in (
                 self._stop_queries,  # 2
                 self._coordination.close,  # 3

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spark_abs.errors import Fenced
 from spark_abs.model import RunId
 from spark_abs.protocol.messages import StatusChanged
 from spark_abs.protocol.trigger import JobStatus
@@ -128,3 +129,9 @@ def test_the_first_failure_is_kept() -> None:
     assert [termination.requested, termination.await_request(0)] == [True, True]
     with pytest.raises(OSError, match="first"):
         termination.raise_failure()
+
+
+def test_a_run_that_was_replaced_does_not_hold_the_lease_for_which_the_other_waits(life: Life) -> None:
+    life.live(fail(Fenced("run 7 was replaced")))
+    assert "lease held" not in life.done
+    assert life.done[:4] == ["queries", "coordination", "copies", "finish"]
