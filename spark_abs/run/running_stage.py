@@ -135,12 +135,13 @@ class RunningStage:
         still counts as active.
         """
         runner = self.runner
-        while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
-            meanwhile()
-            _quiet.wait(_LOOK_S)
-        error = query.exception()
-        query.stop()
-        return error
+        try:
+            while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
+                meanwhile()
+                _quiet.wait(_LOOK_S)
+            return query.exception()
+        finally:
+            query.stop()
 
     def read_no_more(self) -> None:
         """Let no batch begin any more, whoever has planned it; `read_on` undoes it."""

@@ -324,11 +324,17 @@ class _Host:
     def _stop_queries(self) -> None:
         with self._lock:
             self._ending = True
+        errors = []
         for guest in list(self._guests.values()):
-            guest.runner.batch_lock.stop()
-            query = active_query(self._spark, guest.query)
-            if query is not None:
-                query.stop()
+            try:
+                guest.runner.batch_lock.stop()
+                query = active_query(self._spark, guest.query)
+                if query is not None:
+                    query.stop()
+            except Exception as error:  # noqa: BLE001 - the others are to end, too
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:
