@@ -64,8 +64,8 @@ class Commands:
             lambda state: ledger.answer(state, answer.request_id, answer.ok, answer.id, answer.message)
         )
         command = next((c for c in self._control.state.commands if c.id == answer.request_id), None)
-        if command and command.kind is CommandKind.STOP and answer.ok:
-            self._can.stop()
+        if command and command.kind is CommandKind.STOP and answer.ok and not command.drain:
+            self._can.stop()  # a drain ends by itself, when sinks outside have all rows
 
     def _begin(self, command: Command) -> None:
         try:

@@ -101,8 +101,8 @@ class Sender:
         self._wake = threading.Condition()
         self._closing = self._abandoned = False
         self._trouble = ""
-        self._troubled_at: float | None = None
-        """When `_trouble` began, by `time.monotonic`."""
+        self._troubled_at = self._failed_at = 0.0
+        """When `_trouble` began, and when a try failed last, by `time.monotonic`."""
         self._batches = follow(ctx.root, sending.channel, path) if sending.sink.each_batch else None
         self._looked, self._newest = self._batches is None, FIRST_ENTRY
         """Whether the log was read, and the newest entry with rows that is known: which there are between the
@@ -113,6 +113,11 @@ class Sender:
     def channel(self) -> ChannelId:
         """The channel that it reads."""
         return self._sending.channel
+
+    @property
+    def each_batch(self) -> bool:
+        """Whether it sends each batch, and not all up to a checkpoint after its completion."""
+        return self._batches is not None
 
     @property
     def mark(self) -> Mark:
@@ -129,9 +134,8 @@ class Sender:
 
     @property
     def troubled_s(self) -> float:
-        """For how long every try to send has failed; 0 if the last one did not."""
-        began = self._troubled_at
-        return 0.0 if began is None else time.monotonic() - began
+        """For how long every try had failed when the last one failed; one under way does not count."""
+        return self._failed_at - self._troubled_at
 
     def recover(self) -> None:
         """Fence older runs and read the mark; before the first row, and after every failure.
@@ -230,12 +234,14 @@ class Sender:
             self._sending.sink.close()
 
     def _say(self, trouble: str) -> None:
+        now = time.monotonic() if trouble else 0.0
         if trouble and not self._trouble:
             log.warning("sink %s waits%s; it is tried again", self._sending.name, trouble)
-            self._troubled_at = time.monotonic()
+            self._troubled_at = now
         if self._trouble and not trouble:
             log.info("sink %s sends again", self._sending.name)
-            self._troubled_at = None
+            self._troubled_at = now
+        self._failed_at = now
         self._trouble = trouble
 
     def _send(self) -> None:

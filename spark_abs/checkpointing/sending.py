@@ -77,6 +77,11 @@ class Senders:
             found[sender.channel] = (*found.get(sender.channel, ()), bounds.needed)
         return found
 
+    @property
+    def need_checkpoints(self) -> bool:
+        """Whether a sink gets its rows only after checkpoints."""
+        return any(not sender.each_batch for sender in self._senders)
+
     def sending(self, patience_s: float) -> bool:
         """Say whether rows are left to send, and every sink could be reached in the last `patience_s`."""
         troubled = any(sender.troubled_s > patience_s for sender in self._senders)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Unpack
 from spark_abs.alignment.loops import Loop
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.checkpointing.sending import Senders
-from spark_abs.errors import AbsError, CheckpointPending, ConfigError, Refused, SinkUnreachable, UsageError
+from spark_abs.errors import (
+    AbsError,
+    CheckpointPending,
+    CheckpointsFailed,
+    ConfigError,
+    Refused,
+    SinkUnreachable,
+    UsageError,
+)
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import JobStatus, Request
@@ -316,6 +324,11 @@ class Run:
                 continue
             if not answer.ok:
                 log.warning("no checkpoint at the end of input: %s", answer.message)
+                if self._senders.need_checkpoints and not self._termination.requested:
+                    raise CheckpointsFailed(
+                        f"no checkpoint at the end of input: {answer.message}; sinks outside lack what came "
+                        "after the newest one: start the job again, it sends the rest"
+                    )
             return
 
     def _await_sent(self) -> None:
@@ -344,8 +357,9 @@ class Run:
 
     def _end_sending(self) -> None:
         """Send the rows of completed checkpoints; what cannot be sent now goes out with the next start."""
-        in_order = self._termination.failure is None
-        patience_s = self._ctx.settings.stop_timeout_ms / 1000 if in_order else 1.0
+        in_order, stopped = self._termination.failure is None, self._termination.requested
+        # A run that has ended by itself has waited already.
+        patience_s = self._ctx.settings.stop_timeout_ms / 1000 if in_order and stopped else 1.0
         left = "; ".join(self._senders.close(patience_s))
         if left and in_order:
             log.warning(

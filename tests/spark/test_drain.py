@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from spark_abs.model import CheckpointKind, StageId
 from spark_abs.run.run import Run
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
-from tests.job_support import Feed, eventually, files_read, manifests
+from tests.job_support import Feed, eventually, files_read, hold_until, manifests
 from tests.spark.conftest import Start
 from tests.spark.shapes import SCHEMA, clicks_of, in_time, orders_of
 
@@ -90,16 +91,18 @@ def test_a_drain_does_not_forget_a_batch_that_the_outputs_hold(
 ) -> None:
     """A killed run had committed it; the next one had planned it, and not begun it when the drain came."""
     root, table = str(tmp_path / "root"), str(tmp_path / "rows")
-    feed, held, runs = Feed(spark, tmp_path / "in"), list[str](), list[Run]()
+    feed, held, runs = Feed(spark, tmp_path / "in"), threading.Event(), list[Run]()
+    again = threading.Event()
 
-    def failpoint(point: str) -> None:
-        if point == "batch.numbers.wait.before" and runs:
-            held.append(point)
-            eventually(runs[0], lambda: runs[0]._stages[StageId("numbers")].halted, "the drain to be there")
+    def may_begin() -> bool:
+        if again.is_set():
+            held.set()
+            return bool(runs) and runs[0]._stages[StageId("numbers")].halted
+        return True
 
     def declare() -> Job:
         job = Job("drained", root=root, spark=spark, interval="1d")
-        job.failpoint = failpoint
+        job.failpoint = hold_until("batch.numbers.wait.before", may_begin)
         job.sink("rows", job.source("numbers", feed.stream()), table=table)
         return job
 
@@ -110,9 +113,9 @@ def test_a_drain_does_not_forget_a_batch_that_the_outputs_hold(
     newest = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
     (commits / str(newest)).unlink()
 
-    job = declare()
-    runs.append(start(job))
-    eventually(runs[0], lambda: held, "the batch to be planned again")
+    again.set()
+    runs.append(start(declare()))
+    assert held.wait(120), "the batch is planned again"
     runs[0].stop(savepoint="last", drain=True)
     last = manifests(root)[-1]
     assert (last.name, files_read(last, "numbers")) == ("last", 2)

@@ -198,7 +198,7 @@ def test_a_stopped_job_goes_on_where_it_was(line: Line, start: Start) -> None:
         eventually(run, lambda: Control.open(Root(line.root)).state.claims, "checkpoint 1 is under way")
         eventually(run, line.has_all, "all rows through")
         run.stop()
-        with pytest.raises(Refused, match=r"job-stopping|ended first"):
+        with pytest.raises(Refused, match=r"job-stopping|ended before it answered"):
             checkpoint.result()
     assert line.aborted() == {1: AbortReason.JOB_STOPPING}
 

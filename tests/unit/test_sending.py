@@ -86,3 +86,20 @@ def test_that_a_sink_has_a_mark_is_recorded_until_the_store_has_taken_it(
     for _ in range(2):
         sender._send()
     assert recorded == ["tried"] * 3
+
+
+def test_a_try_that_goes_on_is_no_sign_that_a_sink_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    sender: Any = object.__new__(Sender)
+    sender._sending, sender._trouble = SimpleNamespace(name="sent"), ""
+    sender._troubled_at = sender._failed_at = 0.0
+    found = []
+    for said, at in (("", 100), ("away", 100), ("away", 107), (None, 160), ("", 161), ("away", 170)):
+        now[0] = float(at)
+        if said is not None:
+            sender._say(said)
+        found.append(sender.troubled_s)
+    assert found == [0, 0, 7, 7, 0, 0]
