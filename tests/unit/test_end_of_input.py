@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from spark_abs.model import BatchId, StageId
 from spark_abs.run.end_of_input import EndOfInput
+from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.storage import Place
 
@@ -77,3 +79,51 @@ def test_a_batch_for_timers_that_is_under_way_does_not_hold_up_the_end(query: Qu
     query.run(2)
     query.plan(3, 0)
     assert ends._done(runner) is None
+
+
+class Looped:
+    """A stage of a loop that is idle; Spark says so when it is let."""
+
+    def __init__(self, name: str, path: Path, head: bool) -> None:
+        path.mkdir()
+        Query(path).run(1)
+        self.asked, self.may = 0, threading.Event()
+        self.closed = head
+        self.isActive, self.halted, self.query = True, False, self
+        self.runner: Any = SimpleNamespace(
+            name=StageId(name),
+            native=NativeLog(Place(str(path))),
+            reads_channels=True,
+            heads_loop=head,
+            inputs_closed=lambda _: self.closed,
+            batch_lock=BatchLock(),
+            failure=None,
+            end=lambda: None,
+        )
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - as in Spark
+        self.asked += 1
+        assert self.may.wait(60)
+
+    def halt(self) -> None:
+        self.isActive = False
+
+
+@pytest.mark.parametrize("order", [("head", "behind"), ("behind", "head")])
+def test_a_loop_ends_when_spark_says_of_each_of_its_stages_that_it_has_nothing_to_do(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    """Which takes a second where a gate waits for news, and is asked once, however often it is looked at."""
+    stages: Any = {StageId(name): Looped(name, tmp_path / name, name == "head") for name in order}
+    around = {"head": [stage.runner for stage in stages.values()], "behind": [stages["behind"].runner]}
+    loops: Any = SimpleNamespace(around=lambda runner: around[runner.name], has_ended=lambda *_: True)
+    ends = EndOfInput(SimpleNamespace(failpoint=lambda _: None), stages, loops)  # type: ignore[arg-type]
+    for _ in range(5):
+        assert not ends.finish_stages()
+    assert [stage.asked for stage in stages.values()] == [1, 1]
+    for stage in stages.values():
+        stage.may.set()
+    for asking in list(ends._processed.values()):
+        asking.join(60)
+    ends.finish_stages()
+    assert (stages["head"].halted, stages["behind"].halted) == (True, False)
