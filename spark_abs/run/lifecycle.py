@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 
 from spark_abs.checkpointing.coordination import Coordination
@@ -57,6 +57,18 @@ class Termination:
         """Raise what ended the run, if it was an error."""
         if self.failure is not None:
             raise self.failure
+
+
+def end_all(ends: Iterable[Callable[[], object]]) -> None:
+    """Call each, also after one has failed; raise the first error when all were called."""
+    errors = []
+    for end_one in ends:
+        try:
+            end_one()
+        except Exception as error:  # noqa: BLE001 - the others are to end, too
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 class Lifecycle:

@@ -27,7 +27,7 @@ from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.run.drain import Drain
 from spark_abs.run.end_of_input import EndOfInput
-from spark_abs.run.lifecycle import Lifecycle, Termination
+from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
 from spark_abs.run.loops import Loops
 from spark_abs.run.process_end import Guest, attend
 from spark_abs.run.recovery import Recovery, StageEnd
@@ -346,14 +346,7 @@ class Run:
             stage.runner.batch_lock.refuse()
         with suppress(AbsError, OSError):  # a log that cannot be read is no reason to leave a query running
             log.info("job %s is stopping%s", self._ctx.job, self._under_way())
-        errors = []
-        for stage in self._stages.values():
-            try:
-                stage.halt()
-            except Exception as error:  # noqa: BLE001 - the others are to end, too
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        end_all(stage.halt for stage in self._stages.values())
 
     def _end_sending(self) -> None:
         """Send the rows of completed checkpoints; what cannot be sent now goes out with the next start."""

@@ -26,7 +26,7 @@ from spark_abs.plan.jvm import active_query, refuse_unsupported_session
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
-from spark_abs.run.lifecycle import Lifecycle, Termination
+from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
 from spark_abs.run.registration import begin, refuse_second
 from spark_abs.session import check_session
 from spark_abs.settings import JobSettings
@@ -324,17 +324,13 @@ class _Host:
     def _stop_queries(self) -> None:
         with self._lock:
             self._ending = True
-        errors = []
-        for guest in list(self._guests.values()):
-            try:
-                guest.runner.batch_lock.stop()
-                query = active_query(self._spark, guest.query)
-                if query is not None:
-                    query.stop()
-            except Exception as error:  # noqa: BLE001 - the others are to end, too
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        end_all(partial(self._stop_query, guest) for guest in list(self._guests.values()))
+
+    def _stop_query(self, guest: _Guest) -> None:
+        guest.runner.batch_lock.stop()
+        query = active_query(self._spark, guest.query)
+        if query is not None:
+            query.stop()
 
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:
