@@ -101,8 +101,10 @@ class Sender:
         self._wake = threading.Condition()
         self._closing = self._abandoned = False
         self._trouble = ""
-        self._troubled_at = self._failed_at = 0.0
-        """When `_trouble` began, and when a try failed last, by `time.monotonic`."""
+        self._troubled_at = 0.0
+        """When `_trouble` began, by `time.monotonic`."""
+        self.troubled_s = 0.0
+        """For how long every try had failed when the last one failed; one under way does not count."""
         self._batches = follow(ctx.root, sending.channel, path) if sending.sink.each_batch else None
         self._looked, self._newest = self._batches is None, FIRST_ENTRY
         """Whether the log was read, and the newest entry with rows that is known: which there are between the
@@ -131,11 +133,6 @@ class Sender:
         if not self._looked or self._newest > mark.version:
             return True
         return bool(outside.next_epochs(mark, list(self._cuts), self._path))
-
-    @property
-    def troubled_s(self) -> float:
-        """For how long every try had failed when the last one failed; one under way does not count."""
-        return self._failed_at - self._troubled_at
 
     def recover(self) -> None:
         """Fence older runs and read the mark; before the first row, and after every failure.
@@ -234,14 +231,12 @@ class Sender:
             self._sending.sink.close()
 
     def _say(self, trouble: str) -> None:
-        now = time.monotonic() if trouble else 0.0
         if trouble and not self._trouble:
             log.warning("sink %s waits%s; it is tried again", self._sending.name, trouble)
-            self._troubled_at = now
+            self._troubled_at = time.monotonic()
         if self._trouble and not trouble:
             log.info("sink %s sends again", self._sending.name)
-            self._troubled_at = now
-        self._failed_at = now
+        self.troubled_s = time.monotonic() - self._troubled_at if trouble else 0.0
         self._trouble = trouble
 
     def _send(self) -> None:

@@ -95,7 +95,7 @@ def test_a_try_that_goes_on_is_no_sign_that_a_sink_cannot_be_reached(
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     sender: Any = object.__new__(Sender)
     sender._sending, sender._trouble = SimpleNamespace(name="sent"), ""
-    sender._troubled_at = sender._failed_at = 0.0
+    sender._troubled_at = sender.troubled_s = 0.0
     found = []
     for said, at in (("", 100), ("away", 100), ("away", 107), (None, 160), ("", 161), ("away", 170)):
         now[0] = float(at)
