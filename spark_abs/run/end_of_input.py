@@ -29,8 +29,8 @@ class EndOfInput:
         self._ctx, self._stages, self._loops = ctx, stages, loops
         self._before: dict[StageId, BatchId] = {}
         """The newest batch that each stage had planned when it was first looked at."""
-        self._processed: dict[tuple[StageId, StageId], threading.Thread] = {}
-        """By a stage that may have come to its end and one around it: asks if that has nothing to do."""
+        self._processed: dict[StageId, dict[StageId, threading.Thread]] = {}
+        """For a stage that may have come to its end, by stage around it: asks if that has nothing to do."""
         self.loop_waits = False
         """Whether, at the last look, nothing but batches with barriers kept a loop from its end."""
 
@@ -65,14 +65,13 @@ class EndOfInput:
         around, nothing_left = self._loops.around(runner), self._has_nothing_left(runner)
         self.loop_waits |= nothing_left and runner.heads_loop
         if not nothing_left or any(self._done(other) is None for other in around):
-            for other in around:
-                self._processed.pop((runner.name, other.name), None)
+            self._processed.pop(runner.name, None)
             return False
-        still = [self._has_processed_all(runner, other) for other in around]
+        asked = self._processed.setdefault(runner.name, {})
+        still = [self._has_processed_all(other, asked) for other in around]
         if not all(still):
             return False
-        for other in around:
-            self._processed.pop((runner.name, other.name), None)
+        del self._processed[runner.name]
         return not runner.heads_loop or self._still_ended(runner)
 
     def _has_nothing_left(self, runner: StageRunner) -> bool:
@@ -92,13 +91,13 @@ class EndOfInput:
                 runner.batch_lock.unblock(_ENDING)
         return ended
 
-    def _has_processed_all(self, asking: StageRunner, runner: StageRunner) -> bool:
+    def _has_processed_all(self, runner: StageRunner, asked: dict[StageId, threading.Thread]) -> bool:
         """Let Spark say that a query has nothing to do: in a thread, since a batch may wait for credit."""
-        processing = self._processed.get((asking.name, runner.name))
+        processing = asked.get(runner.name)
         if processing is None:
             query = self._stages[runner.name].query
             processing = threading.Thread(target=_process_all, args=(query,), daemon=True)
-            self._processed[asking.name, runner.name] = processing
+            asked[runner.name] = processing
             processing.start()
         return not processing.is_alive() or self._rests(runner)
 
