@@ -299,7 +299,7 @@ def _hash(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> tupl
     for data in _chunks(filesystem, directory, file):
         digest.update(data)
         count += len(data)
-        if file.size <= HELD:
+        if max(file.size, count) <= HELD:
             held.append(data)
     info = filesystem.get_file_info(f"{directory}/{file.path}")
     if not (count == info.size == file.size and (info.mtime_ns or 0) == file.modified_ns):
