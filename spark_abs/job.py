@@ -6,7 +6,7 @@ It is long because its docstrings are the reference of all that a declaration ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack, get_args
 
@@ -311,8 +311,13 @@ class Job:
             self.failpoint,
             MappingProxyType(dict(self.stages)),
             tuple(self.feedbacks),
-            tuple(self.sinks),
+            tuple(self._of_this_start(sink) for sink in self.sinks),
         )
+
+    def _of_this_start(self, sink: SinkSpec) -> SinkSpec:
+        """Return a sink with a client of its own: that of a run before may still be at work."""
+        made = made_again(sink.kind, sink.settings, self.root, lambda: self.spark)
+        return sink if made is None else replace(sink, outside=made)
 
     def start(
         self,

@@ -62,6 +62,27 @@ class Sending:
         return OutsideSink(self.name, self.stage, self.output, self.kind, self.settings, first, begun)
 
 
+_at_work: dict[int, threading.Thread] = {}
+"""The threads that use a sink, by its `id`: one whose run has ended may be in the middle of a commit."""
+
+
+def require_free(sending: Sending, patience_s: float) -> None:
+    """Wait until no run before uses the object of a sink, at most for so long.
+
+    Raises:
+        Refused: one still does.
+    """
+    thread = _at_work.get(id(sending.sink))
+    if thread is None:
+        return
+    thread.join(patience_s)
+    if thread.is_alive():
+        raise Refused(
+            f"sink {sending.name!r}: an earlier run in this process is still committing through the same "
+            "object: start again when it has, or declare the sink with an object of its own"
+        )
+
+
 class Sender:
     """Sends the rows of one sink in its own thread. Only `recover` is not for any thread."""
 
@@ -169,6 +190,7 @@ class Sender:
         """Start to send; `on_failure` is called once, from the thread, if it cannot go on."""
         name = f"spark-abs-send-{self._sending.name}"
         self._thread = threading.Thread(target=self._run, args=(on_failure,), name=name, daemon=True)
+        _at_work[id(self._sending.sink)] = self._thread
         self._thread.start()
 
     def completed(self, cut: Mark, savepoint: str | None) -> None:
@@ -229,6 +251,7 @@ class Sender:
             on_failure(error)
         finally:
             self._sending.sink.close()
+            _at_work.pop(id(self._sending.sink), None)
 
     def _say(self, trouble: str) -> None:
         if trouble and not self._trouble:

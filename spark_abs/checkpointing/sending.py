@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.trim import written_by
 from spark_abs.checkpointing.send_tasks import SendTasks
-from spark_abs.checkpointing.sender import AGAIN, WAIT_S, Sender, Sending
+from spark_abs.checkpointing.sender import AGAIN, WAIT_S, Sender, Sending, require_free
 from spark_abs.errors import (
     Refused,
 )
@@ -83,9 +83,8 @@ class Senders:
         return any(not sender.each_batch for sender in self._senders)
 
     def sending(self, patience_s: float) -> bool:
-        """Say whether rows are left to send, and every sink could be reached in the last `patience_s`."""
-        troubled = any(sender.troubled_s > patience_s for sender in self._senders)
-        return not troubled and any(sender.waits for sender in self._senders)
+        """Say whether a sink has rows left to send and could be reached in the last `patience_s`."""
+        return any(sender.waits and sender.troubled_s <= patience_s for sender in self._senders)
 
     def close(self, patience_s: float) -> tuple[str, ...]:
         """Send what can be sent, at most for so long; return what is left, for a person."""
@@ -132,6 +131,7 @@ def open_senders(
     savepoints = {manifest.id: manifest.name for manifest in manifests if manifest.name is not None}
     found = []
     for sending in sendings:
+        require_free(sending, _START_PATIENCE_S)
         path = channel_path(state, sending.channel)
         cuts = tuple(cuts_of(manifests, sending.channel))
         before = records.get(sending.name)

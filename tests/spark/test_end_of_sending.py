@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.errors import SinkUnreachable
+from spark_abs.errors import CheckpointsFailed, SinkUnreachable
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+from spark_abs.store.failpoint import Failpoint, no_failpoint
 from tests.job_support import Feed
 
 PATIENCE = 500
@@ -53,10 +54,22 @@ def feed(spark: SparkSession, tmp_path: Path) -> Feed:
     return made
 
 
-def begin(spark: SparkSession, tmp_path: Path, feed: Feed, sink: TwoPhaseSink) -> spark_abs.Run:
-    job = spark_abs.Job(
-        "sending", root=str(tmp_path / "root"), spark=spark, interval="1d", stop_timeout=f"{PATIENCE}ms"
-    )
+def bounded(spark: SparkSession, tmp_path: Path, failpoint: Failpoint = no_failpoint) -> spark_abs.Job:
+    """Return a job that takes a checkpoint only at its end."""
+    root = str(tmp_path / "root")
+    job = spark_abs.Job("sending", root=root, spark=spark, interval="1d", stop_timeout=f"{PATIENCE}ms")
+    job.failpoint = failpoint
+    return job
+
+
+def begin(
+    spark: SparkSession,
+    tmp_path: Path,
+    feed: Feed,
+    sink: TwoPhaseSink,
+    failpoint: Failpoint = no_failpoint,
+) -> spark_abs.Run:
+    job = bounded(spark, tmp_path, failpoint)
     job.sink("out", job.source("numbers", feed.stream()), two_phase=sink)
     return job.start(available_now=True)
 
@@ -96,3 +109,53 @@ def test_a_sink_out_of_reach_for_as_long_as_a_stop_may_take_fails_a_bounded_run(
     run = begin(spark, tmp_path, feed, sink)
     with pytest.raises(SinkUnreachable, match="no route"):
         run.await_termination(60)
+
+
+def test_a_sink_that_still_commits_for_a_run_before_is_waited_for(
+    spark: SparkSession, tmp_path: Path, feed: Feed
+) -> None:
+    """The job is started again with the same object: two runs must not use it at once."""
+    sink = Slow()
+    run = begin(spark, tmp_path, feed, sink)
+    assert sink.asked.wait(60)
+    with pytest.raises(SinkUnreachable, match="not all was sent"):
+        run.stop()
+    threading.Timer(2, sink.may.set).start()
+    assert begin(spark, tmp_path, feed, sink).await_termination(60)
+    assert sink.ids == [0, 1, 2]
+
+
+def test_a_sink_out_of_reach_does_not_end_the_wait_for_another(
+    spark: SparkSession, tmp_path: Path, feed: Feed
+) -> None:
+    """The one that sends has all the time that it needs; then the run fails with the one that cannot."""
+    away, slow = Slow(), Slow()
+    away.away = True
+    job = bounded(spark, tmp_path)
+    source = job.source("numbers", feed.stream())
+    job.sink("away", source, two_phase=away)
+    job.sink("slow", source, two_phase=slow)
+    run = job.start(available_now=True)
+    assert slow.asked.wait(60)
+    assert not run.await_termination(8 * PATIENCE / 1000)
+    slow.may.set()
+    with pytest.raises(SinkUnreachable, match=r"not all was sent: sink 'away' .* no route; start"):
+        run.await_termination(60)
+    assert sorted(slow.ids) == [0, 1, 2]
+
+
+def test_a_bounded_run_fails_if_its_sinks_lack_the_last_checkpoint(
+    spark: SparkSession, tmp_path: Path, feed: Feed
+) -> None:
+    def no_room(at: str) -> None:
+        if at == "capture.numbers.copy.before":
+            raise OSError("no room")
+
+    sink = Slow()
+    sink.may.set()
+    run = begin(spark, tmp_path, feed, sink, no_room)
+    with pytest.raises(CheckpointsFailed, match=r"at the end of input: .* no room; .* it sends the rest"):
+        run.await_termination(60)
+    assert not sink.ids
+    assert begin(spark, tmp_path, feed, sink).await_termination(60)
+    assert sorted(sink.ids) == [0, 1, 2]
