@@ -232,6 +232,8 @@ def begin_run(
 ) -> ControlState:
     """Add a run of the newest attempt; whoever ran before is fenced by it.
 
+    A job's run answers what an earlier run was asked and did not answer: it is not meant itself.
+
     Raises:
         AttemptNotReady: a restore was begun and not finished.
     """
@@ -241,7 +243,11 @@ def begin_run(
             f"restore of job {state.job!r} to checkpoint {attempt.checkpoint} (attempt {attempt.id}) is not "
             f"finished: run `{attempt.command}` again"
         )
-    return replace(state, runs=with_run(state, attempt.id, host, pid, now_ms, kind))
+    runs = with_run(state, attempt.id, host, pid, now_ms, kind)
+    for command in state.commands if kind is RunKind.JOB else ():
+        said = f"no run carried it out before run {runs[-1].id} began: ask again if it is still wanted"
+        state = answer(state, command.id, False, None, said)
+    return replace(state, runs=runs)
 
 
 def rebuild(state: ControlState, run: RunId, rebuilt: Rebuilt) -> ControlState:

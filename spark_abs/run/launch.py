@@ -14,7 +14,7 @@ from spark_abs.channels.writer import create_channel
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.checkpointing.sending import Senders, open_senders, sendings
-from spark_abs.errors import CheckpointNotFound, UsageError
+from spark_abs.errors import CheckpointNotFound, Refused, UsageError
 from spark_abs.manifest import StageShape
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import (
@@ -161,11 +161,13 @@ def launch(given: Launch) -> Run:
     job.spark.streams.addListener(late)
     try:
         _start_queries(given, stages, drain)
-    except Exception as error:
-        termination.fail(error)
+    except BaseException as error:  # of an interrupt, too: nobody else knows the queries that have begun
+        termination.fail(error if isinstance(error, Exception) else Refused("interrupted during its start"))
         given.started()
         run.begin()
-        run.await_termination()
+        termination.over.wait()
+        if isinstance(error, Exception):
+            termination.raise_failure()
         raise
     given.started()
     run.begin()

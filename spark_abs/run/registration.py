@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from deltalake.exceptions import DeltaError
 
@@ -14,7 +15,7 @@ from spark_abs.errors import AbsError, RunAlive, UsageError
 from spark_abs.fencing.lease import own_lease, read_lease, renew, write_lease
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.outcomes import abort_open
-from spark_abs.model import StageId
+from spark_abs.model import RunId, StageId
 from spark_abs.plan.jvm import batches_retained
 from spark_abs.plan.specs import JobSpec, query_name
 from spark_abs.protocol import control as ledger
@@ -30,12 +31,13 @@ log = logging.getLogger(__name__)
 _LEASE_POLL_S = 0.2
 
 
-def refuse_second(job: JobSpec, takeover: bool) -> None:
-    """Refuse to run beside a run that is alive, unless it is to be replaced.
+def refuse_second(job: JobSpec, control: Control, takeover: bool) -> RunId | None:
+    """Refuse to run beside a run that is alive, unless it is to be replaced; return the newest run.
 
     Raises:
         RunAlive: names host, process and age.
     """
+    newest = newest_run(control)
     lease, now = read_lease(job.root), now_ms()
     if lease is not None and not takeover and lease.alive(now, job.settings.lease_timeout_ms):
         age_s = (now - lease.beat_ms) / 1000
@@ -43,6 +45,13 @@ def refuse_second(job: JobSpec, takeover: bool) -> None:
             f"job {job.name!r} is already running: run {lease.run}, process {lease.pid} on {lease.host}, "
             f"last heard of {age_s:.0f} s ago; stop it, or start with takeover=True to fence it"
         )
+    return newest
+
+
+def newest_run(control: Control) -> RunId | None:
+    """Return the newest run that the root knows, None before the first one."""
+    run = control.state.run
+    return run.id if run is not None else None
 
 
 def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
@@ -63,17 +72,54 @@ def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
         )
 
 
-def begin(job: JobSpec, control: Control, *, takeover: bool, bounded: bool) -> RunContext:
+def await_replaced(job: JobSpec, stages: Sequence[StageId]) -> None:
+    """Wait until the queries of a run that was replaced have ended, where they run in the same session.
+
+    Raises:
+        RunAlive: names those that have not within the time of a lease.
+    """
+    names = {query_name(job.name, stage) for stage in stages}
+    until, pause = now_ms() + job.settings.lease_timeout_ms, threading.Event()
+    while left := sorted(query.name for query in job.spark.streams.active if query.name in names):
+        if now_ms() > until:
+            raise RunAlive(
+                f"the run that was replaced has not ended {', '.join(left)} in this session yet: it ends "
+                "with the batch that is under way; start again then"
+            )
+        pause.wait(_LEASE_POLL_S)
+
+
+def begin(
+    job: JobSpec, control: Control, newest: RunId | None, *, takeover: bool, bounded: bool
+) -> RunContext:
     """Take a run number, fence the runs before it and abort what they left open.
 
     With `takeover`, wait until the replaced run has ended or fallen silent.
 
+    Args:
+        job: the job.
+        control: its control table.
+        newest: the newest run when it was seen that none is alive.
+        takeover: whether to replace a run that is alive, also one that has begun since.
+        bounded: whether the run ends with its input.
+
     Raises:
+        RunAlive: somebody else has begun a run meanwhile.
         AttemptNotReady: a restore was begun and not finished.
     """
+
+    def begun(state: ledger.ControlState) -> ledger.ControlState:
+        now = state.run.id if state.run is not None else None
+        if now != newest and not takeover:
+            raise RunAlive(
+                f"run {now} of job {job.name!r} has begun meanwhile: stop it, or start with takeover=True "
+                "to fence it"
+            )
+        return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms())
+
     before = read_lease(job.root)
     job.failpoint("start.run.before")
-    state = control.update(lambda s: ledger.begin_run(s, socket.gethostname(), os.getpid(), now_ms()))
+    state = control.update(begun)
     run = state.runs[-1].id
     checkpoints = Checkpoints.open(job.root, job.name)
     job.failpoint("start.run.after")
@@ -86,23 +132,7 @@ def begin(job: JobSpec, control: Control, *, takeover: bool, bounded: bool) -> R
             if now_ms() - found.beat_ms >= job.settings.lease_timeout_ms or not found.alive(now_ms(), 2**62):
                 break
             pause.wait(_LEASE_POLL_S)
-    write_lease(job.root, own_lease(run, now_ms()))
-    clear_ahead(job.root.anywhere(state.attempt.natives), run)
-    job.failpoint("start.abort.before")
-    state = abort_open(control, checkpoints, run)
-    job.failpoint("start.abort.after")
-    History(job.root).append(
-        [
-            HistoryRow(
-                now_ms(),
-                HistoryEvent.RUN_STARTED,
-                state.attempt.id,
-                run,
-                detail=f"{socket.gethostname()}:{os.getpid()}",
-            )
-        ]
-    )
-    return RunContext(
+    ctx = RunContext(
         root=job.root,
         job=job.name,
         attempt=state.attempt.id,
@@ -118,6 +148,19 @@ def begin(job: JobSpec, control: Control, *, takeover: bool, bounded: bool) -> R
         bounded=bounded,
         failpoint=job.failpoint,
     )
+    write_lease(job.root, own_lease(run, now_ms()))
+    try:
+        clear_ahead(job.root.anywhere(ctx.natives), run)
+        job.failpoint("start.abort.before")
+        abort_open(control, checkpoints, run)
+        job.failpoint("start.abort.after")
+        here = f"{socket.gethostname()}:{os.getpid()}"
+        row = HistoryRow(now_ms(), HistoryEvent.RUN_STARTED, ctx.attempt, run, detail=here)
+        History(job.root).append([row])
+        return replace(ctx, control_version=control.version)
+    except BaseException as error:
+        end(ctx, error)
+        raise
 
 
 def end(ctx: RunContext, how: str | BaseException) -> None:

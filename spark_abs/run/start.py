@@ -27,7 +27,14 @@ from spark_abs.protocol.restarts import policy_of
 from spark_abs.run.laps import Laps
 from spark_abs.run.launch import Launch, launch
 from spark_abs.run.rebuild import Rebuild, Rebuilder
-from spark_abs.run.registration import begin, end, refuse_namesake, refuse_second
+from spark_abs.run.registration import (
+    await_replaced,
+    begin,
+    end,
+    newest_run,
+    refuse_namesake,
+    refuse_second,
+)
 from spark_abs.run.run import Run
 from spark_abs.run.shared_disk import require_shared
 from spark_abs.session import apply_storage_conf, check_session
@@ -72,22 +79,26 @@ def start_job(
     laps.over("plans")
     graph, plans = drafted.graph, drafted.plans
     control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
-    refuse_second(job, takeover)
-    refuse_namesake(job, [stage.name for stage in graph.stages])
+    newest, stages = refuse_second(job, control, takeover), [stage.name for stage in graph.stages]
+    refuse_namesake(job, stages)
     natives = control.natives_at(settings.native_root)
     if natives != NATIVES:
         require_shared(job.spark, job.root.anywhere(natives))
     if restart == "checkpoint":
         _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state)
+        newest = newest_run(control)
     elif control.state.attempt.ready:
         inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
     control.update(lambda state: place_natives(state, natives))
     drain = _unfinished_drain(job, control, available_now)
-    ctx = begin(job, control, takeover=takeover, bounded=available_now)  # 3, 4
-    log.info("job %s starts run %s at %s: %s", job.name, ctx.run, job.root.uri, _origin(control.state, ctx))
+    ctx = begin(job, control, newest, takeover=takeover, bounded=available_now)  # 3, 4
     try:
+        origin = _origin(control.state, ctx)
+        log.info("job %s starts run %s at %s: %s", job.name, ctx.run, ctx.root.uri, origin)
         with ExitStack() as starting:
             starting.enter_context(holding_lease(ctx.root, ctx.run))
+            if takeover:
+                await_replaced(job, stages)
             past = past_of(job.root, control.state)  # 5
             found = inspect(job, drafted, past, allow_non_restored_state)
             comparison = found.comparison
@@ -119,7 +130,7 @@ def start_job(
                 drain,
             )
             return launch(given)  # 6, 7
-    except Exception as error:
+    except BaseException as error:  # of an interrupt, too: whoever caught it can start again
         end(ctx, error)
         raise
 

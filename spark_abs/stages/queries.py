@@ -69,9 +69,11 @@ def start_queries(spark: SparkSession, ctx: RunContext, starts: Sequence[QuerySt
         # While they open their sources: those ask the session itself, and not the copy that a query has.
         with session_conf(spark, conf), ThreadPoolExecutor(_at_a_time(), "spark-abs-start") as pool:
             begun = [pool.submit(_start, spark, ctx, start, bool(conf)) for start in starts]
-            wait(begun, return_when=FIRST_EXCEPTION)
-            for one in begun:
-                one.cancel()
+            try:
+                wait(begun, return_when=FIRST_EXCEPTION)
+            finally:  # of an interrupt, too
+                for one in begun:
+                    one.cancel()
         for one in begun:
             if not one.cancelled():
                 one.result()

@@ -27,7 +27,7 @@ from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, Stage
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
-from spark_abs.run.registration import begin, refuse_second
+from spark_abs.run.registration import begin, end, refuse_second
 from spark_abs.session import check_session
 from spark_abs.settings import JobSettings
 from spark_abs.snapshots.state_storage import StateStorage
@@ -155,9 +155,17 @@ class _Host:
         resolved = wrapped_settings(session_settings(spark), settings)
         job = JobSpec(WRAPPED_JOB, root, spark, resolved, no_failpoint, {}, (), ())
         control = Control.create(root, job.name, now_ms(), resolved.require_root)
-        refuse_second(job, takeover=False)
+        newest = refuse_second(job, control, takeover=False)
         self._job, self._spark = job, spark
-        self._ctx = begin(job, control, takeover=False, bounded=False)
+        self._ctx = begin(job, control, newest, takeover=False, bounded=False)
+        try:
+            self._assemble()
+        except BaseException as error:
+            end(self._ctx, error)
+            raise
+
+    def _assemble(self) -> None:
+        root, job = self._ctx.root, self._job
         log.info("queries at %s: run %s begins", root.uri, self._ctx.run)
         self._checkpoints = Checkpoints.open(root, job.name)
         kept = StateStorage.open(root, job.name, self._ctx.run, self._checkpoints.load_all())

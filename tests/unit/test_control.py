@@ -21,3 +21,14 @@ def test_an_id_is_above_every_id_that_was_ever_claimed() -> None:
             case 1:
                 state = control.settle(state, aborted=(control.Aborted(barrier.id, AbortReason.EXPIRED),))
     assert ids == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_answers_what_an_earlier_run_was_asked() -> None:
+    """It is not meant itself: a stop that nobody answered must not stop a run that began days later."""
+    state = control.begin_run(control.begin_job("job", 0), "here", 1, 0)
+    state = control.ask(state, control.Command("one", control.CommandKind.STOP, None, 0))
+    edit = control.begin_run(state, "here", 1, 0, control.RunKind.EDIT)
+    assert edit.commands == state.commands
+    (command,) = control.begin_run(edit, "here", 1, 0).commands
+    assert (command.answered, command.ok) == (True, False)
+    assert command.message == "no run carried it out before run 3 began: ask again if it is still wanted"
