@@ -157,7 +157,8 @@ class SourceShape:
     feedback: bool = False
     """Whether the channel closes a loop."""
     at: str = field(default="", compare=False)
-    """Of a Kafka source, its brokers: they may change, it stays the same source."""
+    """What tells sources of one name apart: of Kafka its brokers, of files the `pathGlobFilter`. It may
+    change: a source stays the same."""
 
     def __str__(self) -> str:
         """Return it as messages name it."""
@@ -177,10 +178,15 @@ class OperatorShape:
     """Keys with their types, functions, conditions; empty if its state depends on nothing of the kind."""
     sides: tuple[tuple[str, ...], ...] = ()
     """Of a join, the sources of each side."""
+    computed: tuple[str, ...] | None = None
+    """How columns in its keys or its condition are computed below it, down to the sources; None in what
+    earlier versions recorded."""
 
     def __str__(self) -> str:
         """Return it as messages show it."""
-        return f"{self.name}({'; '.join(self.parts)})"
+        further = [sql for sql in self.computed or () if not any(sql in part for part in self.parts)]
+        computed = f", from {', '.join(further)}" if further else ""
+        return f"{self.name}({'; '.join(self.parts)}{computed})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +213,9 @@ class StageShape:
     """Sink name to where its table is."""
     output_mode: str = ""
     """Empty in what earlier versions recorded."""
+    by_place: tuple[tuple[str, ...], ...] | None = None
+    """What Spark's operators keep by place and not by name: the functions of each aggregate, the columns of
+    each side of a join, as the optimizer leaves them. None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

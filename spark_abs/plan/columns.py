@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import functions as F
@@ -19,7 +19,7 @@ from pyspark.sql import types as t
 
 from spark_abs.channels.quoting import quoted
 from spark_abs.model import ChannelId
-from spark_abs.plan.jvm import optimized_expressions
+from spark_abs.plan.jvm import items, nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -65,19 +65,21 @@ def without_marks(sql: str) -> str:
     return _UNREAD_SQL.sub("NULL", sql)
 
 
-def used_columns(frame: DataFrame) -> Mapping[ChannelId, frozenset[int]] | None:
-    """Return the places of the columns that a stage's draft uses of each channel; None for all of them.
+def used_columns(plan: Any | None) -> Mapping[ChannelId, frozenset[int]] | None:
+    """Return the places of the columns that a stage uses of each channel; None for all of them.
 
     Args:
-        frame: of a stage whose channels have `unread_columns`.
+        plan: its optimized draft, whose channels have `unread_columns`; None if that could not be had.
     """
+    if plan is None:
+        return None
     found: dict[ChannelId, set[int]] = {}
     try:
-        for expression in optimized_expressions(frame):
-            for place, channel in _MARK.findall(expression):
+        for expression in (e for node in nodes(plan) for e in items(node.expressions())):
+            for place, channel in _MARK.findall(str(expression.sql())):
                 found.setdefault(ChannelId(channel), set()).add(int(place))
     except Py4JJavaError as error:
-        log.debug("whole rows are read, the plan cannot be optimized: %s", error)
+        log.debug("whole rows are read, an expression has no SQL: %s", error)
         return None
     return {channel: frozenset(places) for channel, places in found.items()}
 

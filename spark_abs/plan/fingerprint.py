@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spark_abs.errors import UsageError
 from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape
 from spark_abs.plan.columns import without_marks
-from spark_abs.plan.jvm import channel_of, nodes
+from spark_abs.plan.jvm import channel_of, items, nodes
 from spark_abs.plan.kafka import BROKERS, KafkaSource
 from spark_abs.snapshots.kafka_offsets import KAFKA, is_kafka
 from spark_abs.store.storage import location_of
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 _NAMING = ("path", "subscribe", "subscribePattern", "assign", "topic", "streamName", "table")
 """Options that say what a native source reads; all others may change between two runs."""
+_GLOB = "pathGlobFilter"
 _KEYED = frozenset(("Deduplicate", "DeduplicateWithinWatermark"))
 _OPAQUE = frozenset(
     (
@@ -29,6 +32,8 @@ _OPAQUE = frozenset(
     )
 )
 """Operators whose state is not described by expressions; stateful functions have a form of their own."""
+_GENERATED = re.compile(r"\b_gen_alias_\d+")
+"""A name that Spark gives a column, another one with each analysis."""
 
 
 def source_shapes(frame: DataFrame) -> tuple[SourceShape, ...]:
@@ -47,6 +52,35 @@ def operator_shapes(frame: DataFrame) -> tuple[OperatorShape, ...]:
     return tuple(shape for node in streaming if (shape := _operator(node)) is not None)
 
 
+def kept_by_place(plan: Any | None) -> tuple[tuple[str, ...], ...] | None:
+    """Return what Spark's operators keep by place, see `StageShape.by_place`, from an optimized plan.
+
+    The state of an aggregate has its functions in the order in which they first occur, that of a join the
+    columns of a side; the optimizer takes out what nothing uses, and puts functions in the order of a
+    `select` above them (`PhysicalAggregation`, `CollapseProject`).
+    """
+    return None if plan is None else tuple(kept for node in nodes(plan) for kept in _by_place(node))
+
+
+def _by_place(node: Any) -> Iterator[tuple[str, ...]]:
+    name = node.getClass().getSimpleName()
+    if name == "Aggregate" and node.isStreaming():
+        functions = (f for e in items(node.aggregateExpressions()) for f in _functions(e))
+        yield tuple(dict.fromkeys(functions))
+    elif name == "Join" and _of_streams(node):
+        for side in _sides(node):
+            yield tuple(f"{a.name()} {a.dataType().catalogString()}" for a in items(side.output()))
+
+
+def _functions(expression: Any) -> Iterator[str]:
+    """Iterate the calls of aggregate functions in an expression."""
+    if expression.getClass().getSimpleName() == "AggregateExpression":
+        yield without_marks(str(expression.sql()))
+        return
+    for inner in items(expression.children()):
+        yield from _functions(inner)
+
+
 def _is_source(node: Any) -> bool:
     return node.getClass().getSimpleName() in ("StreamingRelation", "StreamingRelationV2")
 
@@ -58,6 +92,7 @@ def _source(node: Any) -> SourceShape:
         options = source.options()
         given = {name: str(options.apply(name)) for name in _NAMING if options.contains(name)}
         kind = str(source.className())
+        at = str(options.apply(_GLOB)) if options.contains(_GLOB) else ""
     else:
         channel = channel_of(node)
         if channel is not None:
@@ -95,20 +130,27 @@ def _named(option: str, value: str) -> str:
 
 def _operator(node: Any) -> OperatorShape | None:
     name = str(node.getClass().getSimpleName())
+    keys: list[Any]
     if name == "Aggregate":
-        keys = (_key(node, e) for e in _items(node.groupingExpressions()))
-        functions = (_sql(e) for e in _items(node.aggregateExpressions()))
-        return OperatorShape(name, (f"by {', '.join(keys)}", *sorted(functions)))
-    if name in _KEYED:
-        return OperatorShape(name, tuple(_key(node, e) for e in _items(node.keys())))
-    if name == "Distinct":
-        return OperatorShape(name, tuple(_key(node, e) for e in _items(node.output())))
-    if name == "Join" and node.left().isStreaming() and node.right().isStreaming():
+        keys = list(items(node.groupingExpressions()))
+        functions = (_sql(e) for e in items(node.aggregateExpressions()))
+        found = OperatorShape(name, (f"by {', '.join(_key(node, e) for e in keys)}", *sorted(functions)))
+    elif name in _KEYED or name == "Distinct":
+        keys = list(items(node.keys() if name in _KEYED else node.output()))
+        found = OperatorShape(name, tuple(_key(node, e) for e in keys))
+    elif name == "Join" and _of_streams(node):
         condition = node.condition()
-        on = _sql(condition.get()) if condition.isDefined() else ""
+        keys = [condition.get()] if condition.isDefined() else []
+        on = _sql(keys[0]) if keys else ""
         sides = tuple(tuple(str(_source(n)) for n in nodes(side) if _is_source(n)) for side in _sides(node))
-        return OperatorShape(f"{node.joinType().toString()}Join", (f"on {on}",), sides)
-    return OperatorShape(name) if name in _OPAQUE else None
+        found = OperatorShape(f"{node.joinType().toString()}Join", (f"on {on}",), sides)
+    else:
+        return OperatorShape(name) if name in _OPAQUE else None
+    return replace(found, computed=tuple(_computed_down(node, keys)))
+
+
+def _of_streams(join: Any) -> bool:
+    return all(side.isStreaming() for side in _sides(join))
 
 
 def _sides(join: Any) -> tuple[Any, Any]:
@@ -128,16 +170,46 @@ def _key(node: Any, expression: Any) -> str:
 
 
 def _computed(node: Any, expression: Any) -> Iterator[str]:
-    """Iterate the expressions by which the columns in an expression are computed below an operator."""
-    wanted = {str(a.exprId().toString()) for a in _items(expression.references().toSeq())}
+    """Iterate the expressions by which the columns in an expression are computed in projections below.
+
+    Columns of these are not followed, nor windows that slide: records of earlier versions have it so.
+    """
+    wanted = _references(expression)
     for below in nodes(node):
         if below.getClass().getSimpleName() != "Project":
             continue
-        for column in _items(below.projectList()):
+        for column in items(below.projectList()):
             if column.getClass().getSimpleName() == "Alias" and str(column.exprId().toString()) in wanted:
                 yield without_marks(str(column.child().sql()))
 
 
-def _items(seq: Any) -> Iterator[Any]:
-    for i in range(seq.size()):
-        yield seq.apply(i)
+def _computed_down(node: Any, expressions: Iterable[Any]) -> Iterator[str]:
+    """Iterate all by which the columns in expressions are computed below an operator, down to its sources."""
+    wanted = {a for expression in expressions for a in _references(expression)}
+    for below in (n for child in items(node.children()) for n in nodes(child)):
+        for column, computing in _definitions(below):
+            if wanted and str(column.exprId().toString()) in wanted:
+                wanted |= {a for expression in computing for a in _references(expression)}
+                sql = ", ".join(str(expression.sql()) for expression in computing)
+                if without_marks(sql) == sql:  # else it is a column of a channel
+                    yield _GENERATED.sub("_gen_alias", sql)
+
+
+def _definitions(node: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Iterate the columns that a node computes, each with the expressions that it is computed by."""
+    name = node.getClass().getSimpleName()
+    if name in ("Project", "Aggregate"):
+        for column in items(node.projectList() if name == "Project" else node.aggregateExpressions()):
+            if column.getClass().getSimpleName() == "Alias":
+                yield column, [column.child()]
+    elif name == "Expand":  # of a window that slides, or of grouping sets
+        projections = [list(items(projection)) for projection in items(node.projections())]
+        for place, column in enumerate(items(node.output())):
+            yield column, [projection[place] for projection in projections]
+    elif name == "Generate":
+        for column in items(node.generatorOutput()):
+            yield column, [node.generator()]
+
+
+def _references(expression: Any) -> set[str]:
+    return {str(a.exprId().toString()) for a in items(expression.references().toSeq())}

@@ -12,9 +12,9 @@ from spark_abs.channels.schema import plain_schema
 from spark_abs.errors import AbsError, GraphError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.plan.columns import unread_columns, used_columns
-from spark_abs.plan.fingerprint import kafka_sources, operator_shapes, source_shapes
+from spark_abs.plan.fingerprint import kafka_sources, kept_by_place, operator_shapes, source_shapes
 from spark_abs.plan.graph import JobGraph, PlanFacts, check_plans, watermark_findings
-from spark_abs.plan.jvm import DRAFT, as_active, plan_facts
+from spark_abs.plan.jvm import DRAFT, as_active, optimized, plan_facts
 from spark_abs.plan.specs import PROVIDERS, Feedback, JobSpec, Output, StageSpec
 from spark_abs.state.declared import NOTHING, Before, Declared, gathering
 
@@ -128,20 +128,24 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
     Raises:
         GraphError: a plan cannot be part of a job.
     """
-    plans = {
-        name: replace(
-            plan_facts(frame),
-            streams=source_shapes(frame),
-            operators=operator_shapes(frame),
-            kafka=kafka_sources(frame),
-            columns=used_columns(frame) if graph.stage(name).inputs else {},
-        )
-        for name, frame in frames.stages.items()
-    }
+    plans = {name: _facts(frame, bool(graph.stage(name).inputs)) for name, frame in frames.stages.items()}
     check_plans(graph, plans)
     for name, facts in plans.items():
         frames.declared[name].place(facts.functions)
     return plans, watermark_findings(graph, plans)
+
+
+def _facts(frame: DataFrame, has_inputs: bool) -> PlanFacts:
+    facts = plan_facts(frame)
+    plan = optimized(frame) if has_inputs or facts.keeps_state else None
+    return replace(
+        facts,
+        streams=source_shapes(frame),
+        operators=operator_shapes(frame),
+        by_place=kept_by_place(plan) if facts.keeps_state else (),
+        kafka=kafka_sources(frame),
+        columns=used_columns(plan) if has_inputs else {},
+    )
 
 
 def _further(job: JobSpec, spec: StageSpec, frame: DataFrame) -> dict[str, StructType]:

@@ -95,6 +95,8 @@ class PlanFacts:
     """What it reads as streams, in the order of Spark's offset files."""
     operators: tuple[OperatorShape, ...] = ()
     """Its stateful operators, from the root of the plan down."""
+    by_place: tuple[tuple[str, ...], ...] | None = None
+    """See `StageShape.by_place`."""
     columns: Mapping[ChannelId, frozenset[int]] | None = None
     """The places of the columns that it uses of each channel; None if it reads whole rows."""
     kafka: tuple[KafkaSource, ...] = ()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from spark_abs.errors import UsageError
 from spark_abs.model import ChannelId
@@ -15,6 +18,8 @@ from spark_abs.state.packing import function_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
 
 DRAFT = "sparkAbsChannel"
 """The option by which the draft of a gate says which channel it stands for."""
@@ -110,17 +115,14 @@ def pin_version(frame: DataFrame) -> DataFrame:
     return table if alias is None else table.alias(alias)
 
 
-def optimized_expressions(frame: DataFrame) -> Iterator[str]:
-    """Iterate what is left of a frame's expressions when Spark has optimized its plan, as SQL.
-
-    Raises:
-        Py4JJavaError: it cannot be optimized, or an expression has no SQL.
-    """
+def optimized(frame: DataFrame) -> Any | None:
+    """Return a frame's plan when Spark has optimized it, None if it cannot be."""
     state = frame.sparkSession._jsparkSession.sessionState()
-    for node in nodes(state.optimizer().execute(frame._jdf.queryExecution().analyzed())):
-        expressions = node.expressions()
-        for i in range(expressions.size()):
-            yield str(expressions.apply(i).sql())
+    try:
+        return state.optimizer().execute(frame._jdf.queryExecution().analyzed())
+    except Py4JJavaError as error:
+        log.debug("a plan cannot be optimized: %s", error)
+        return None
 
 
 def nodes(plan: Any) -> Iterator[Any]:
@@ -129,6 +131,12 @@ def nodes(plan: Any) -> Iterator[Any]:
     for below in (plan.children(), plan.subqueries()):
         for i in range(below.size()):
             yield from nodes(below.apply(i))
+
+
+def items(seq: Any) -> Iterator[Any]:
+    """Iterate a sequence of Scala."""
+    for i in range(seq.size()):
+        yield seq.apply(i)
 
 
 def _stream_stream(join: Any) -> bool:

@@ -26,6 +26,8 @@ Begin = Literal["cut", "earliest"]
 """Where a stage begins to read a channel that is older than its reading it."""
 FIRST_ENTRY = Version(0)
 """The commit that creates a channel."""
+LEAVE = "start with allow_non_restored_state=True"
+"""How a person leaves behind what is not needed any more, for messages."""
 
 
 def first_position(channel: ChannelId, feedback: bool = False) -> Position:

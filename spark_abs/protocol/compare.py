@@ -1,20 +1,20 @@
 """A job as it is declared against the job as its root last ran it: what goes on, begins, or is refused.
 
 Inputs, outputs and operators are found by name, never by place. Pure: `compatibility` gathers what goes in,
-and carries out what comes out; `check` only shows it. It is long because one decision is taken here, and
-the reasons for which a start is refused have to be seen together.
+and carries out what comes out; `check` only shows it. It is long because one decision is taken here;
+`sources`, `fitting` and `moved` have the parts that can be told apart.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape, StageShape
+from spark_abs.manifest import CHANNEL, SourceShape, StageShape
 from spark_abs.model import NO_BATCH, ChannelId, Position, StageId
 from spark_abs.protocol.attempt import Start
 from spark_abs.protocol.changes import (
+    LEAVE,
     Begin,
     Comparison,
     Layout,
@@ -27,16 +27,13 @@ from spark_abs.protocol.changes import (
     less_read,
     newly_read,
 )
+from spark_abs.protocol.fitting import state_reasons
 from spark_abs.protocol.moved import moved_sinks
+from spark_abs.protocol.sources import match, more_than_once, recorded_sources, turned, unclear
 
 REBUILD_FIRST = (
     "start the job as it was, which rebuilds the stage, and change it then; or restore a checkpoint"
 )
-_UNNAMED = "native"
-"""The kind of a native source that an earlier version recorded without a name."""
-_SEED = re.compile(r"\b(randn?)\(-?\d+L?\)")
-"""Spark gives `rand()` another seed with each analysis."""
-_LEAVE = "start with allow_non_restored_state=True"
 _ONCE = "start the job once as it was: it ends that batch; stop it, then change it"
 
 
@@ -105,51 +102,57 @@ class _Comparing:
         if reached is None:
             return self._new(shape)
         before = self._recorded.shape(shape.stage)
-        names = _names(before, reached)
-        places = _match(names, shape.sources)
-        notes: list[str] = []
-        reasons = list(_state_reasons(before, shape, reached))
-        gone = [i for i in range(len(reached.sources)) if i not in places]
-        for place in gone:
-            reason, note = self._gone(reached.sources[place], names[place])
-            reasons += reason
-            notes += note
-        sources: list[int | Position | None] = list(places)
-        for i, source in enumerate(shape.sources):
-            if places[i] is not None:
-                continue
-            if source.kind != CHANNEL:
-                notes.append(f"{source} is new: it starts where its own options say")
-                continue
-            position, said = self._begins(shape.stage, source)
-            sources[i] = position
-            if position is None:
-                reasons += said
-            else:
-                notes += said
-        same = places == list(range(len(reached.sources)))
+        names = recorded_sources(before, reached)
+        places = match(names, shape.sources)
+        sources, notes, reasons = self._sources(shape, reached, names, places)
+        reasons = [*state_reasons(before, shape, reached), *unclear(names, shape.sources, places), *reasons]
+        in_order = places == list(range(len(reached.sources)))
+        same = in_order and not turned(shape, reached, places)
         batch_reasons, ends = _batch(before, shape, reached, same, self._begun() & set(reached.lacks))
         reasons += batch_reasons
         if reached.lost and not same:
             reasons.append(f"its inputs differ, and its native checkpoint is lost: {REBUILD_FIRST}")
-        native = [source for source in names if source.kind not in (CHANNEL, _UNNAMED)]
-        if not same and (again := [s for s in native if native.count(s) > 1]):
+        if not same and (again := more_than_once(names) or more_than_once(shape.sources)):
             reasons.append(
-                f"it reads {again[0]} more than once, and its inputs differ: Spark's files do not say which "
+                f"it reads {again} more than once, and its inputs differ: Spark's files do not say which "
                 "is which of them; declare its inputs as they were, or read that in a source of its own"
             )
         if reasons:
             return StageChange(shape.stage, Verdict.REFUSED, tuple(reasons))
-        if not same and not gone and None not in places:
+        if not in_order and sorted(p for p in places if p is not None) == list(range(len(places))):
             notes.append(f"inputs are in another order: {_listed(shape.sources)}")
-        layout = Layout(tuple(sources)) if not same else None
         notes += _said(before, shape)
-        begins = reached.first or reached.sources
-        first = [begins[s] if isinstance(s, int) else s for s in sources]
-        starts = tuple(Start(shape.stage, p) for p in first if p is not None)
-        if reached.finished != NO_BATCH or ends:
-            starts = ()  # its offset file says where it stands
+        begun = reached.finished != NO_BATCH or ends  # its offset file says where it stands
+        starts = () if begun else _starts(shape, reached, places, sources)
+        layout = Layout(tuple(sources)) if not same else None
         return StageChange(shape.stage, Verdict.KEPT, tuple(notes), starts, layout, ends)
+
+    def _sources(
+        self,
+        shape: StageShape,
+        reached: StageProgress,
+        names: Sequence[SourceShape],
+        places: Sequence[int | None],
+    ) -> tuple[list[int | Position | None], list[str], list[str]]:
+        """Return the sources of a stage for its layout, what is to be said, and why it cannot go on."""
+        sources: list[int | Position | None] = list(places)
+        notes: list[str] = []
+        reasons: list[str] = []
+        for place in (i for i in range(len(reached.sources)) if i not in places):
+            reason, note = self._gone(reached.sources[place], names[place])
+            reasons += reason
+            notes += note
+        other_way = turned(shape, reached, places)
+        for i, source in enumerate(shape.sources):
+            if i in other_way:
+                sources[i] = other_way[i]
+                notes.append(f"{source} closes {'a' if source.feedback else 'no'} loop now")
+            elif places[i] is None and source.kind != CHANNEL:
+                notes.append(f"{source} is new: it starts where its own options say")
+            elif places[i] is None:
+                sources[i], said = self._begins(shape.stage, source)
+                (reasons if sources[i] is None else notes).extend(said)
+        return sources, notes, reasons
 
     def _new(self, shape: StageShape) -> StageChange:
         if shape.stage in self._recorded.left:
@@ -192,7 +195,7 @@ class _Comparing:
         if held and not self._leave:
             said = (
                 f"{self._recorded.where} has its {' and '.join(held)}, and the job declares no such stage "
-                f"now: name it as it was, or leave that behind: {_LEAVE}"
+                f"now: name it as it was, or leave that behind: {LEAVE}"
             )
             return StageChange(stage, Verdict.REFUSED, (said,))
         what = f"leaves behind {' and '.join(held)}" if held else "it had nothing that is needed"
@@ -205,7 +208,7 @@ class _Comparing:
                 return [], [f"{source} is read no more, its position is left behind"]
             return [
                 f"{source} is read no more, and what was read of it would be read again if it came back: "
-                f"declare it as it was, or leave its position behind: {_LEAVE}"
+                f"declare it as it was, or leave its position behind: {LEAVE}"
             ], []
         if position.channel in self._taken_over():
             return [], [f"channel {position.channel} is read by another stage from here on"]
@@ -214,7 +217,7 @@ class _Comparing:
             return [
                 f"channel {position.channel} is read no more, and {unread} entries of it are unread: start "
                 "the job as it was and stop it with a savepoint, after which nothing is unread; let another "
-                f"stage read the channel, it begins there; or leave them behind: {_LEAVE}"
+                f"stage read the channel, it begins there; or leave them behind: {LEAVE}"
             ], []
         said = f"channel {position.channel} is read no more"
         return [], [f"{said}; {unread} entries are left unread" if unread else said]
@@ -261,83 +264,18 @@ class _Comparing:
         return position, [f"begins channel {channel} after entry {position.version}, {said}"]
 
 
-def _names(before: StageShape | None, reached: StageProgress) -> list[SourceShape]:
-    """Name the sources of an offset file; a native one has no name if the shape does not give it."""
-    known = before.sources if before is not None and len(before.sources) == len(reached.sources) else ()
-    found = []
-    for place, position in enumerate(reached.sources):
-        if position is not None:
-            found.append(SourceShape(CHANNEL, position.channel, position.feedback))
-        else:
-            found.append(known[place] if known else SourceShape(_UNNAMED, ""))
-    return found
-
-
-def _match(names: Sequence[SourceShape], declared: Sequence[SourceShape]) -> list[int | None]:
-    """Find for each declared source its place among those that were read; None for one that is new.
-
-    Native sources that an earlier version recorded without names are taken in order, if there are as many.
-    """
-    free = dict(enumerate(names))
-    unnamed = [place for place, source in free.items() if source.kind == _UNNAMED and not source.name]
-    native = [s for s in declared if s.kind != CHANNEL]
-    in_order = iter(unnamed) if len(unnamed) == len(native) else iter(())
-    found: list[int | None] = []
-    for source in declared:
-        place: int | None
-        if source.kind == CHANNEL:
-            place = next((i for i, s in free.items() if s.kind == CHANNEL and s.name == source.name), None)
-        elif unnamed:
-            place = next(in_order, None)
-        else:
-            place = next((i for i, s in free.items() if (s.kind, s.name) == (source.kind, source.name)), None)
-        if place is not None:
-            free.pop(place)
-        found.append(place)
-    return found
-
-
-def _state_reasons(before: StageShape | None, shape: StageShape, reached: StageProgress) -> Iterator[str]:
-    """Iterate why the state of a stage does not fit what is declared."""
-    begun = reached.finished != NO_BATCH or reached.under_way is not UnderWay.NOTHING
-    if before is None or not before.sources or not begun:
-        return
-    if not _fits(before.operators, shape.operators):
-        yield (
-            "its stateful operators have changed and cannot use the stored state:\n"
-            f"  was: {_listed(before.operators) or 'none'}\n  now: {_listed(shape.operators) or 'none'}\n"
-            "  declare them as they were; or give the stage another name, under which it begins without "
-            f"state, and leave this one's behind: {_LEAVE}"
-        )
-    elif before.operators and before.output_mode != shape.output_mode:
-        yield (
-            f"its output mode was {before.output_mode!r} and is {shape.output_mode!r} now: what it has sent "
-            "of its state was sent in the old one; declare it as it was, or give the stage another name"
-        )
-
-
-def _fits(before: Sequence[OperatorShape], now: Sequence[OperatorShape]) -> bool:
-    if [o.name for o in before] != [o.name for o in now]:
-        return False
-    known, given = ([_unseeded(o.parts) for o in operators] for operators in (before, now))
-    if any(one not in ((), other) for one, other in zip(known, given, strict=True)):
-        return False
-    return not any(_crossed(one.sides, other.sides) for one, other in zip(before, now, strict=True))
-
-
-def _unseeded(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return the parts of an operator without the seeds of random columns: a salt stays a salt."""
-    return tuple(_SEED.sub(r"\1()", part) for part in parts)
-
-
-def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> bool:
-    """Say whether a source has gone over to the other side of a join: each side keeps rows of its own."""
-    sides = dict(enumerate(map(set, before)))
-    return any(
-        source not in sides.get(i, set()) and any(source in held for j, held in sides.items() if j != i)
-        for i, side in enumerate(now)
-        for source in side
-    )
+def _starts(
+    shape: StageShape,
+    reached: StageProgress,
+    places: Sequence[int | None],
+    sources: Sequence[int | Position | None],
+) -> tuple[Start, ...]:
+    """Return where a stage that has finished no batch begins to read its channels."""
+    begins = replace(reached, sources=reached.first or reached.sources)
+    other_way = turned(shape, begins, places)
+    first = [begins.sources[s] if isinstance(s, int) else s for s in sources]
+    first = [other_way.get(i, position) for i, position in enumerate(first)]
+    return tuple(Start(shape.stage, position) for position in first if position is not None)
 
 
 def _batch(

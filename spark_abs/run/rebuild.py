@@ -27,6 +27,7 @@ from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
 from spark_abs.protocol.restarts import is_final
+from spark_abs.protocol.sources import same_sources
 from spark_abs.run.running_stage import RunningStage
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.capture import capture
@@ -200,9 +201,7 @@ class Rebuilder:
     def _require_same_sources(self, manifest: Manifest, stage: StageId) -> None:
         """Refuse batches that were planned for other sources: a plan names them by their place."""
         then = next((s.sources for s in manifest.graph if s.stage == stage), ())
-        if then and [(s.kind, s.name) for s in then] != [
-            (s.kind, s.name) for s in self._plans[stage].streams
-        ]:
+        if then and not same_sources(then, self._plans[stage].streams):
             raise Refused(
                 f"at checkpoint {manifest.id}, the newest that has its state, it had different inputs"
             )

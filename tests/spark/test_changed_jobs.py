@@ -9,21 +9,22 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-import spark_abs
 from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.errors import AbsError, Refused
 from spark_abs.job import Job
 from spark_abs.plan.specs import Output
 from spark_abs.store.failpoint import Failpoint, no_failpoint
-from tests.job_support import Feed, read_table
+from tests.job_support import Feed, manifests, read_table
 from tests.spark.conftest import Start
 
 Declare = Callable[["Numbers", Job], None]
@@ -340,6 +341,37 @@ raise AssertionError("it was started")
     numbers.exact("out", "a")
 
 
+def loop(closed: bool) -> Declare:
+    """Stage `m` reads `a` and what `again` makes of `b`; closed, `again` reads from `m`, too, what is new."""
+
+    def declare(numbers: Numbers, job: Job) -> None:
+        a, b = numbers.source(job, "a"), numbers.source(job, "b")
+        if closed:
+            back = job.feedback("back", "id long")
+            m = job.stage("m", [a, back], union)
+            again = job.stage("again", [b, m], lambda f, g: f.union(g.where("id < 0")))
+            back.close(again)
+        else:
+            again = job.stage("again", [b], lambda frame: frame)
+            m = job.stage("m", [a, again], union)
+        numbers.sink(job, "m", m)
+
+    return declare
+
+
+def test_a_loop_is_closed_and_opened_again(numbers: Numbers) -> None:
+    """The channel that goes back was a plain one, and is one again; a checkpoint is taken each time."""
+    for number, closed in enumerate((False, True, True, False, True), start=1):
+        numbers.write("a", 2)
+        numbers.write("b", 2)
+        numbers.run(loop(closed))
+        numbers.exact("m")
+        assert len(manifests(numbers.root)) == number
+    restore(numbers.root, 3, spark=numbers.spark)
+    numbers.run(loop(True))
+    numbers.exact("m")
+
+
 def test_an_aggregate_by_another_key_is_refused(numbers: Numbers) -> None:
     def counted(key: str) -> Declare:
         def declare(numbers: Numbers, job: Job) -> None:
@@ -360,4 +392,37 @@ def test_an_aggregate_by_another_key_is_refused(numbers: Numbers) -> None:
     with pytest.raises(Refused, match="stateful operators have changed"):
         numbers.run(counted("three"))
     numbers.run(counted("two"))
-    assert spark_abs is not None
+
+
+def summed(first: str, last: str) -> Declare:
+    """Sums of two columns, of which either may come first, with the table `sums`."""
+
+    def declare(numbers: Numbers, job: Job) -> None:
+        small, large = F.sum("id").alias("small"), F.sum(F.col("id") + 1000).alias("large")
+        sums = {"small": small, "large": large}
+        total = job.stage(
+            "total",
+            [numbers.source(job, "a")],
+            lambda f: f.groupBy().agg(sums[first], sums[last]),
+            output_mode="complete",
+            shuffle_partitions=1,
+        )
+        job.sink("sums", total, foreach_batch=partial(keep, str(numbers.tmp / "sums")))
+
+    return declare
+
+
+def keep(path: str, frame: DataFrame, _: int) -> None:
+    frame.write.mode("overwrite").parquet(path)
+
+
+def test_sums_do_not_go_on_under_each_others_names(numbers: Numbers) -> None:
+    """Spark keeps them by their place."""
+    numbers.write("a", 3)
+    numbers.run(summed("small", "large"))
+    numbers.write("a")
+    with pytest.raises(Refused, match=r"was: sum\(id\), sum\(.*\)\n.* now: sum\(.*\), sum\(id\)\n"):
+        numbers.run(summed("large", "small"))
+    numbers.run(summed("small", "large"))
+    (row,) = numbers.spark.read.parquet(str(numbers.tmp / "sums")).collect()
+    assert row.asDict() == {"small": 0 + 1 + 2 + 3, "large": 4006}

@@ -15,8 +15,9 @@ from pyspark.sql import types as t
 from spark_abs.job import Job
 from spark_abs.model import ChannelId
 from spark_abs.plan.columns import narrowed, used_columns, widened
-from spark_abs.plan.fingerprint import operator_shapes
+from spark_abs.plan.fingerprint import kept_by_place, operator_shapes
 from spark_abs.plan.frames import draft_gate
+from spark_abs.plan.jvm import optimized
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start
 
@@ -67,7 +68,7 @@ def joined(left: DataFrame, right: DataFrame) -> DataFrame:
 def test_the_columns_that_a_plan_uses(
     spark: SparkSession, stage: Callable[[DataFrame, DataFrame], DataFrame], left: str, right: str | None
 ) -> None:
-    found = used_columns(stage(draft_gate(spark, LEFT, SCHEMA), draft_gate(spark, RIGHT, SCHEMA)))
+    found = used_columns(optimized(stage(draft_gate(spark, LEFT, SCHEMA), draft_gate(spark, RIGHT, SCHEMA))))
     assert found is not None
     names = {channel: [SCHEMA.names[i] for i in sorted(places)] for channel, places in found.items()}
     want = {LEFT: left.split()} if left else {}
@@ -139,3 +140,61 @@ def test_a_fingerprint_has_a_null_where_a_draft_has_a_column(spark: SparkSession
     draft = draft_gate(spark, LEFT, SCHEMA)
     (shape,) = operator_shapes(draft.groupBy((F.col("k") % 3).alias("third")).count())
     assert shape.parts[0] == "by (k % CAST(3 AS BIGINT)) bigint = CAST(NULL AS BIGINT)"
+
+
+def sums(frame: DataFrame, first: str = "a", last: str = "k") -> DataFrame:
+    return frame.groupBy("b").agg(F.sum(first).alias(first), F.sum(last).alias(last))
+
+
+@pytest.mark.parametrize(
+    ("stage", "kept"),
+    [
+        (lambda f, g: sums(f), (("sum(a)", "sum(k)"),)),
+        (lambda f, g: sums(f, "k", "a"), (("sum(k)", "sum(a)"),)),
+        (lambda f, g: sums(f).select("b", (F.col("k") + 1).alias("more"), "a"), (("sum(k)", "sum(a)"),)),
+        (lambda f, g: sums(f).select("b", "k"), (("sum(k)",),)),
+        (
+            joined,
+            (("k bigint", "ts timestamp"), ("k bigint", "ts timestamp", "a bigint")),
+        ),
+        (lambda f, g: f.dropDuplicates(["k"]), ()),
+    ],
+)
+def test_what_spark_keeps_by_place(
+    spark: SparkSession,
+    stage: Callable[[DataFrame, DataFrame], DataFrame],
+    kept: tuple[tuple[str, ...], ...],
+) -> None:
+    plan = optimized(stage(draft_gate(spark, LEFT, SCHEMA), draft_gate(spark, RIGHT, SCHEMA)))
+    assert kept_by_place(plan) == kept
+
+
+def window(frame: DataFrame, *size: str) -> DataFrame:
+    return frame.withWatermark("ts", "1 minute").groupBy(F.window("ts", *size)).count()
+
+
+def lowered(frame: DataFrame) -> DataFrame:
+    return (
+        frame.select(F.lower("b").alias("low"), "k").select(F.col("low").alias("key")).groupBy("key").count()
+    )
+
+
+def test_how_a_key_is_computed_is_followed_down_to_the_channel(spark: SparkSession) -> None:
+    def computed(stage: Callable[[DataFrame], DataFrame]) -> tuple[str, ...] | None:
+        (shape,) = operator_shapes(stage(draft_gate(spark, LEFT, SCHEMA)))
+        return shape.computed
+
+    assert computed(lambda f: f.groupBy("b").count()) == ()
+    assert computed(lowered) == ("low", "lower(b)")
+    sliding = [computed(lambda f, s=size: window(f, s, "10 minutes")) for size in ("1 hour", "2 hours")]
+    assert sliding[0] != sliding[1]
+    assert sliding[0] == computed(lambda f: window(f, "1 hour", "10 minutes")), "the same at every start"
+    words = computed(lambda f: f.select(F.explode(F.split("b", ",")).alias("w")).groupBy("w").count())
+    assert words == ("explode(split(b, ',', -1))",)
+
+
+def test_the_condition_of_a_join_has_what_it_is_computed_from(spark: SparkSession) -> None:
+    left, right = draft_gate(spark, LEFT, SCHEMA), draft_gate(spark, RIGHT, SCHEMA)
+    (shape,) = operator_shapes(left.join(right.select(F.lower("b").alias("low")), F.expr("b = low")))
+    assert shape.parts == ("on (b = low)",)
+    assert shape.computed == ("lower(b)",)

@@ -279,6 +279,103 @@ def test_the_sides_of_a_join_stay() -> None:
     assert compare(seen, (shape("m", reading("x.main")), behind)).ok
 
 
+def test_what_spark_keeps_by_place_stays_in_its_order() -> None:
+    def summing(*functions: str) -> StageShape:
+        return shape("b", reading("a.main"), operators=(COUNT,), by_place=(functions,))
+
+    seen = replace(SEEN, shapes=(A, summing("sum(a)", "sum(b)")))
+    assert compare(seen, (A, summing("sum(a)", "sum(b)"))).ok
+    refused = of(compare(seen, (A, summing("sum(b)", "sum(a)"))), "b")
+    assert refused.verdict is Verdict.REFUSED
+    assert "was: sum(a), sum(b)\n  now: sum(b), sum(a)" in refused.notes[0]
+    assert not compare(seen, (A, summing("sum(a)"))).ok
+    unknown = replace(summing(), by_place=None)
+    assert compare(seen, (A, unknown)).ok
+    assert compare(replace(SEEN, shapes=(A, unknown)), (A, summing("sum(b)"))).ok, "of an earlier version"
+    salted = [replace(SEEN, shapes=(A, summing(f"sum(rand({seed}L))"))) for seed in (1, 2)]
+    assert compare(salted[0], salted[1].shapes).ok
+    before = {**STANDS, StageId("b"): progress(at("a.main", 0), finished=NO_BATCH)}
+    assert compare(replace(seen, progress=before), (A, summing("sum(b)", "sum(a)"))).ok, "it has no state"
+
+
+def test_a_key_is_computed_as_it_was() -> None:
+    def keyed(*computed: str, known: bool = True) -> StageShape:
+        operator = replace(COUNT, computed=computed if known else None)
+        return shape("b", reading("a.main"), operators=(operator,))
+
+    seen = replace(SEEN, shapes=(A, keyed()))
+    assert compare(seen, (A, keyed())).ok
+    refused = of(compare(seen, (A, keyed("lower(k)"))), "b")
+    assert "was: Aggregate(by k bigint; count(1))" in refused.notes[0]
+    assert "now: Aggregate(by k bigint; count(1), from lower(k))" in refused.notes[0]
+    assert compare(replace(SEEN, shapes=(A, keyed(known=False))), (A, keyed("lower(k)"))).ok
+
+
+WEST, EAST, SOUTH = (SourceShape("kafka", "clicks", at=at) for at in ("west:9092", "east:9092", "south:9092"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "layout"),
+    [
+        ((WEST, EAST), (WEST, EAST), None),
+        ((WEST, EAST), (EAST, WEST), (1, 0)),
+        ((WEST,), (EAST, WEST), (None, 0)),
+        ((WEST,), (EAST,), None),
+        ((WEST, EAST), (SOUTH, EAST), None),
+        ((WEST, EAST), (EAST, SOUTH), (1, 0)),
+        ((replace(WEST, at=""), replace(EAST, at="")), (WEST, EAST), None),
+    ],
+)
+def test_sources_of_one_name_are_told_apart_by_their_place(
+    before: tuple[SourceShape, ...], now: tuple[SourceShape, ...], layout: tuple[int | None, ...] | None
+) -> None:
+    stands = {StageId("s"): progress(*(None for _ in before))}
+    found = of(compare(Recorded("the last run", (shape("s", *before),), stands), (shape("s", *now),)), "s")
+    assert found.verdict is Verdict.KEPT, found
+    assert (found.layout and found.layout.sources) == layout
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ((WEST, EAST), (SOUTH, SOUTH)),
+        ((WEST,), (EAST, SOUTH)),
+        ((WEST, EAST), (SOUTH,)),
+        ((replace(WEST, at=""),), (WEST, EAST)),
+    ],
+)
+def test_sources_of_one_name_that_cannot_be_told_apart_are_refused(
+    before: tuple[SourceShape, ...], now: tuple[SourceShape, ...]
+) -> None:
+    stands = {StageId("s"): progress(*(None for _ in before))}
+    seen = Recorded("the last run", (shape("s", *before),), stands)
+    found = of(compare(seen, (shape("s", *now),), leave=True), "s")
+    assert found.verdict is Verdict.REFUSED
+    assert any("which of them goes on where is not known" in note for note in found.notes)
+
+
+def test_a_second_source_of_the_same_files_is_refused() -> None:
+    seen = Recorded("the last run", (shape("s", FILES),), {StageId("s"): progress(None)})
+    (note,) = of(compare(seen, (shape("s", FILES, FILES),)), "s").notes
+    assert "it reads json source /in more than once, and its inputs differ" in note
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_channel_that_comes_to_close_a_loop_or_ceases_to_keeps_its_place(closes: bool) -> None:
+    x, y = at("x.main", 3), replace(at("y.main", 8), feedback=not closes)
+    before = shape("m", reading("x.main"), replace(reading("y.main"), feedback=not closes))
+    now = shape("m", reading("x.main"), replace(reading("y.main"), feedback=closes))
+    seen = Recorded("the last run", (before,), {StageId("m"): progress(x, y)})
+    found = of(compare(seen, (now,)), "m")
+    assert found.verdict is Verdict.KEPT
+    assert found.notes == (f"channel y.main closes {'a' if closes else 'no'} loop now",)
+    assert found.layout is not None
+    assert found.layout.sources == (0, replace(y, feedback=closes))
+    begun = {StageId("m"): progress(x, y, finished=NO_BATCH)}
+    first = of(compare(replace(seen, progress=begun), (now,)), "m").starts
+    assert [start.position for start in first] == [x, replace(y, feedback=closes)]
+
+
 @pytest.mark.parametrize(
     ("under_way", "more", "ok"),
     [
@@ -397,6 +494,43 @@ def test_a_sink_moves_to_another_stage_if_nothing_between_the_two_is_unread(
         assert f"3 entries of channel {channel}" in of(found, new).notes[0]
         assert f"their rows would be {where}" in of(found, new).notes[0]
         assert compare(under_way, with_sink_at(old)).ok
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(
+    ("old", "new", "where"), [(10, 7, "in the table twice"), (7, 10, "missing from the table"), (9, 9, None)]
+)
+def test_a_sink_moves_to_a_stage_beside_its_own_if_both_stand_at_the_same_entry(
+    old: int, new: int, where: str | None, left: bool
+) -> None:
+    sink: Any = {"sinks": {"rows": "main"}, "tables": {"rows": "/t"}}
+    b, c = shape("b", reading("a.main")), shape("c", reading("a.main"))
+    stands = {
+        StageId("a"): progress(None),
+        StageId("b"): progress(at("a.main", old)),
+        StageId("c"): progress(at("a.main", new)),
+    }
+    seen = Recorded("the last run", (A, replace(b, **sink), c), stands, unread=lambda p: 12 - p.version)
+    now = (A, replace(c, **sink)) if left else (A, b, replace(c, **sink))
+    found = of(compare(seen, now, leave=True), "c")
+    assert (found.verdict is Verdict.KEPT) == (where is None)
+    if where is not None:
+        assert "3 entries of channel a.main have come to only one of the two stages" in found.notes[0]
+        assert where in found.notes[0]
+
+
+def test_a_sink_does_not_move_beside_its_stage_while_rows_are_on_the_way() -> None:
+    """Both have read the same of the channel that they share, and one of them through a stage between."""
+    sink: Any = {"sinks": {"rows": "main"}, "tables": {"rows": "/t"}}
+    m, c = shape("m", reading("a.main")), shape("c", reading("m.main"))
+    b = shape("b", reading("a.main"))
+    stands = {**STANDS, StageId("m"): progress(at("a.main", 7)), StageId("c"): progress(at("m.main", 2))}
+    seen = replace(SEEN, shapes=(A, replace(b, **sink), m, c), progress=stands)
+    now = (A, b, m, replace(c, **sink))
+    assert compare(seen, now).ok
+    found = of(compare(replace(seen, unread=partial(_only, "m.main")), now), "c")
+    assert "3 entries of channel m.main" in found.notes[0]
+    assert "in the table twice" in found.notes[0]
 
 
 def test_a_sink_does_not_move_behind_a_new_stage_that_begins_with_rows_it_has() -> None:

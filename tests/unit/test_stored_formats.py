@@ -92,6 +92,7 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
             shape.setdefault(field, [])
         shape.setdefault("tables", {})
         shape.setdefault("output_mode", "")
+        shape.setdefault("by_place", None)
     plain.setdefault("edited", None)
     assert to_plain(manifest) == {"mode": "aligned", **plain}
 

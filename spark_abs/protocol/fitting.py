@@ -1,0 +1,80 @@
+"""Whether the state of a stage's operators fits the operators that are declared now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from spark_abs.manifest import OperatorShape, StageShape
+from spark_abs.model import NO_BATCH
+from spark_abs.protocol.changes import LEAVE, StageProgress, UnderWay
+
+_SEED = re.compile(r"\b(randn?)\(-?\d+L?\)")
+"""Spark gives `rand()` another seed with each analysis."""
+
+
+def state_reasons(before: StageShape | None, shape: StageShape, reached: StageProgress) -> Iterator[str]:
+    """Iterate why the state of a stage does not fit what is declared."""
+    begun = reached.finished != NO_BATCH or reached.under_way is not UnderWay.NOTHING
+    if before is None or not before.sources or not begun:
+        return
+    if not _fits(before.operators, shape.operators):
+        yield (
+            "its stateful operators have changed and cannot use the stored state:\n"
+            f"  was: {_listed(before.operators)}\n  now: {_listed(shape.operators)}\n"
+            "  declare them as they were; or give the stage another name, under which it begins without "
+            f"state, and leave this one's behind: {LEAVE}"
+        )
+    elif before.by_place is not None and shape.by_place is not None and _moved(before, shape):
+        yield (
+            "its operators keep columns by place, and these are others now, or in another order: sums and "
+            f"values would go on under each other's names:\n  was: {_places(before.by_place)}\n"
+            f"  now: {_places(shape.by_place)}\n"
+            "  bring them into the order that they had, with select() before a join and after an aggregate; "
+            f"or give the stage another name, under which it begins without state: {LEAVE}"
+        )
+    elif before.operators and before.output_mode != shape.output_mode:
+        yield (
+            f"its output mode was {before.output_mode!r} and is {shape.output_mode!r} now: what it has sent "
+            "of its state was sent in the old one; declare it as it was, or give the stage another name"
+        )
+
+
+def _fits(before: Sequence[OperatorShape], now: Sequence[OperatorShape]) -> bool:
+    if [o.name for o in before] != [o.name for o in now]:
+        return False
+    known, given = ([_unseeded(o.parts) for o in operators] for operators in (before, now))
+    if any(one not in ((), other) for one, other in zip(known, given, strict=True)):
+        return False
+    recorded = [(o.computed, n.computed) for o, n in zip(before, now, strict=True)]
+    if any(one is not None and _unseeded(one) != _unseeded(other or ()) for one, other in recorded):
+        return False
+    return not any(_crossed(one.sides, other.sides) for one, other in zip(before, now, strict=True))
+
+
+def _moved(before: StageShape, now: StageShape) -> bool:
+    known, given = (list(map(_unseeded, shape.by_place or ())) for shape in (before, now))
+    return known != given
+
+
+def _places(kept: Sequence[Sequence[str]]) -> str:
+    return "; ".join(", ".join(columns) for columns in kept)
+
+
+def _listed(operators: Sequence[OperatorShape]) -> str:
+    return ", ".join(map(str, operators)) or "none"
+
+
+def _unseeded(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return the parts of an operator without the seeds of random columns: a salt stays a salt."""
+    return tuple(_SEED.sub(r"\1()", part) for part in parts)
+
+
+def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> bool:
+    """Say whether a source has gone over to the other side of a join: each side keeps rows of its own."""
+    sides = dict(enumerate(map(set, before)))
+    return any(
+        source not in sides.get(i, set()) and any(source in held for j, held in sides.items() if j != i)
+        for i, side in enumerate(now)
+        for source in side
+    )
