@@ -16,7 +16,7 @@ from spark_abs.run.registration import end
 from spark_abs.stages.causes import one_line
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.snapshotter import Snapshotter
-from spark_abs.store.clock import now_ms
+from spark_abs.store.clock import steady_ms
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Lifecycle:
         """Tell the coordinator how the run stands and what fails, if that is news; for the watcher."""
         if (status, failing) != self._told:
             self._told = status, failing
-            self._coordination.put(StatusChanged(now_ms(), status, failing))
+            self._coordination.put(StatusChanged(steady_ms(), status, failing))
 
     def _live(self) -> None:
         how = "stopped"
@@ -145,7 +145,7 @@ class Lifecycle:
         failure = self._termination.failure
         status = JobStatus.STOPPING if failure is None else JobStatus.FAILED
         why = self._told[1] if failure is None else one_line(str(failure))
-        self._coordination.put(StatusChanged(now_ms(), status, why))  # 1
+        self._coordination.put(StatusChanged(steady_ms(), status, why))  # 1
         with ExitStack() as until_the_end:
             # Who has taken over waits until this run has ended, or until its lease is not renewed any more.
             if not isinstance(failure, Fenced):

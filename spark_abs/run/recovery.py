@@ -15,7 +15,7 @@ from spark_abs.protocol.control import require_current
 from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
 from spark_abs.stages.causes import cause_of, is_slow_start, one_line
 from spark_abs.stages.context import RunContext
-from spark_abs.store.clock import now_ms
+from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 
@@ -80,7 +80,7 @@ class Recovery:
         if isinstance(end.error, Fenced):
             raise end.error
         self._require_current()
-        now = now_ms()
+        now = steady_ms()
         slow = is_slow_start(end.error)
         failed = Failed(now, end.stage, end.batch, end.cause, is_final(end.error), slow)
         luck = random.random()  # noqa: S311 - spreads restarts, no secret
@@ -117,7 +117,7 @@ class Recovery:
         Raises:
             StageFailed: one cannot be started, and is not waited for any more.
         """
-        for due in [d for d in self._due.values() if d.decision.ms <= now_ms()]:
+        for due in [d for d in self._due.values() if d.decision.ms <= steady_ms()]:
             end = due.end
             self._ctx.failpoint(f"restart.{end.stage}.before")
             del self._due[end.stage]
@@ -129,16 +129,16 @@ class Recovery:
             self._record(due)
 
     def _record(self, due: _Due) -> None:
-        end, now = due.end, now_ms()
-        log.warning("stage %s runs again, %s ms after it failed", end.stage, now - due.failed_ms)
+        end, took = due.end, steady_ms() - due.failed_ms
+        log.warning("stage %s runs again, %s ms after it failed", end.stage, took)
         row = HistoryRow(
-            now,
+            now_ms(),
             HistoryEvent.STAGE_RESTARTED,
             self._ctx.attempt,
             self._ctx.run,
             stage=end.stage,
             detail=end.cause,
-            duration_ms=now - due.failed_ms,
+            duration_ms=took,
             batch=end.batch,
             restarts=due.decision.number,
         )

@@ -22,7 +22,7 @@ from spark_abs.protocol import control as ledger
 from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.stages.causes import chain_of, one_line
 from spark_abs.stages.context import RunContext
-from spark_abs.store.clock import now_ms
+from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 
@@ -79,9 +79,9 @@ def await_replaced(job: JobSpec, stages: Sequence[StageId]) -> None:
         RunAlive: names those that have not within the time of a lease.
     """
     names = {query_name(job.name, stage) for stage in stages}
-    until, pause = now_ms() + job.settings.lease_timeout_ms, threading.Event()
+    until, pause = steady_ms() + job.settings.lease_timeout_ms, threading.Event()
     while left := sorted(query.name for query in job.spark.streams.active if query.name in names):
-        if now_ms() > until:
+        if steady_ms() > until:
             raise RunAlive(
                 f"the run that was replaced has not ended {', '.join(left)} in this session yet: it ends "
                 "with the batch that is under way; start again then"

@@ -11,7 +11,7 @@ from spark_abs.protocol.messages import Acked
 from spark_abs.stages.alignment_backlog import CheckpointProgress
 from spark_abs.stages.barriers import BarrierProgress, Barriers
 from spark_abs.stages.batch_lock import BatchLock
-from spark_abs.store.clock import now_ms
+from spark_abs.store.clock import now_ms, steady_ms
 
 
 class DormantStage:
@@ -44,10 +44,9 @@ class DormantStage:
             self.progress.handed_over(barrier.id)
             if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
                 self.batch_lock.block(barrier.id)
-            now = now_ms()
-            timings = Timings(end_to_end_ms=max(0, now - barrier.timestamp_ms))
+            timings = Timings(end_to_end_ms=max(0, now_ms() - barrier.timestamp_ms))
             part = replace(self.part, size_new=0, dropped_late=0, timings=timings)
-            self._put(Acked(now, barrier.id, part))
+            self._put(Acked(steady_ms(), barrier.id, part))
 
     def over_limit(self, _limit: int | None) -> tuple[()]:
         """Say that nothing queues up here."""

@@ -33,7 +33,7 @@ from spark_abs.stages.alignment_backlog import ENTRIES_AT_THE_END, Backlog
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
 from spark_abs.state.places import placed
-from spark_abs.store.clock import now_ms
+from spark_abs.store.clock import now_ms, steady_ms
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Snapshotter:
 
     def _work(self, taken: Taken) -> None:
         try:
-            self._on_event(Acked(now_ms(), taken.barrier.id, self._snapshot(taken)))
+            self._on_event(Acked(steady_ms(), taken.barrier.id, self._snapshot(taken)))
         except _Unwanted:
             pass
         except Fenced as error:
@@ -259,7 +259,7 @@ class Snapshotter:
 
     def _decline(self, taken: Taken, error: Exception) -> None:
         detail = f"{type(error).__name__}: {error}"
-        self._on_event(Declined(now_ms(), taken.barrier.id, taken.stage, AbortReason.DECLINED, detail))
+        self._on_event(Declined(steady_ms(), taken.barrier.id, taken.stage, AbortReason.DECLINED, detail))
 
     def _tidy_once(self) -> None:
         if not self._tidying.acquire(blocking=False):

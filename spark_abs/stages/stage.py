@@ -43,7 +43,7 @@ from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, Taken
-from spark_abs.store.clock import now_ms
+from spark_abs.store.clock import now_ms, steady_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -205,7 +205,7 @@ class StageRunner:
         """Look on while inputs wait; decline what has more than `limit` bytes behind its barrier (P6)."""
         return tuple(
             Declined(
-                now_ms(),
+                steady_ms(),
                 checkpoint,
                 self.name,
                 AbortReason.ALIGNMENT_LIMIT,

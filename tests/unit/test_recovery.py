@@ -31,7 +31,7 @@ class Watched:
         self.root = Root(str(path))
         self.control = Control.create(self.root, "job", now_ms=0)
         self.begin_run()
-        monkeypatch.setattr(module, "now_ms", lambda: self.now)
+        monkeypatch.setattr(module, "steady_ms", lambda: self.now)
         ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(1), failpoint=no_failpoint)
         restart = {name: (lambda name=name: self._start(name)) for name in (PAIR, TAIL)}
         self.recovery, self.ctx = Recovery(ctx, policy, restart), ctx
