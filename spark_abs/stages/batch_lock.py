@@ -29,8 +29,8 @@ class BatchLock:
         self._stopping = False
         self.ended = False
         """Whether the stage has ended gracefully."""
-        self._blocked_by: CheckpointId | None = None
-        self._blocked_after = NO_BATCH
+        self._blocks: dict[CheckpointId, BatchId] = {}
+        """The exact savepoints that no batch may begin before the end of, and the last batch that may."""
         """The batch that may still be repeated."""
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
@@ -63,7 +63,7 @@ class BatchLock:
             if self._stopping:
                 self.refused = True
                 raise StageStopped("the stage is being stopped; the batch will be repeated by the next run")
-            blocked = self._blocked_by is not None and number > self._blocked_after
+            blocked = any(number > after for after in self._blocks.values())
             if permitted and not self._busy and not blocked:
                 self._busy = True
                 return True
@@ -102,21 +102,20 @@ class BatchLock:
         Batch `after`, its cut, may be repeated: the savepoint waits for its end.
         """
         with self._change:
-            self._blocked_by, self._blocked_after = checkpoint, after
+            self._blocks[checkpoint] = after
 
     def unblock(self, checkpoint: CheckpointId) -> None:
-        """Let batches begin again if it was this savepoint that blocked them."""
+        """Let batches begin again as far as it was this savepoint that blocked them."""
         with self._change:
-            if self._blocked_by == checkpoint:
-                self._blocked_by = None
+            self._blocks.pop(checkpoint, None)
             self._change.notify_all()
 
     def succeed(self, before: BatchLock) -> None:
         """Stand where a stage stood that this one replaces: it may be blocked."""
         with before._change:
-            blocked_by, after = before._blocked_by, before._blocked_after
-        if blocked_by is not None:
-            self.block(blocked_by, after)
+            blocks = dict(before._blocks)
+        for checkpoint, after in blocks.items():
+            self.block(checkpoint, after)
 
     def wake(self) -> None:
         """Ask `may_begin` again."""

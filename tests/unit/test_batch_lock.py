@@ -65,3 +65,21 @@ def test_nobody_waits_for_a_look_at_the_store() -> None:
             assert mine
         answer.set()
         waiting.result(10)
+
+
+def test_each_block_holds_until_it_is_taken_back() -> None:
+    """The end of a loop may be looked at while an exact savepoint holds a stage."""
+    turns, permitted, asked = BatchLock(), threading.Event(), threading.Event()
+    permitted.set()
+    turns.block(CheckpointId(4))
+    turns.block(CheckpointId(5))
+    successor = BatchLock()
+    successor.succeed(turns)
+    for lock in (turns, successor):
+        lock.unblock(CheckpointId(5))
+        with ThreadPoolExecutor(1) as pool:
+            batch = pool.submit(begin, lock, permitted, asked)
+            with pytest.raises(TimeoutError):
+                batch.result(0.2)
+            lock.unblock(CheckpointId(4))
+            assert batch.result(10) == "begun"
