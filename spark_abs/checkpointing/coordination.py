@@ -34,7 +34,7 @@ from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import Member, StageRunner
-from spark_abs.store.clock import now_ms
+from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Coordination:
 
     def start(self) -> None:
         """Start the thread and trigger from now on."""
-        self.put(protocol.StatusChanged(now_ms(), JobStatus.RUNNING))
+        self.put(protocol.StatusChanged(steady_ms(), JobStatus.RUNNING))
         self._thread.start()
 
     def put(self, event: protocol.Event) -> None:
@@ -104,7 +104,7 @@ class Coordination:
         """Ask for a checkpoint; its answer comes through the queue."""
         answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
         self._answers[request.id] = answer
-        self.put(protocol.Requested(now_ms(), request))
+        self.put(protocol.Requested(steady_ms(), request))
         return answer
 
     def change(self, given: Mapping[str, object]) -> queue.SimpleQueue[protocol.Answer]:
@@ -114,7 +114,7 @@ class Coordination:
         """
         answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
         self._changes.put((given, answer))
-        self.put(protocol.Tick(now_ms()))
+        self.put(protocol.Tick(steady_ms()))
         return answer
 
     def join(self, stage: Member) -> threading.Event:
@@ -125,7 +125,7 @@ class Coordination:
         """
         welcomed = threading.Event()
         self._joining.put((stage, welcomed))
-        self.put(protocol.Joined(now_ms(), stage.name))
+        self.put(protocol.Joined(steady_ms(), stage.name))
         return welcomed
 
     def await_welcome(self, welcomed: threading.Event) -> bool:
@@ -137,7 +137,7 @@ class Coordination:
 
     def leave(self, stage: StageId) -> None:
         """Take a stage out: no checkpoint waits for it any more."""
-        self.put(protocol.Left(now_ms(), stage))
+        self.put(protocol.Left(steady_ms(), stage))
 
     def close(self) -> None:
         """Stop the thread after the events put so far; wait for it."""
@@ -157,7 +157,7 @@ class Coordination:
         try:
             event = self._events.get(timeout=_TICK_S)
         except queue.Empty:
-            event = protocol.Tick(now_ms())
+            event = protocol.Tick(steady_ms())
         if event is None:
             return False
         if isinstance(event, protocol.Joined):
@@ -178,14 +178,14 @@ class Coordination:
                 stage.offer_idle()
             for declined in stage.over_limit(self._ctx.settings.alignment_limit):
                 self.put(declined)
-        now = now_ms()
+        now = steady_ms()
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:
             self._commands_ms = now
             self._commands.read()
         if now - self._beat_ms >= BEAT_EVERY_MS:
             self._beat_ms = now
             with storing("renew the lease in control/"):
-                renew(self._ctx.root, own_lease(self._ctx.run, now), now)
+                renew(self._ctx.root, own_lease(self._ctx.run, now_ms()), now_ms())
         return True
 
     def _welcome(self, stage: Member) -> None:
@@ -243,7 +243,7 @@ class Coordination:
         for stage in self._stages.values():
             stage.offer(barrier)
         self._stats.triggered(barrier)
-        self._handle(protocol.Claimed(now_ms(), barrier, effect.request_id))
+        self._handle(protocol.Claimed(steady_ms(), barrier, effect.request_id))
 
     def _overtake(self, checkpoint: CheckpointId) -> None:
         """Tell the stages first: gates go on when they read it in `control/`."""
@@ -276,7 +276,8 @@ class Coordination:
         )
         missing = self._snapshots.missing(manifest)
         if missing:
-            self._abort(barrier.id, AbortReason.STATE_MISSING, f"gone from state/: {', '.join(missing[:3])}")
+            detail = f"gone from state/: {', '.join(missing[:3])}; see `spark-abs verify`"
+            self._abort(barrier.id, AbortReason.STATE_MISSING, detail)
             return
         self._ctx.failpoint("manifest.before")
         try:
@@ -295,7 +296,7 @@ class Coordination:
         self._on_completed(manifest)
         self._stats.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
-        self._handle(protocol.Decided(now_ms(), barrier.id, True))
+        self._handle(protocol.Decided(steady_ms(), barrier.id, True))
 
     def _is_complete(self, checkpoint: CheckpointId) -> bool:
         try:
@@ -318,7 +319,7 @@ class Coordination:
         self._stats.aborted(barrier, reason, detail, acks, tuple(self._stages.values()))
         level = logging.INFO if reason is AbortReason.JOB_STOPPING else logging.WARNING
         log.log(level, "checkpoint %s aborted: %s: %s", barrier.id, reason.value, detail)
-        self._handle(protocol.Decided(now_ms(), barrier.id, False, reason))
+        self._handle(protocol.Decided(steady_ms(), barrier.id, False, reason))
 
     def _notify(self, effect: protocol.Notify) -> None:
         self._barriers.pop(effect.id, None)
@@ -335,7 +336,7 @@ class Coordination:
         self._commands.answer(effect)
 
     def _request(self, request: Request) -> None:
-        self._handle(protocol.Requested(now_ms(), request))
+        self._handle(protocol.Requested(steady_ms(), request))
 
     def _set(self, given: Mapping[str, object]) -> str:
         changed = self._live.change(given)
