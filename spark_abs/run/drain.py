@@ -4,6 +4,9 @@ Stage by stage, from the sources down: sources read no more; a stage that has re
 batch without rows that is planned with a watermark far ahead, as if event time had come to its end, and lets
 out all that it holds; then those after it read that. What is recorded in `control/` before the first of
 these batches makes the next start go on, wherever this one was killed: event time does not go back.
+
+Processing time has no end. Its timers do not fire because of a drain: they stay in the savepoint, as in
+Flink. What those that are due meanwhile let out is late for a stage whose event time is at its end already.
 """
 
 from __future__ import annotations
@@ -12,15 +15,12 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pyspark.errors import StreamingQueryException
-
 from spark_abs.channels.follow import follow
 from spark_abs.errors import StageFailed, UsageError
-from spark_abs.model import NO_BATCH, BatchId, StageId
+from spark_abs.model import NO_BATCH, BatchId, ChannelId, StageId, Version
 from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.path import channel_path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.05
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,37 +160,41 @@ class Drain:
         self._read_all(stage, look)
 
     def _read_all(self, stage: StageDecl, look: Callable[[], None]) -> None:
-        """Wait until nothing is left to read for a stage, and its query has found nothing more to do."""
-        while True:
-            look()
-            query = self.stages[stage.name].query
-            assert query is not None, "stages after channels are started with the run"
-            self._await_end(query, look)
-            idle = query.isActive and self.stages[stage.name].runner.native.idle_at() is not None
-            if idle and not self._has_unread(stage):
-                return
-            self._pause.wait(_POLL_S)
+        """Wait until a stage has read what those before it have written by now, and has ended its batch.
 
-    def _await_end(self, query: StreamingQuery, look: Callable[[], None]) -> None:
-        """Wait until a query finds nothing to do; look meanwhile, it may wait for a stage that failed."""
+        What event time lets out of them is there by now. Nobody waits until nothing comes any more: a stage
+        with timers of processing time has batches without end (`IncrementalExecution.shouldRunAnotherBatch`),
+        and one behind it, too, if rows come out of them.
+        """
+        running, newest = self.stages[stage.name], self._newest(stage)
 
-        def wait() -> None:
-            with suppress(StreamingQueryException):  # the next look says it, or has the stage started again
-                query.processAllAvailable()
+        def has_read() -> bool:
+            return all(p.version >= newest[p.channel] for p in running.runner.consumed())
 
-        waiting = threading.Thread(target=wait, name="abs-drain", daemon=True)
-        waiting.start()
-        while waiting.is_alive():
-            look()
-            waiting.join(_POLL_S)
+        self._await(has_read, look)
+        planned = running.runner.native.newest_planned()
 
-    def _has_unread(self, stage: StageDecl) -> bool:
-        state = self.control.state
+        def has_ended() -> bool:
+            assert running.query is not None, "stages after channels are started with the run"
+            return running.query.isActive and running.runner.native.newest_committed() >= planned
+
+        self._await(has_ended, look)
+
+    def _newest(self, stage: StageDecl) -> Mapping[ChannelId, Version]:
+        """Return where each channel that a stage reads ends now."""
+        state, found = self.control.state, dict[ChannelId, Version]()
         for position in self.stages[stage.name].runner.consumed():
             follower = follow(self.ctx.root, position.channel, channel_path(state, position.channel))
-            if next(follower.after(position.version), None) is not None:
-                return True
-        return False
+            unread = (entry.version for entry in follower.after(position.version))
+            last = max(unread, default=position.version)
+            found[position.channel] = max(last, found.get(position.channel, last))
+        return found
+
+    def _await(self, done: Callable[[], bool], look: Callable[[], None]) -> None:
+        look()
+        while not done():
+            self._pause.wait(_POLL_S)
+            look()
 
     def _halt(self, stage: RunningStage, look: Callable[[], None]) -> None:
         """End the query of a stage after its batch under way; run a batch that is planned and has not ended.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spark_abs.errors import DamageError, Fenced, UsageError
-from spark_abs.model import AttemptId, ChannelId, CheckpointId, RunId, StageId
+from spark_abs.errors import DamageError, Fenced, Refused, UsageError
+from spark_abs.model import (
+    AttemptId,
+    ChannelId,
+    CheckpointId,
+    RunId,
+    StageId,
+    dumps_position,
+)
 from spark_abs.plan.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
 from spark_abs.protocol.attempts import begin_attempt
 from spark_abs.protocol.control import (
@@ -19,6 +29,10 @@ from spark_abs.protocol.control import (
 )
 from spark_abs.run.drain import Drain
 from spark_abs.snapshots.layout import END_OF_TIME_MS, at_end_of_time, parse_offsets
+from spark_abs.stages.native import NativeLog
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from tests.channel_support import Log, position
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -96,3 +110,110 @@ def test_a_request_that_comes_when_the_savepoint_is_taken_is_refused() -> None:
     assert asked.request() == asked.request()
     with pytest.raises(UsageError, match="is being drained already"):
         asked.ask("last", "late")
+
+
+class Behind:
+    """A stage behind the channel `a.main`, whose query works when a test says so, and its drain."""
+
+    def __init__(self, path: Path) -> None:
+        root, self.path = Root(str(path / "root")), path
+        for log in ("offsets", "commits"):
+            (path / log).mkdir()
+        self.channel, self.native = Log(root), NativeLog(Place(str(path)))
+        self.isActive, start = True, (position("a.main", -1),)
+        runner = SimpleNamespace(native=self.native, consumed=lambda: self.native.consumed() or start)
+        stages: Any = {StageId("b"): SimpleNamespace(runner=runner, query=self)}
+        ctx: Any = SimpleNamespace(root=root)
+        control: Any = SimpleNamespace(state=begun())
+        self.decl = StageDecl(StageId("b"), (ChannelId("a.main"),), has_native=False)
+        nothing: Any = None
+        self.drain = Drain(ctx, control, nothing, {}, stages)
+
+    def plan(self, batch: int, version: int) -> None:
+        offset = json.dumps(dumps_position(position("a.main", version)))
+        metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": batch, "conf": {}})
+        (self.path / "offsets" / str(batch)).write_text(f"v1\n{metadata}\n{offset}")
+
+    def commit(self, batch: int) -> None:
+        (self.path / "commits" / str(batch)).write_text("v1\n{}")
+
+    def read_all(self, meanwhile: Iterator[None]) -> None:
+        """Wait until the stage has read all; each look is a step of what happens meanwhile."""
+        self.drain._read_all(self.decl, lambda: next(meanwhile))
+        assert next(meanwhile, "over") == "over", "it has not waited for the rest"
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Behind:
+    return Behind(tmp_path)
+
+
+def test_a_stage_has_read_all_also_while_batches_and_rows_come_without_end(behind: Behind) -> None:
+    """They come of timers of processing time, of its own and of the stage before it."""
+    first, last = behind.channel.batch(1), behind.channel.batch(2)
+
+    def meanwhile() -> Iterator[None]:
+        behind.plan(0, first)
+        yield
+        later = behind.channel.batch(3)
+        behind.commit(0)
+        behind.plan(1, last)
+        yield
+        behind.commit(1)
+        behind.plan(2, later)
+        yield
+        yield
+        behind.channel.batch(4)
+        behind.commit(2)
+        behind.plan(3, later)
+        yield
+
+    behind.read_all(meanwhile())
+
+
+def test_entries_that_start_no_batch_are_not_waited_for(behind: Behind) -> None:
+    last = behind.channel.batch(1)
+    behind.channel.batch()
+
+    def meanwhile() -> Iterator[None]:
+        behind.plan(0, last)
+        behind.commit(0)
+        yield
+        yield
+
+    behind.read_all(meanwhile())
+
+
+def test_a_batch_that_is_planned_has_to_end_in_a_query_that_goes_on(behind: Behind) -> None:
+    """It may be the one at the end of event time, planned by a run that was killed."""
+    last = behind.channel.batch(1)
+    behind.plan(0, last)
+    behind.commit(0)
+    behind.plan(1, last)
+
+    def meanwhile() -> Iterator[None]:
+        yield
+        behind.isActive = False
+        yield
+        behind.commit(1)
+        yield
+        behind.isActive = True
+        yield
+
+    behind.read_all(meanwhile())
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_stop_ends_the_wait_for_a_stage_and_so_does_a_failure(behind: Behind, read: bool) -> None:
+    behind.plan(0, behind.channel.batch(1))
+    if read:
+        behind.commit(0)
+        behind.plan(1, 0)
+
+    def meanwhile() -> Iterator[None]:
+        yield
+        yield
+        raise Refused("stopped")
+
+    with pytest.raises(Refused, match="stopped"):
+        behind.read_all(meanwhile())
