@@ -72,7 +72,8 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     capacity_entries: int | Literal["unlimited"] | None
     """Unread entries with rows at which the producer waits; unlimited: it never waits; by default 1000."""
     lease_timeout: str | None
-    """Silence after which a run on another machine counts as dead; by default 30s."""
+    """Silence after which a run on another machine, or in another container, counts as dead; by default
+    30s."""
     require_root: bool | None
     """A start refuses to make a new root, for example where its disk is not mounted; by default false."""
     stop_timeout: str | None

@@ -216,7 +216,7 @@ SETTINGS: tuple[Setting, ...] = (
         "leaseTimeout",
         "30s",
         duration_ms,
-        "silence after which a run on another machine counts as dead",
+        "silence after which a run on another machine, or in another container, counts as dead",
         1000,
     ),
     Setting(

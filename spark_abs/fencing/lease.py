@@ -38,14 +38,39 @@ class Lease:
     """What tells this process from a later one with the same pid; empty where unknown."""
     beat_ms: int
     ended: bool = False
+    process_table: str = ""
+    """Where `pid` is to be looked up, see `process_table`; empty in leases of earlier versions, too."""
 
     def alive(self, now_ms: int, timeout_ms: int) -> bool:
-        """Say whether the run may still be at work. On its own host the process itself is asked."""
+        """Say whether the run may still be at work. Where its process can be seen, that is asked itself."""
         if self.ended:
             return False
-        if self.host == socket.gethostname() and self.process_started:
+        if self.process_started and self._is_here():
             return process_started(self.pid) == self.process_started
         return now_ms - self.beat_ms < timeout_ms
+
+    def is_ours(self) -> bool:
+        """Say whether this process took it."""
+        return self._is_here() and self.pid == os.getpid()
+
+    def _is_here(self) -> bool:
+        """Say whether `pid` names a process that this one sees."""
+        here = socket.gethostname(), process_table()
+        return bool(self.process_table) and (self.host, self.process_table) == here
+
+
+def process_table() -> str:
+    """Name the processes that this one sees in /proc: boot and PID namespace; empty where it sees none.
+
+    A container may have the host name of another, or of its machine, and not see the processes there.
+    """
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):  # that of another namespace
+            return ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def process_started(pid: int) -> str:
@@ -61,7 +86,7 @@ def process_started(pid: int) -> str:
 def own_lease(run: RunId, now: int) -> Lease:
     """Return the lease of this process."""
     pid = os.getpid()
-    return Lease(run, socket.gethostname(), pid, process_started(pid), now)
+    return Lease(run, socket.gethostname(), pid, process_started(pid), now, process_table=process_table())
 
 
 def write_lease(root: Root, lease: Lease) -> None:

@@ -60,8 +60,8 @@ def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
     Raises:
         UsageError: names the queries that run.
     """
-    lease, here = read_lease(job.root), (socket.gethostname(), os.getpid())
-    if lease is not None and not lease.ended and (lease.host, lease.pid) == here:
+    lease = read_lease(job.root)
+    if lease is not None and not lease.ended and lease.is_ours():
         return  # this very job runs here, and ends its queries as soon as it is replaced
     names = {query_name(job.name, stage) for stage in stages}
     taken = sorted(query.name for query in job.spark.streams.active if query.name in names)
