@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.files import directory_name, write_parquet
@@ -41,6 +41,18 @@ from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """Commits that need not be read again: those after `own` up to `newest` have no batch of the writer's."""
+
+    newest: Version
+    own: Version
+    """The last that has one, or brought the attempt to the table; the oldest in the log if there is none."""
+
+
+_NOTHING_PASSED = _Passed(Version(-1), Version(-1))
 
 
 class DeltaSink:
@@ -79,6 +91,8 @@ class DeltaSink:
         self._key, self.overwrites = tuple(key), overwrites
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
+        self._passed = _NOTHING_PASSED
+        """Of `_view`: what others commit between two batches is read once, not at every cut."""
 
     @property
     def table_id(self) -> str:
@@ -236,14 +250,20 @@ class DeltaSink:
         """
         self._view.refresh()
         found = self._view.version
-        for found, note in self._backwards(self._view):
-            if note is not None and (note.begins or NO_BATCH < note.batch <= batch):
-                return found
-        last = self._view.transaction(self._writer.app)
-        if last is not None and last > batch:
-            raise DamageError(
-                f"the log of {self.uri} begins at {found}, after batch {batch} of {self._writer.name}"
-            )
+        own: list[Version] = []
+        for found, note in self._backwards(self._view, self._passed):
+            if note is None or not (note.begins or note.batch > NO_BATCH):
+                continue
+            own.append(found)
+            if note.begins or note.batch <= batch:
+                break
+        else:
+            last = self._view.transaction(self._writer.app)
+            if last is not None and last > batch:
+                raise DamageError(
+                    f"the log of {self.uri} begins at {found}, after batch {batch} of {self._writer.name}"
+                )
+        self._passed = _Passed(self._view.version, own[0] if own else found)
         return found
 
     def fence(self, apps: Iterable[str]) -> None:
@@ -316,14 +336,22 @@ class DeltaSink:
                 return None
         return None
 
-    def _backwards(self, table: Table) -> Iterator[tuple[Version, SinkMetadata | None]]:
-        """Iterate the log from the version read backwards, with the notes of this writer."""
-        for version in range(table.version, -1, -1):
-            commit = table.read_commit(version)
+    def _backwards(
+        self, table: Table, passed: _Passed = _NOTHING_PASSED
+    ) -> Iterator[tuple[Version, SinkMetadata | None]]:
+        """Iterate the log from the version read backwards, with the notes of this writer.
+
+        What is passed is left out, unless the log was cleaned up and does not hold `passed.own` any more.
+        """
+        version = int(table.version)
+        while version >= 0:
+            commit = table.read_commit(passed.own) if version == passed.newest else None
+            commit = commit or table.read_commit(version)
             if commit is None:
                 return
             note = note_of(commit, self.uri)
-            yield Version(version), note if note is not None and self._is_mine(note) else None
+            yield commit.version, note if note is not None and self._is_mine(note) else None
+            version = commit.version - 1
 
     def _is_mine(self, note: SinkMetadata) -> bool:
         """Say whether a commit is one of this stage in this attempt, or brought the table back for it."""

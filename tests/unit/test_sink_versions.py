@@ -1,0 +1,144 @@
+"""The version of a Delta sink at a cut, in a table that others write to: right, and each commit read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from spark_abs.errors import DamageError
+from spark_abs.model import BatchId, RunId, StageId
+from spark_abs.sinks.delta import DeltaSink
+from spark_abs.store import table
+from spark_abs.store.log import log_file, read_commit
+from tests.root_support import SmallJob, no_session
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> SmallJob:
+    return SmallJob(tmp_path)
+
+
+@pytest.fixture
+def read(job: SmallJob, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], set[int]]:
+    """Return what asks for the version at a batch, and says which commits of the table were read for it."""
+    reading = Mock(wraps=read_commit)
+    monkeypatch.setattr(table, "read_commit", reading)
+
+    def asked(batch: int) -> set[int]:
+        reading.reset_mock()
+        job.sink.version_at(BatchId(batch))
+        return {call.args[2] for call in reading.call_args_list}
+
+    return asked
+
+
+def others(job: SmallJob, commits: int) -> None:
+    for _ in range(commits):
+        write_deltalake(job.table, pa.table({"n": [666]}), mode="append")
+
+
+def found(sink: DeltaSink, batch: int) -> int | str:
+    try:
+        return int(sink.version_at(BatchId(batch)))
+    except DamageError as error:
+        return str(error)
+
+
+def agree(job: SmallJob) -> list[int | str]:
+    """Return the version at every batch: what the sink says must be what one says that has seen nothing."""
+    state = job.state
+    fresh = DeltaSink(
+        job.root, job.table, state.writer(state.attempt, StageId("b"), "totals"), job.run, no_session
+    )
+    batches = range(job.batch + 2)
+    versions = [found(job.sink, batch) for batch in batches]
+    assert versions == [found(fresh, batch) for batch in batches]
+    return versions
+
+
+def trim(job: SmallJob, before: int) -> None:
+    """Delete the log before a version, as its clean-up does after a checkpoint."""
+    DeltaTable(job.table, version=before).create_checkpoint()
+    for version in range(before):
+        Path(job.table, log_file(version)).unlink(missing_ok=True)
+
+
+def test_what_others_have_committed_is_read_once(job: SmallJob, read: Callable[[int], set[int]]) -> None:
+    """The sink seldom has rows, and every cut asks for its version."""
+    job.step(1)  # commit 2, after the table and the mark of the run
+    others(job, 40)
+    assert read(0) >= set(range(2, 43))
+    assert read(0) == {2}
+    others(job, 3)
+    assert read(1) == {2, 43, 44, 45}
+    job.step(2)
+    assert read(1) == {46}
+    others(job, 1)
+    assert read(1) == {46, 47}
+    assert read(1) == {46}
+
+
+def test_marks_of_its_own_without_a_batch_are_passed_as_well(
+    job: SmallJob, read: Callable[[int], set[int]]
+) -> None:
+    """A later run fences the table: what lies between its mark and the last batch is read once, too."""
+    job.step(1)
+    others(job, 20)
+    batch, job.run = job.batch, RunId(job.run + 1)
+    state = job.state
+    job.sink = DeltaSink(
+        job.root, job.table, state.writer(state.attempt, StageId("b"), "totals"), job.run, no_session
+    )
+    job.sink.begin()
+    others(job, 2)
+    assert len(read(batch)) == 24
+    assert read(batch) == {2}
+
+
+def test_a_sink_without_rows_reads_where_its_attempt_came_to_the_table(
+    job: SmallJob, read: Callable[[int], set[int]]
+) -> None:
+    others(job, 20)
+    assert len(read(0)) == 21
+    assert read(0) == {1}
+
+
+def test_the_version_does_not_depend_on_what_was_asked_before(job: SmallJob) -> None:
+    """Commits of others, batches, also those of which none is asked for yet, and a RESTORE by hand."""
+    assert agree(job) == [1]
+    others(job, 3)
+    job.step(1)
+    others(job, 2)
+    job.step(2)
+    assert agree(job) == [5, 8, 8]
+    others(job, 2)
+    assert agree(job) == [5, 8, 8]
+    DeltaTable(job.table).restore(5)
+    others(job, 1)
+    assert agree(job) == [5, 8, 8]
+    job.step(3)
+    assert agree(job) == [5, 8, 13, 13]
+
+
+def test_a_log_that_was_cleaned_up_is_looked_through_again(job: SmallJob) -> None:
+    """The version that was found before cannot be gone back to any more; the oldest in the log can."""
+    job.step(1)
+    others(job, 10)
+    assert agree(job) == [2, 2]
+    trim(job, 6)
+    assert agree(job) == [6, 6]
+    others(job, 2)
+    trim(job, 8)
+    assert agree(job) == [8, 8]
+    job.step(2)
+    assert agree(job) == [f"the log of {job.table} begins at 8, after batch 0 of {_name(job)}", 15, 15]
+
+
+def _name(job: SmallJob) -> str:
+    state = job.state
+    return state.writer(state.attempt, StageId("b"), "totals").name
