@@ -200,7 +200,7 @@ class GateReader(DataSourceStreamReader):
         while True:
             decision = decide(
                 own,
-                self._stage.positions(),
+                self._stage.positions(planned=own != spec.start),
                 self._follower.after(own.version),
                 Settled(spec.floor, self._aborts.ids, self._aborts.overtaken),
                 limits,

@@ -15,8 +15,8 @@ from spark_abs.store.storage import Place
 class StageOffsets:
     """All channel positions of the stage, as of the newest file in its `offsets/`.
 
-    The directory is listed until a first file is seen; from then on the next number is tried, since
-    Spark writes them one by one.
+    The directory is listed until a first file is seen; from then on the next number is tried, since Spark
+    writes them one by one. Not before the next poll: what is old can only keep an input waiting.
     """
 
     def __init__(self, native: Place, poll_ms: int, clock: Clock) -> None:
@@ -27,14 +27,18 @@ class StageOffsets:
         """The newest batch that was seen to be planned."""
         self._positions: tuple[Position, ...] = ()
 
-    def positions(self) -> tuple[Position, ...]:
+    def positions(self, planned: bool = False) -> tuple[Position, ...]:
         """Return the positions, repeats kept; none before the first batch is planned.
+
+        Args:
+            planned: whether a batch is known to be: an input that is asked has moved. Then it is looked for
+                at once. It may stand at a barrier, from which it would go on if nothing is known of others.
 
         Raises:
             DamageError: an offset file cannot be understood.
         """
         now = self._clock()
-        if now >= self._next_poll:
+        if now >= self._next_poll or (planned and self.batch is None):
             self._next_poll = now + self._poll_s
             if self.batch is None:
                 self.batch = max(self._listed(), default=None)

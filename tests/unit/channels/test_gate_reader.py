@@ -418,3 +418,14 @@ def test_stage_offsets_are_not_asked_for_before_the_next_poll(root: Root) -> Non
     assert after(reader, mine) == (one, 1, True)
     stage.clock.now = 0.2
     assert after(reader, mine) == (two, 1, False)
+
+
+def test_the_first_offset_file_is_seen_at_once(root: Root) -> None:
+    """Until it is, a gate knows of no other input: it would go on from a barrier that one of them lacks."""
+    log, stage = Log(root), Stage(root, poll_ms=5000)
+    one, mine = log.batch(1, barrier_id=1), position("a.main", 1, 1, True)
+    log.batch(2)
+    reader = stage.reader()
+    assert after(reader, reader.initialOffset()) == (one, 1, True)
+    stage.planned(mine, position("b.main", 0))
+    assert after(reader, mine) == (one, 1, True)
