@@ -45,7 +45,7 @@ class Lease:
         """Say whether the run may still be at work. Where its process can be seen, that is asked itself."""
         if self.ended:
             return False
-        if self.process_started and self._is_here():
+        if self.process_started and self.process_table and self._is_here():
             return process_started(self.pid) == self.process_started
         return now_ms - self.beat_ms < timeout_ms
 
@@ -54,9 +54,7 @@ class Lease:
         return self._is_here() and self.pid == os.getpid()
 
     def _is_here(self) -> bool:
-        """Say whether `pid` names a process that this one sees."""
-        here = socket.gethostname(), process_table()
-        return bool(self.process_table) and (self.host, self.process_table) == here
+        return (self.host, self.process_table) == (socket.gethostname(), process_table())
 
 
 def process_table() -> str:
