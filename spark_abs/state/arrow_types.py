@@ -24,6 +24,7 @@ _ATOMS = {
         pa.binary(),
         pa.large_binary(),
         pa.date32(),
+        pa.time64("ns"),
         pa.null(),
         *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
         *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),

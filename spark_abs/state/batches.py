@@ -34,8 +34,8 @@ class GroupAnswer:
     """What a vectorised function returns; a pair `(states, output)` says the same without removals."""
 
     states: pa.Table | None = None
-    """Key columns and state columns, a row for each key whose state is new; with timeouts also a column
-    `timeout_ms`, null for none."""
+    """Key columns and state columns, a row for each key whose state is new: it is updated, also if it is as
+    before. With timeouts also a column `timeout_ms`, null for none; it may be past."""
     output: pa.Table | None = None
     removed: pa.Table | None = None
     """Key columns: the keys that have no state any more."""
@@ -98,6 +98,8 @@ class _Answer:
         names = operator.state.names
         nothing = operator.state.empty_table()
         gone = len(removed) + int((~kept).sum())
+        held = len(states) + int(kept.sum())
+        number = np.arange(held + gone)
         blank = pa.table([pa.nulls(gone, f.type) for f in nothing.schema], schema=nothing.schema)
         timeouts = (
             states[TIMEOUT_COLUMN].fill_null(NEVER).to_numpy() if timed else np.full(len(states), NEVER)
@@ -106,8 +108,9 @@ class _Answer:
             output,
             np.concatenate([changed[: len(states)], silent[kept], changed[len(states) :], silent[~kept]]),
             pa.concat_tables([states.select(names), old.select(names), blank]),
-            np.arange(len(states) + int(kept.sum()) + gone) >= len(states) + int(kept.sum()),
-            np.concatenate([timeouts, np.full(int(kept.sum()) + gone, NEVER)]).astype(np.int64),
+            number < len(states),
+            number >= held,
+            np.concatenate([timeouts, np.full(held + gone - len(states), NEVER)]).astype(np.int64),
         )
 
     def _passed(self, changed: Places) -> Places:

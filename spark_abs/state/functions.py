@@ -68,7 +68,8 @@ def map_groups_with_state(
         uid: by which the state is known; two functions of one stage need two.
         timeout: `none`, `processing-time` or `event-time`: the latter needs `withWatermark` before, and
             drops rows that are late by the watermark, as Spark's own operators do.
-        ttl: how long after its last update a state is there, in processing time, for example `2h`.
+        ttl: how long after its last update a state is there, in processing time, for example `2h`. A call
+            that does not update it, or sets a timeout only, does not count.
         key_groups: into how many groups keys are divided by their hash.
         output_mode: `append` or `update`, what the query has.
         renamed: fields of the state that had other names when state was written: the new name to the old
@@ -140,7 +141,12 @@ def map_batches_with_state(
 
     The function returns `(states, output)`, two tables or None, or a `GroupAnswer`, which can also remove.
     New states have key and state columns, with timeouts also `timeout_ms`; a key that is not mentioned
-    keeps its state, and its timeout unless that has passed.
+    keeps its state, and its timeout unless that has passed. A state that is returned counts as updated, also
+    if it is as it was given; one that is not mentioned does not.
+
+    A `timeout_ms` may be past already, as a row that comes late may make it: its key times out in the same
+    batch, once all rows are through. If the function was called without rows, it is too late for that: the
+    key times out when the clock has moved on.
 
     For all else see `map_groups_with_state`.
     """

@@ -49,7 +49,8 @@ class Head:
     """How many slots have ever been given out."""
     timer: int | None = None
     """For when the group's one native timer is registered: it fires once that time is reached, and a
-    timeout is due when its time has passed, so this is the earliest timeout and one."""
+    timeout is due when its time has passed, so this is the earliest timeout and one; later if a timeout was
+    already past when the timer fired."""
     v: int = FORMAT
 
     @property
@@ -197,6 +198,14 @@ class KeyGroup:
             found[at] = pending[rows[at]]
         return found
 
+    def expires(self, where: Places, rows: Places) -> Places:
+        """Return when the states of found rows are no longer there, `NEVER` where that is not said."""
+        found = np.full(len(where), NEVER, np.int64)
+        for number, segment in enumerate(self._segments):
+            at = np.flatnonzero(where == number)
+            found[at] = segment.expires[rows[at]]
+        return found
+
     def take(self, where: Places, rows: Places, schema: pa.Schema) -> pa.Table:
         """Return keys and states of found rows in their order, columns named as in `schema`."""
         parts = [
@@ -238,8 +247,24 @@ class KeyGroup:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         return np.concatenate(where), np.concatenate(rows)
 
-    def apply(self, change: Change, store: GroupStore, now_ms: int) -> None:
-        """Write what a batch changed: one segment, merged with older ones where that is due, and the head."""
+    def apply(
+        self,
+        change: Change,
+        store: GroupStore,
+        now_ms: int,
+        due_ms: int | None = None,
+        *,
+        fired: bool = False,
+    ) -> None:
+        """Write what a batch changed: one segment, merged with older ones where that is due, and the head.
+
+        Args:
+            change: what it changed.
+            store: where to.
+            now_ms: states that have expired by then may be left out.
+            due_ms: the clock of timeouts; None where nothing is due.
+            fired: whether the native timer has fired: Spark removes it afterwards.
+        """
         needed = ~_silent(change.table) | (change.where >= 0)  # nothing to say of a key that was never here
         table = change.table if needed.all() else change.table.filter(pa.array(needed))
         self._supersede(change.where, change.rows)
@@ -259,21 +284,33 @@ class KeyGroup:
                 self._segments.append(merged)
                 self._append(merged)
                 slots += 1
-        self._write_head(replace(self.head, segments=tuple(self._notes), slots=slots), store)
+        timer = self._timer(due_ms, store, fired)
+        self._write_head(replace(self.head, segments=tuple(self._notes), slots=slots, timer=timer), store)
 
     def _drop(self, number: int, store: GroupStore) -> None:
         store.remove_segment(self._notes[number].slot)
         for column in (self._notes, self._segments, self._alive, self._pending):
             del column[number]
 
-    def _write_head(self, head: Head, store: GroupStore) -> None:
-        timer = min((int(p.min()) for p in self._pending if len(p)), default=NEVER)
-        head = replace(head, timer=None if timer == NEVER else timer + 1)
-        if head.timer != self.head.timer:
+    def _timer(self, due_ms: int | None, store: GroupStore, fired: bool) -> int | None:
+        """Register the native timer, and return for when.
+
+        A batch's timers fire after its rows, so one that is past fires in this batch. Once they fire it is
+        too late for that: what is past then waits until the clock has moved on.
+        """
+        earliest = min((int(p.min()) for p in self._pending if len(p)), default=NEVER)
+        if fired and due_ms is not None:
+            earliest = max(earliest, due_ms)
+        timer = None if earliest == NEVER else earliest + 1
+        past = due_ms is not None and earliest < due_ms
+        if past or timer != self.head.timer:  # earlier versions may have left a past one in the head alone
             if self.head.timer is not None:
                 store.remove_timer(self.head.timer)
-            if head.timer is not None:
-                store.set_timer(head.timer)
+            if timer is not None:
+                store.set_timer(timer)
+        return timer
+
+    def _write_head(self, head: Head, store: GroupStore) -> None:
         if head == self.head and self.at is not None:
             return
         self.head = head

@@ -189,18 +189,22 @@ class GroupInput:
     states: pa.Table
     has_state: Flags
     timeouts: Places
+    expires: Places
+    """When the state of each of `keys` is no longer there."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOutput:
     """What a function answers, one item for each of `keys` that `changed` names by number.
 
-    `states` has the state columns and a row for each `changed`; where `removed`, it says nothing.
+    `states` has the state columns and a row for each `changed`; where `removed`, it says nothing. Where it
+    is not `updated`, it is the state that the key had, and no younger.
     """
 
     output: pa.Table
     changed: Places
     states: pa.Table
+    updated: Flags
     removed: Flags
     timeouts: Places
 
@@ -270,7 +274,8 @@ def run_group(
     if len(answer.changed):
         table = _stored(operator, given, answer)
         change = Change(table, where[answer.changed], places[answer.changed])
-        state.apply(change, store, time.processing_ms)
+        due_ms, fired = time.threshold(operator.timeout), rows.num_rows == 0  # called for what is due alone
+        state.apply(change, store, time.processing_ms, due_ms, fired=fired)
         if state.head.size > operator.max_group_bytes:
             raise StateFunctionFailed(
                 f"{operator.name}, batch {time.batch}: the state of key group {group} has {state.head.size} "
@@ -330,6 +335,7 @@ def _input(
         states.rename_columns(operator.states_schema.names),
         has,
         state.timeouts(where, places),
+        state.expires(where, places),
     )
     return given, where, places
 
@@ -352,19 +358,20 @@ def _due(
 
 
 def _stored(operator: Operator, given: GroupInput, answer: GroupOutput) -> pa.Table:
-    """Return the rows to store: what the function changed, and timeouts that have passed."""
+    """Return the rows to store: what the function changed, and timeouts that have passed.
+
+    The time to live begins with an update: a state that was not updated expires when it was to expire.
+    """
     keys = [canonical(column).take(pa.array(answer.changed)) for column in given.keys.columns]
-    expires = pa.nulls(len(answer.changed), pa.int64())
-    if operator.ttl_ms is not None:
-        until = np.full(len(answer.changed), given.time.processing_ms + operator.ttl_ms, np.int64)
-        expires = pa.array(until, pa.int64(), mask=answer.removed)
+    until = NEVER if operator.ttl_ms is None else given.time.processing_ms + operator.ttl_ms
+    expires = np.where(answer.updated, until, given.expires[answer.changed])
     return pa.table(
         [
             *keys,
             *(column.combine_chunks() for column in answer.states.columns),
             pa.array(answer.removed),
             pa.array(answer.timeouts, pa.int64(), mask=answer.timeouts == NEVER),
-            expires,
+            pa.array(expires, pa.int64(), mask=answer.removed | (expires == NEVER)),
         ],
         schema=operator.segment,
     )

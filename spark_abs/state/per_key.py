@@ -148,7 +148,7 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
         starts, has, before = given.starts.tolist(), given.has_state.tolist(), given.timeouts.tolist()
         out: list[Any] = []
         ends: list[int] = []  # of what each key has put out
-        changed, values, removed, timeouts = [], [], [], []
+        changed, values, updated, removed, timeouts = [], [], [], [], []
         for number, key in enumerate(keys):
             late = number >= given.with_rows
             state = GroupState(next(states) if has[number] else None, operator.timeout, given.time, late)
@@ -173,6 +173,7 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
                     )
                 changed.append(number)
                 values.append(value)
+                updated.append(state.updated)
                 removed.append(value is None)
                 timeouts.append(state.timeout)
         return GroupOutput(
@@ -181,6 +182,7 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
             ),
             np.array(changed, np.int64),
             _encoded(operator, given, lambda at: keys[changed[at]], "its state", operator.state, values),
+            np.array(updated, np.bool_),
             np.array(removed, np.bool_),
             np.array(timeouts, np.int64),
         )

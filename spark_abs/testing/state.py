@@ -142,26 +142,33 @@ class StateDriver:
         processing_ms: int = 0,
         watermark_ms: int | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Run one batch: rows as tuples, dicts or a table. Returns the output as tuples, in no order."""
+        """Run one batch: rows as tuples, dicts or a table. Returns the output as tuples, in no order.
+
+        As in Spark timers fire after all rows, and one that has fired is deleted after the call.
+        """
         given = rows if isinstance(rows, pa.Table) else table(list(rows), self.operator.rows)
         time = BatchTime(BatchId(self._batches), processing_ms, watermark_ms)
         hashed = hashes([canonical(given[name]) for name in self.operator.key])
         numbers = group_of(hashed, self.operator.key_groups)
         threshold = time.threshold(self.operator.timeout)
-        due = {
-            n
-            for n, g in self.groups.items()
-            if threshold is not None and any(t <= threshold for t in g.timers)
-        }
         before = {n: MemoryGroup(g.head, dict(g.segments), set(g.timers)) for n, g in self.groups.items()}
         out: list[tuple[Any, ...]] = []
+
+        def run(number: int, rows: pa.Table) -> None:
+            store = self.groups[number]
+            out.extend(
+                tuples(run_group(self.operator, self._function, store, self._cache, "", number, rows, time))
+            )
+
         try:
-            for number in sorted({*numbers.tolist(), *due}):
-                mine = given.take(pa.array(np.flatnonzero(numbers == number)))
-                store = self.groups.setdefault(number, MemoryGroup())
-                out += tuples(
-                    run_group(self.operator, self._function, store, self._cache, "", number, mine, time)
-                )
+            for number in sorted(set(numbers.tolist())):
+                self.groups.setdefault(number, MemoryGroup())
+                run(number, given.take(pa.array(np.flatnonzero(numbers == number))))
+            for number, group in sorted(self.groups.items()):
+                fired = {t for t in group.timers if threshold is not None and t <= threshold}
+                if fired:
+                    run(number, given.slice(0, 0))
+                    group.timers -= fired
         except Exception:
             self.groups = before
             raise

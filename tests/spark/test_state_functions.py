@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -22,6 +23,7 @@ from spark_abs.errors import GraphError, Refused, StageFailed, UsageError
 from spark_abs.job import Job
 from spark_abs.plan.local_disk import local_disk_conf
 from spark_abs.stages.queries import session_conf
+from spark_abs.state.keys import group_of, hashes
 from tests.job_support import Feed, eventually, manifests, read_table
 from tests.spark.conftest import Start
 
@@ -312,3 +314,47 @@ def test_silence_and_age_are_measured_in_the_time_of_batches(spark: SparkSession
         {("c", 1, False)},
     ]
     assert run("long", counting, (3, "c"), ttl="1h")[2] == {("b", 3, False)}
+
+
+def never_let_go(rows: pa.Table, states: pa.Table, batch: spark_abs.GroupBatch) -> tuple[pa.Table, pa.Table]:
+    """Keep the newest time of each key, with a timeout ten seconds later: past, once a key has timed out."""
+    ms = rows["ts"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+    both = pa.concat_tables([pa.table({"k": rows["k"], "last": ms}), states])
+    new = both.group_by("k").aggregate([("last", "max")]).rename_columns(["k", "last"])
+    timed_out = pc.is_in(new["k"], batch.timed_out["k"].combine_chunks())
+    out = pa.table({"k": new["k"], "timed_out": timed_out})
+    return new.append_column("timeout_ms", pc.add(new["last"], 10_000)), out
+
+
+def test_a_timeout_that_is_past_is_had_in_its_batch_or_when_the_watermark_has_moved_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    names, groups = list("abcdefgh"), 3
+    numbers = group_of(hashes([pa.array(names)]), groups).tolist()
+    (a, b, *_), (other, *_), (late, *_) = (
+        [name for name, number in zip(names, numbers, strict=True) if number == group]
+        for group in range(groups)
+    )
+    feed = Feed(spark, tmp_path / "in", "k string, ts long")
+    feed.write({"k": a, "ts": 0}, {"k": b, "ts": 20})
+    feed.write({"k": other, "ts": 25})
+    feed.write({"k": other, "ts": 40})
+    feed.write({"k": late, "ts": 28}, {"k": other, "ts": 41})
+    frame = spark_abs.map_batches_with_state(
+        feed.stream().withWatermark("ts", "0 seconds"), "k", never_let_go, "last long",
+        "k string, timed_out boolean", timeout="event-time", key_groups=groups,
+    )  # fmt: skip
+    out: list[list[tuple[str, bool]]] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        out.append(sorted(map(tuple, batch.collect())))
+
+    writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).foreachBatch(keep).start().awaitTermination()
+    assert out == [
+        sorted([(a, False), (b, False)]),
+        sorted([(other, False), (a, True)]),
+        sorted([(other, False), (a, True)]),
+        sorted([(other, False), (late, False), (a, True), (b, True), (late, True)]),
+        sorted([(a, True), (b, True), (late, True)]),
+    ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -228,6 +229,75 @@ def test_a_state_is_gone_when_its_time_to_live_is_over() -> None:
     assert run.batch([("a", 1)], processing_ms=1298) == [("a", 1)]
 
 
+def test_time_to_live_counts_from_the_last_update_not_from_the_last_call() -> None:
+    """A timeout that is set or has passed does not make a state younger; an update does."""
+
+    def once(key: Key, rows: Iterator[Row], state: GroupState) -> tuple[Any, ...]:
+        if not state.exists:
+            state.update((state.getCurrentProcessingTimeMs(),))
+        found = state.get[0]
+        if not state.hasTimedOut:
+            state.setTimeoutDuration(30)
+        return key[0], found, state.hasTimedOut
+
+    kind = pa.schema([("since", pa.int64())])
+    options: dict[str, Any] = {"timeout": "processing-time", "ttl_ms": 100, "key_groups": 1}
+    run = StateDriver.per_key(once, key=["k"], rows=ROWS, state=kind, output=OUT, **options)
+    assert run.batch([("a", 1)], processing_ms=1000) == [("a", 1000, False)]
+    assert run.batch([], processing_ms=1031) == [("a", 1000, True)]
+    assert run.batch([("a", 1)], processing_ms=1099) == [("a", 1000, False)]
+    run.restart()
+    assert run.batch([("a", 1)], processing_ms=1100) == [("a", 1100, False)]
+    assert run.batch([("a", 1)], processing_ms=1150) == [("a", 1100, False)]
+    assert run.batch([("a", 1)], processing_ms=1240) == [("a", 1240, False)]
+
+
+def test_a_vectorised_function_updates_the_states_that_it_returns_and_no_others() -> None:
+    def some(rows: pa.Table, states: pa.Table, batch: GroupBatch) -> tuple[pa.Table, pa.Table]:
+        fresh = pa.table({"k": rows["k"], "total": rows["n"]})
+        known = states["k"].to_pylist()
+        new = pa.concat_tables(
+            [
+                states.filter(pc.equal(states["k"], "again")),  # as it was given
+                fresh.filter(pa.array([k not in known for k in rows["k"].to_pylist()], pa.bool_())),
+            ]
+        )
+        at = pa.array([batch.processing_ms + 30] * new.num_rows, pa.int64())
+        return new.append_column("timeout_ms", at), states
+
+    kind, out = pa.schema([("total", pa.int64())]), pa.schema([("k", pa.string()), ("total", pa.int64())])
+    options: dict[str, Any] = {"timeout": "processing-time", "ttl_ms": 100, "key_groups": 1}
+    run = StateDriver.per_batch(some, key=["k"], rows=ROWS, state=kind, output=out, **options)
+    both = {("again", 1), ("once", 2)}
+    assert run.batch([("again", 1), ("once", 2)], processing_ms=1000) == []
+    assert set(run.batch([], processing_ms=1031)) == both  # timed out: the state of one is kept for it
+    assert set(run.batch([("once", 3)], processing_ms=1099)) == both
+    assert run.batch([("once", 4), ("again", 5)], processing_ms=1100) == [("again", 1)]
+    assert set(run.batch([("once", 6), ("again", 7)], processing_ms=1150)) == {("again", 1), ("once", 4)}
+
+
+def test_another_time_to_live_holds_from_the_next_update_on() -> None:
+    def run_with(ttl_ms: int | None) -> StateDriver:
+        options: dict[str, Any] = {"timeout": "processing-time", "ttl_ms": ttl_ms, "key_groups": 1}
+        return StateDriver.per_key(waits, key=["k"], rows=ROWS, state=kind, output=OUT, **options)
+
+    def waits(key: Key, rows: Iterator[Row], state: GroupState) -> tuple[Any, ...]:
+        if not state.exists or sum(row.n for row in rows):
+            state.update((state.getCurrentProcessingTimeMs(),))
+        state.setTimeoutDuration(1000)
+        return key[0], state.get[0], state.hasTimedOut
+
+    kind = pa.schema([("since", pa.int64())])
+    run, after = run_with(100), run_with(None)
+    run.batch([("a", 1), ("b", 1)], processing_ms=1000)
+    after.go_on_from(run)
+    assert len(after.batch([("a", 0), ("b", 1)], processing_ms=1050)) == 2
+    assert sorted(after.batch([("a", 0), ("b", 0)], processing_ms=1200)) == [
+        ("a", 1200, False),
+        ("b", 1050, False),
+    ]
+
+
 def _counted(key: Key, rows: Iterator[Row], state: GroupState) -> tuple[Any, ...]:
     total = (state.get[0] if state.exists else 0) + sum(row.n for row in rows)
     state.update((total,))
@@ -265,10 +335,12 @@ def test_every_type_of_state_comes_back_as_it_went_in() -> None:
             ("tags", pa.map_(pa.string(), pa.list_(pa.int32()))),
             ("inner", pa.struct([("a", pa.float64()), ("b", pa.list_(pa.struct([("c", pa.string())])))])),
             ("raw", pa.binary()),
+            ("clock", pa.time64("ns")),
         ]
     )
     when = datetime.datetime(2026, 3, 4, 5, 6, 7, 89)  # noqa: DTZ001 - as Spark gives it
-    value = (when, when, {"x": [1, None], "y": None}, Row(a=float("inf"), b=[Row(c="z"), None]), b"\0\1")
+    inner = Row(a=float("inf"), b=[Row(c="z"), None])
+    value = (when, when, {"x": [1, None], "y": None}, inner, b"\0\1", datetime.time(5, 6, 7, 89))
 
     def keep(key: Key, rows: Iterator[Row], state: GroupState) -> tuple[Any, ...]:
         assert len(list(rows)) == 1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState
 
 from spark_abs.errors import StateFunctionFailed
+from spark_abs.state.batches import GroupAnswer, GroupBatch, per_batch
 from spark_abs.state.declared import Before
 from spark_abs.state.operator import Operator, Timeout
 from spark_abs.state.packing import OUTPUT, ROWS, stream, table_of
@@ -30,6 +34,8 @@ class Store:
         self.key: Any = None
         self.kept: dict[Any, Any] = {}
         self.watermark_ms = 0
+        self.processing_ms = 1
+        self.timers: set[tuple[int, Any]] = set()
 
     def set_implicit_key(self, key: tuple[int]) -> None:
         self.key = key
@@ -38,7 +44,7 @@ class Store:
         return self.watermark_ms
 
     def _get_batch_timestamp(self) -> int:
-        return 1
+        return self.processing_ms
 
     def at(self, *slot: Any) -> tuple[Any, ...]:
         return (self.key, *slot)
@@ -52,6 +58,14 @@ class Handle:
 
     def getValueState(self, name: str, _: Any) -> Any:  # noqa: N802 (Spark's name)
         return Value(self._statefulProcessorApiClient, name)
+
+    def registerTimer(self, at_ms: int) -> None:  # noqa: N802 (Spark's name)
+        store = self._statefulProcessorApiClient
+        store.timers.add((at_ms, store.key))
+
+    def deleteTimer(self, at_ms: int) -> None:  # noqa: N802 (Spark's name)
+        store = self._statefulProcessorApiClient
+        store.timers.discard((at_ms, store.key))
 
     getMapState = lambda self, name, *_: Slots(self._statefulProcessorApiClient, name)  # noqa: E731, N815
 
@@ -149,3 +163,125 @@ def test_a_function_does_not_go_on_with_the_state_of_another_one() -> None:
     batch(store, 0, 5)
     with pytest.raises(StateFunctionFailed, match="another function's"):
         batch(store, 0, 5, uid="other")
+
+
+RING = pa.schema([("k", pa.int64()), ("at", pa.int64()), ROW.field("ts")])
+CLOCKS = [Timeout.EVENT_TIME, Timeout.PROCESSING_TIME]
+Rings = Sequence[tuple[int, int | None]]
+
+
+class Alarms:
+    """A vectorised function over one partition: each key times out when its row says, be that past or not.
+
+    What a key that has timed out says next, `again` tells; None: it is not mentioned.
+    """
+
+    def __init__(self, clock: Timeout) -> None:
+        self.clock, self.store = clock, Store()
+        self.again: Any = lambda key, at: at
+        self.calls: list[tuple[list[int], list[int]]] = []
+        """Keys with rows and keys that have timed out, of each call of the last batch."""
+        self.waiting: dict[int, int] = {}
+        """What the function has asked for and not had."""
+
+    def batch(self, now_ms: int, rings: Rings = ()) -> list[tuple[list[int], list[int]]]:
+        """Run a batch as Spark does: rows by key group, then the timers, each of which it then deletes."""
+        store, mine = self.store, Operator("s", "alarms", 2, ("k",), RING, COUNT, COUNT, self.clock)
+        store.watermark_ms = store.processing_ms = now_ms
+        self.calls = []
+        event_time = "ts" if self.clock is Timeout.EVENT_TIME else None
+        late: Any = Late()
+        processor = Processor(mine, per_batch(mine, self.call), event_time, late)
+        handle: Any = Handle(store)
+        processor.init(handle)
+        timers: Any = None
+        for group in sorted({key % 2 for key, _ in rings}):
+            # Without an event time none is late.
+            asked = [{"k": key, "at": at} for key, at in rings if key % 2 == group]
+            rows = pa.Table.from_pylist(asked, RING)
+            list(processor.handleInputRows((group,), iter([pd.DataFrame({ROWS: [stream(rows)]})]), timers))
+        for at_ms, key in sorted(store.timers):
+            if at_ms <= now_ms:
+                store.set_implicit_key(key)
+                list(processor.handleExpiredTimer(key, timers, ExpiredTimerInfo(at_ms)))
+                store.timers.discard((at_ms, key))
+        processor.close()
+        return self.calls
+
+    def call(self, rows: pa.Table, _: pa.Table, batch: GroupBatch) -> GroupAnswer:
+        asked = {row["k"]: row["at"] for row in rows.to_pylist()}
+        late = batch.timed_out["k"].to_pylist()
+        self.calls.append((sorted(asked), sorted(late)))
+        new = {key: at for key, at in asked.items() if at is not None}
+        for key in late:
+            at = self.again(key, self.waiting.pop(key))
+            if at is not None:
+                new[key] = at
+        self.waiting.update(new)
+        columns = [list(new), [0] * len(new), list(new.values())]
+        schema = pa.schema([*COUNT.insert(0, pa.field("k", pa.int64())), ("timeout_ms", pa.int64())])
+        return GroupAnswer(pa.table(columns, schema))
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_timeout_that_is_past_when_it_is_asked_for_again_stops_no_timer(clock: Timeout) -> None:
+    run = Alarms(clock)
+    assert run.batch(50, [(0, 110), (2, 210)]) == [([0, 2], [])]
+    assert run.batch(150) == [([], [0])]
+    assert run.batch(150) == []  # its clock has to move on first
+    assert run.batch(151) == [([], [0])]
+    assert run.batch(300) == [([], [0, 2])]
+    run.again = lambda key, at: at + 300 if key else None
+    assert run.batch(400) == [([], [0, 2])]
+    assert run.batch(510) == []
+    assert run.batch(511) == [([], [2])]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_key_with_rows_that_asks_for_a_time_that_is_past_times_out_in_the_same_batch(
+    clock: Timeout,
+) -> None:
+    run = Alarms(clock)
+    run.again = lambda *_: None
+    assert run.batch(300, [(0, 110), (2, 310), (1, 300)]) == [([0, 2], []), ([1], []), ([], [0])]
+    assert run.batch(301) == [([], [1])]
+    assert run.batch(311) == [([], [2])]
+    assert run.store.timers == set()
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_group_that_an_earlier_version_has_left_without_its_timer_has_it_again(clock: Timeout) -> None:
+    run = Alarms(clock)
+    run.batch(50, [(0, 110), (2, 210)])
+    run.store.timers.clear()
+    assert run.batch(300) == []
+    assert run.batch(300, [(0, 110)]) == [([0], [2]), ([], [0, 2])]
+    assert run.batch(400) == [([], [0, 2])]
+
+
+batches = st.lists(
+    st.tuples(
+        st.integers(0, 25),
+        st.dictionaries(st.integers(0, 7), st.none() | st.integers(-20, 20), max_size=4),
+        st.lists(st.none() | st.integers(-20, 20), min_size=1, max_size=4),
+    ),
+    max_size=12,
+)
+
+
+@given(st.sampled_from(CLOCKS), batches)
+def test_each_group_has_one_timer_for_what_waits_longest(
+    clock: Timeout, story: list[tuple[int, dict[int, int | None], list[int | None]]]
+) -> None:
+    """Whatever is asked for, past or not: it is called once the clock has moved past it."""
+    run, now = Alarms(clock), 100
+    for passed, rings, answers in story:
+        now += passed
+        said = [None if answer is None else now + answer for answer in answers]
+        run.again = lambda key, _, said=said: said[key % len(said)]
+        before = {key for key, at in run.waiting.items() if at < now and passed}
+        calls = run.batch(now, [(k, None if at is None else now + at) for k, at in rings.items()])
+        assert before <= {key for call in calls for keys in call for key in keys}
+        waiting = {group: [at for k, at in run.waiting.items() if k % 2 == group] for group in (0, 1)}
+        expected = {(max(min(ats), now) + 1, (group,)) for group, ats in waiting.items() if ats}
+        assert run.store.timers == expected

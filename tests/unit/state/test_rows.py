@@ -29,8 +29,8 @@ ROWS = StateRows(FORM)
 
 TYPES = [
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(),
-    pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.duration("us"),
-    pa.decimal128(38, 18), pa.struct([]),
+    pa.binary(), pa.date32(), pa.time64("ns"), pa.timestamp("us"), pa.timestamp("us", "UTC"),
+    pa.duration("us"), pa.decimal128(38, 18), pa.struct([]),
 ]  # fmt: skip
 kinds = st.recursive(
     st.sampled_from(TYPES),
