@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from spark_abs.channels.trim import trim
 from spark_abs.checkpointing.sending import Senders
+from spark_abs.manifest import Manifest
 from spark_abs.manifests import checkpoints as manifests
 from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.model import ChannelId, StageId
+from spark_abs.model import ChannelId, CheckpointId, StageId
 from spark_abs.snapshots import packs
 from spark_abs.snapshots.retention import channel_floors, retired
 from spark_abs.snapshots.state_storage import StateStorage
@@ -51,6 +53,7 @@ class CheckpointCleaner:
         self._senders = senders or Senders()
         self._vacuumed_ms = now_ms()
         self._calls = count()
+        self._read: dict[CheckpointId, Manifest] = {}
 
     def __call__(self) -> None:
         """Retire, sweep, trim; from time to time trim the tables' logs and delete what left the tables."""
@@ -64,9 +67,9 @@ class CheckpointCleaner:
             rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, ctx.attempt, ctx.run, i) for i in gone]
             History(ctx.root).append(rows)
         ctx.failpoint("tidy.retire.after")
-        sweep(self._kept, checkpoints.load_all)
+        sweep(self._kept, partial(self._retained, checkpoints))
         ctx.failpoint("tidy.sweep.after")
-        kept = checkpoints.load_all()
+        kept = self._retained(checkpoints)
         outside = self._senders.needed(state, kept)
         consumers = Consumers(ctx, self._inputs, lambda channel: outside.get(channel, ()))
         channels = {channel for inputs in self._inputs.values() for channel in inputs} | outside.keys()
@@ -81,3 +84,13 @@ class CheckpointCleaner:
             self._vacuumed_ms = now_ms()
             for table in (control.PATH, manifests.PATH, history.PATH):
                 Table.open(ctx.root.place(table)).vacuum(_KEPT_HOURS)
+
+    def _retained(self, checkpoints: Checkpoints) -> tuple[Manifest, ...]:
+        """Return every manifest, by id. Those that are known are not read again: they never change."""
+        if self._read:
+            ids = [summary.id for summary in checkpoints.summaries()]
+            found = tuple(self._read.get(i) or checkpoints.load(i) for i in ids)
+        else:
+            found = checkpoints.load_all()
+        self._read = {manifest.id: manifest for manifest in found}
+        return found

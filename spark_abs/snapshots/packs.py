@@ -7,14 +7,16 @@ exist; what it names is whole.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import threading
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,6 +39,10 @@ _BYTES = 3
 _ONE_VALUE = b"\x02\0\0\0\x02\x01"
 """Definition levels of a page with one value that is there: its length and the value itself follow."""
 _PAGE_HEADER = 96
+_END = 64 * 2**10
+"""So much of the end of a pack is read at first: most footers are shorter."""
+_OPEN = 32
+"""Packs that a reader keeps open at most: more than threads read from at a time."""
 _NAME = re.compile(r"(pack|merged)-(\d+)-[0-9a-f]{32}\.parquet")
 
 
@@ -64,10 +70,14 @@ class PackWriter:
         self._root = root
         self._path = root.path(f"{PATH}/{self.name}")
         self._sink = root.fs.open_output_stream(self._path)
-        self._writer = pq.ParquetWriter(
-            self._sink, SCHEMA, compression="NONE", use_dictionary=False, write_statistics=_INDEX
-        )
         self._rows = 0
+        try:
+            self._writer = pq.ParquetWriter(
+                self._sink, SCHEMA, compression="NONE", use_dictionary=False, write_statistics=_INDEX
+            )
+        except OSError:
+            self._delete()
+            raise
 
     def add(self, sha256: str, size: int, chunks: Iterable[Chunk]) -> Location:
         """Append the bytes of one file, an empty file as one empty chunk.
@@ -89,6 +99,18 @@ class PackWriter:
         self._sink.close()
         size = self._root.fs.get_file_info(self._path).size
         return AddFile(self.name, size, json.dumps({"numRecords": self._rows}))
+
+    def give_up(self) -> None:
+        """Delete what there is of the file, of which no commit was tried; what cannot be deleted is swept."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._writer.close()
+        self._delete()
+
+    def _delete(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sink.close()
+        with contextlib.suppress(OSError):
+            self._root.fs.delete_file(self._path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +149,10 @@ class _Pack:
 
 
 class PackReader:
-    """Reads packs; keeps the ones it read from open. Thread-safe, but for `close`."""
+    """Reads packs; keeps the ones it read from last open. Thread-safe, but for `close`.
+
+    What the store says when it cannot be read now is an `OSError`, and no damage.
+    """
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -149,14 +174,16 @@ class PackReader:
         self._open.clear()
 
     def index(self, pack: str) -> dict[str, Packed]:
-        """List what a pack holds, by hash, off its footer alone.
+        """List what a pack holds, by hash, off its footer alone; the pack does not stay open.
 
         Raises:
             DamageError: it is missing or not a pack.
+            OSError: the store cannot be read now.
         """
         found: dict[str, Packed] = {}
         try:
-            metadata = self._pack(pack).parquet.metadata
+            with self._file(pack) as file:
+                metadata = _footer(file, pack)
             for row in range(metadata.num_row_groups):
                 group = metadata.row_group(row)
                 sha256, size, chunk = (group.column(i).statistics.min for i in range(3))
@@ -165,7 +192,7 @@ class PackReader:
                 else:
                     at = found[sha256].at
                     found[sha256] = Packed(size, Location(pack, at.row, at.chunks + 1))
-        except (pa.ArrowException, OSError, AttributeError, KeyError) as error:
+        except (pa.ArrowException, FileNotFoundError, AttributeError, KeyError) as error:
             raise DamageError(f"pack {PATH}/{pack} cannot be read: {error}") from error
         return found
 
@@ -174,6 +201,7 @@ class PackReader:
 
         Raises:
             DamageError: the pack is missing or torn, or holds other bytes.
+            OSError: the store cannot be read now.
         """
         where = f"pack {PATH}/{at.pack}, rows {at.row} to {at.row + at.chunks - 1}"
         return checked(self._values(at, where), sha256, size, where)
@@ -182,50 +210,85 @@ class PackReader:
         try:
             pack = self._pack(at.pack)
             for row in range(at.row, at.row + at.chunks):
-                yield self._value(pack, row)
-        except (pa.ArrowException, OSError, IndexError, TypeError) as error:
+                yield self._value(pack, row, where)
+        except (pa.ArrowException, FileNotFoundError, IndexError, TypeError) as error:
             raise DamageError(f"{where} cannot be read: {error}") from error
 
-    def _value(self, pack: _Pack, row: int) -> Chunk:
+    def _value(self, pack: _Pack, row: int, where: str) -> Chunk:
         """Read one chunk: a page is its header, then the value as it is; read as such, it is not copied.
 
         A page of any other layout goes through the Parquet reader.
         """
         column = pack.parquet.metadata.row_group(row).column(_BYTES)
+        page = pack.file.read_at(column.total_compressed_size, column.data_page_offset)
         if column.compression == "UNCOMPRESSED":
-            page = pack.file.read_at(column.total_compressed_size, column.data_page_offset)
             at = page.find(_ONE_VALUE, 0, _PAGE_HEADER) + len(_ONE_VALUE)
             value = memoryview(page)[at + 4 :]
             if at >= len(_ONE_VALUE) and int.from_bytes(page[at : at + 4], "little") == len(value):
                 return value
-        with self._lock:
-            (value,) = pack.parquet.read_row_group(row, columns=["bytes"]).column(0)
+        try:
+            with self._lock:
+                (value,) = pack.parquet.read_row_group(row, columns=["bytes"]).column(0)
+        except OSError as error:  # of the bytes: the store has just given them
+            raise DamageError(f"{where} cannot be read: {error}") from error
         return memoryview(value.as_buffer())
 
     def _pack(self, name: str) -> _Pack:
         with self._lock:
-            if name not in self._open:
-                if pack_name(name) is None:
-                    raise DamageError(f"{name!r} is not the name of a pack")
-                file = self._root.fs.open_input_file(self._root.path(f"{PATH}/{name}"))
-                self._open[name] = _Pack(file, pq.ParquetFile(file))
-            return self._open[name]
+            pack = self._open.pop(name, None)
+            if pack is None:
+                file = self._file(name)
+                pack = _Pack(file, pq.ParquetFile(file, metadata=_footer(file, name)))
+            self._open[name] = pack
+            if len(self._open) > _OPEN:
+                # The file is closed when the last who reads from it has ended.
+                del self._open[next(iter(self._open))]
+            return pack
+
+    def _file(self, name: str) -> pa.NativeFile:
+        if pack_name(name) is None:
+            raise DamageError(f"{name!r} is not the name of a pack")
+        return self._root.fs.open_input_file(self._root.path(f"{PATH}/{name}"))
+
+
+def _footer(file: pa.NativeFile, pack: str) -> pq.FileMetaData:
+    """Read the bytes, then what is in them: Arrow alone does not say which of the two failed."""
+    size = file.size()
+    end = file.read_at(min(size, _END), max(size - _END, 0))
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if _END < length <= size:
+        end = file.read_at(length, size - length)
+    try:
+        return pq.read_metadata(pa.BufferReader(end))
+    except OSError as error:
+        raise DamageError(f"pack {PATH}/{pack} cannot be read: {error}") from error
+
+
+class Index(Protocol):
+    """Says what packs hold."""
+
+    def index(self, pack: str) -> Mapping[str, Packed]:
+        """List what a pack holds, by hash."""
 
 
 def resolve(
-    reader: PackReader, active: Collection[str], files: Iterable[StoredFile]
+    packs: Index, active: Collection[str], files: Iterable[StoredFile]
 ) -> dict[tuple[str, str], Location]:
     """Find where the bytes of stored files are now; what is in no active pack is left out.
 
     A manifest names the pack that was written then. Sweeping may have moved the bytes to a merged pack since.
 
     Args:
-        reader: for the footers of merged packs, which are read only if something has moved.
+        packs: asked for the content of merged packs, only if something has moved.
         active: the packs that the log of `state/` names.
         files: as manifests name them.
 
     Returns:
         By hash and by the pack that the manifest names.
+
+    Raises:
+        DamageError: something is in no merged pack that can be read, and one cannot be.
+        OSError: the store cannot be read now.
     """
     found: dict[tuple[str, str], Location] = {}
     moved: dict[str, set[str]] = {}
@@ -234,11 +297,18 @@ def resolve(
             found[file.sha256, file.at.pack] = file.at
         else:
             moved.setdefault(file.sha256, set()).add(file.at.pack)
+    damage: DamageError | None = None
     for pack in sorted(active):
         if not moved:
             break
         if (name := pack_name(pack)) is not None and name.merged:
-            inside = reader.index(pack)
+            try:
+                inside = packs.index(pack)
+            except DamageError as error:
+                damage = damage or error
+                continue
             for sha256 in moved.keys() & inside.keys():
                 found.update(((sha256, named), inside[sha256].at) for named in moved.pop(sha256))
+    if moved and damage is not None:
+        raise damage
     return found

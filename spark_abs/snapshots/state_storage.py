@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from spark_abs.snapshots.pins import Pins, follow
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
+
+log = logging.getLogger(__name__)
 
 HELD = 96 * 2**20
 """Up to this size a file is held in memory between hashing and packing, two at a time: more than RocksDB
@@ -73,6 +76,7 @@ class StateStorage:
         self._writing: set[str] = set()
         self._hashes: dict[str, dict[CapturedFile, str]] = {}
         self._indexes: dict[str, Mapping[str, Packed]] = {}
+        self._damaged: set[str] = set()
         self._holding = threading.BoundedSemaphore(2)
 
     @classmethod
@@ -90,19 +94,22 @@ class StateStorage:
             root: the job's root.
             job: its name.
             run: this run.
-            manifests: what is retained now: bytes that they name are not written again.
+            manifests: what is retained now: bytes that they name are not written again, unless their pack
+                is damaged.
             failpoint: called at named points; for tests of failures.
 
         Raises:
             Fenced: a newer run has done so already.
+            OSError: the store cannot be read now.
         """
         kept = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), failpoint)
         with kept.lock:
             kept._table.commit(lambda table: run_fence(table, job, run))
-            with PackReader(root) as reader:
-                files = (f for m in manifests for s in m.stages for f in s.files)
-                where = resolve(reader, active_packs(kept._table), files)
-            kept._known = {sha256: at for (sha256, _), at in where.items()}
+            active = active_packs(kept._table)
+            whole = kept._whole(active)
+            files = (f for m in manifests for s in m.stages for f in s.files)
+            where = resolve(kept, active, files)
+            kept._known = {sha256: at for (sha256, _), at in where.items() if at.pack in whole}
         return kept
 
     def store(
@@ -114,20 +121,22 @@ class StateStorage:
     ) -> Stored:
         """Copy captured files into `state/`, but for what it already has, as one pack in one commit.
 
-        Killed here, a pack without a commit is left, which sweeping removes. Repeated here, everything is
-        found again. The bytes stay pinned until `unpin(checkpoint)`.
+        Killed here, a pack without a commit is left, which sweeping removes; a copy that fails before its
+        commit deletes its pack. Repeated here, everything is found again. The bytes stay pinned until
+        `unpin(checkpoint)`.
 
         Raises:
             StaleCapture: a file is not any more what the capture saw; what was copied before it is kept.
             Fenced: a newer run owns the root.
             CommitStateUnknown: the store did not say; the checkpoint must be declined.
+            OSError: the store cannot be read or written now.
         """
         hashes: dict[CapturedFile, str] = {}
         fresh: dict[str, Location] = {}
         stored: list[StoredFile] = []
         size_new = 0
         writer: PackWriter | None = None
-        whole = True
+        whole, tried = True, False
         known_hashes = self._hashes.get(directory, {})
         try:
             for file in files:
@@ -145,18 +154,22 @@ class StateStorage:
                         whole = True
                         size_new += file.size
                     stored.append(StoredFile(file.path, file.size, sha256, at))
-            add = writer.close() if writer else None
-            if add is not None:
+            if writer is not None:
+                add = writer.close()
                 self._failpoint("capture.pack.commit.before")
+                tried = True
                 self._commit(checkpoint, directory, add, fresh)
         except StaleCapture:
-            if writer is not None and whole and fresh:
-                self._commit(checkpoint, directory, writer.close(), fresh)
+            if writer is not None and whole:
+                add = writer.close()
+                tried = True
+                self._commit(checkpoint, directory, add, fresh)
             raise
         finally:
-            # A pack that did not get its commit stays behind; sweeping tells it from one that did.
             if writer is not None:
-                writer.close()
+                # One whose commit was tried may have it, whatever the store said: sweeping finds out.
+                if not tried:
+                    writer.give_up()
                 with self.lock:
                     self._writing.discard(writer.name)
         self._hashes[directory] = hashes
@@ -178,16 +191,19 @@ class StateStorage:
     def missing(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
         """Return the files whose bytes `state/` has no more: ask it before a manifest is committed.
 
-        Looks at the log and at the size of each pack, not at the bytes.
+        Looks at the log and at the size of each pack, not at the bytes. The next captures copy anew what is
+        missing.
         """
         files = tuple(files)
         with self.lock:
             active = self.active()
-            with PackReader(self.root) as reader:
-                found = resolve(reader, active, files)
-        whole = whole_packs(self.root, {at.pack: active[at.pack] for at in found.values()})
-        there = {key for key, at in found.items() if at.pack in whole}
-        return tuple(f for f in files if (f.sha256, f.at.pack) not in there)
+            found = resolve(self, active, files)
+            whole = self._whole(active)
+            there = {key for key, at in found.items() if at.pack in whole}
+            missing = tuple(f for f in files if (f.sha256, f.at.pack) not in there)
+            for file in missing:
+                self._known.pop(file.sha256, None)
+        return missing
 
     def active(self) -> dict[str, int]:
         """Return the packs that the log names now, with their sizes."""
@@ -200,16 +216,37 @@ class StateStorage:
         with self.lock:
             return self._pins.pinned()
 
-    def indexes(self, reader: PackReader) -> Mapping[str, Mapping[str, Packed]]:
-        """Return what each active pack holds, by hash. The footer of a pack is read once in a run.
+    def index(self, pack: str) -> Mapping[str, Packed]:
+        """Return what a pack holds, by hash: nothing if it is damaged. Its footer is read once in a run.
 
         Raises:
-            DamageError: a pack is missing or not one.
+            DamageError: the log names it, and it is none of ours.
+            OSError: the store cannot be read now.
+        """
+        with self.lock:
+            if pack not in self._indexes:
+                try:
+                    self._indexes[pack] = PackReader(self.root).index(pack)
+                except DamageError as error:
+                    if pack_name(pack) is None:
+                        raise
+                    self._forget({pack: str(error)})
+                    return {}
+            return self._indexes[pack]
+
+    def indexes(self) -> Mapping[str, Mapping[str, Packed]]:
+        """Return what each active pack holds, by hash, but for those that are damaged.
+
+        Raises:
+            DamageError: the log names a file that is no pack.
+            OSError: the store cannot be read now; what was read before is not read again.
         """
         with self.lock:
             active = self.active()
-            self._indexes = {p: self._indexes.get(p) or reader.index(p) for p in active}
-            return self._indexes
+            whole = self._whole(active)
+            found = {pack: self.index(pack) for pack in active}
+            self._indexes = {pack: inside for pack, inside in found.items() if inside}
+            return {pack: inside for pack, inside in self._indexes.items() if pack in whole}
 
     def replace(
         self, removed: Collection[str], merged: AddFile | None, moved: Mapping[str, Location]
@@ -250,6 +287,24 @@ class StateStorage:
                 self._pins.pin(checkpoint, directory, {sha256: at})
             return at
 
+    def _whole(self, active: Mapping[str, int]) -> frozenset[str]:
+        """Return the packs of the log that are there as it says; nothing of others is reused."""
+        whole = whole_packs(self.root, active)
+        self._forget({pack: f"pack {PATH}/{pack} is missing or torn" for pack in active.keys() - whole})
+        return whole
+
+    def _forget(self, damaged: Mapping[str, str]) -> None:
+        """Reuse nothing of damaged packs; warn of each once, with what is wrong with it."""
+        for pack in sorted(damaged.keys() - self._damaged):
+            log.warning(
+                "%s: new checkpoints copy anew what they need of it, older ones that need it cannot be "
+                "restored; `spark-abs verify` names them",
+                damaged[pack],
+            )
+        if damaged:
+            self._damaged |= damaged.keys()
+            self._known = {sha256: at for sha256, at in self._known.items() if at.pack not in damaged}
+
     def _commit(
         self, checkpoint: CheckpointId, directory: str, add: AddFile, fresh: Mapping[str, Location]
     ) -> None:
@@ -288,9 +343,10 @@ def locate(root: Root, reader: PackReader, files: Sequence[StoredFile]) -> dict[
 
 
 def whole_packs(root: Root, sizes: Mapping[str, int]) -> frozenset[str]:
-    """Return the packs that are there with the size that the log gives."""
-    infos = root.fs.get_file_info([root.path(f"{PATH}/{pack}") for pack in sizes])
-    return frozenset(pack for pack, info in zip(sizes, infos, strict=True) if info.size == sizes[pack])
+    """Return the packs that are there with the size that the log gives. Costs one listing."""
+    infos = root.fs.get_file_info(fs.FileSelector(root.path(PATH)))
+    there = {info.base_name: info.size for info in infos}
+    return frozenset(pack for pack, size in sizes.items() if there.get(pack) == size)
 
 
 def _hash(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> tuple[str, Sequence[bytes]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Location, Manifest
-from spark_abs.snapshots.packs import PATH, Packed, PackReader, PackWriter, resolve
+from spark_abs.snapshots.packs import PATH, Packed, PackReader, PackWriter, pack_name, resolve
 from spark_abs.snapshots.retention import plan_sweep
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.root import Root
@@ -27,7 +27,7 @@ class Swept:
 
 
 def sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> Swept:
-    """Remove dead packs and rewrite those of which less than half is live.
+    """Remove dead packs and rewrite those of which less than half is live; damaged ones that are needed stay.
 
     In this order: the live part is copied to a merged pack; one commit, fenced against older runs, takes the
     old packs out of the log and the merged one in; then files that the log does not name are deleted. Killed
@@ -40,20 +40,24 @@ def sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> Sw
 
     Raises:
         Fenced: a newer run owns the root; nothing was removed.
-        DamageError: a manifest or a pack cannot be read, or a pack does not say that it holds what is needed
-            of it: nothing is removed on a guess.
+        DamageError: a manifest cannot be read, the log names what is no pack, a pack does not say that it
+            holds what is needed of it, or holds other bytes: nothing is removed on a guess.
+        OSError: the store cannot be read or written now.
         CommitStateUnknown: the store did not say; the next sweep finds out.
     """
     with kept.lock:
         sizes = kept.active()
         live = kept.pinned()
         files = [f for m in manifests() for s in m.stages for f in s.files]
-        with PackReader(kept.root) as reader:
-            live |= {(sha256, at.pack) for (sha256, _), at in resolve(reader, sizes, files).items()}
-            indexes = kept.indexes(reader)
-            _require_named(indexes, live)
-            plan = plan_sweep(indexes, live)
-            merged, moved = _merge(kept, reader, plan.moved)
+        where = resolve(kept, sizes, files)
+        live |= {(sha256, at.pack) for (sha256, _), at in where.items()}
+        indexes = kept.indexes()
+        _require_named(indexes, live)
+        found_all = all((f.sha256, f.at.pack) in where for f in files)
+        gone = _unneeded(sizes.keys() - indexes.keys(), live, found_all)
+        plan = plan_sweep(indexes, live)
+        plan = replace(plan, dead=(*plan.dead, *gone))
+        merged, moved = _merge(kept, plan.moved)
         if plan.removed:
             kept.replace(plan.removed, merged, moved)
         leftovers = kept.leftovers()
@@ -68,7 +72,7 @@ def sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> Sw
 
 
 def _require_named(indexes: Mapping[str, Mapping[str, Packed]], live: Iterable[tuple[str, str]]) -> None:
-    lost = sorted((pack, sha256) for sha256, pack in live if sha256 not in indexes.get(pack, {}))
+    lost = sorted((p, sha256) for sha256, p in live if p in indexes and sha256 not in indexes[p])
     if lost:
         raise DamageError(
             f"the footer of {PATH}/{lost[0][0]} does not name sha256 {lost[0][1]}, which is still needed: "
@@ -76,21 +80,29 @@ def _require_named(indexes: Mapping[str, Mapping[str, Packed]], live: Iterable[t
         )
 
 
-def _merge(
-    kept: StateStorage, reader: PackReader, live: Mapping[str, Packed]
-) -> tuple[AddFile | None, dict[str, Location]]:
-    """Copy what is live into one new pack, checking every byte on the way."""
+def _unneeded(damaged: Collection[str], live: Iterable[tuple[str, str]], found_all: bool) -> list[str]:
+    """Choose the damaged packs that go: nothing names them, and nothing that is sought can be in them."""
+    needed = {pack for _, pack in live}
+    if not found_all:
+        needed |= {pack for pack in damaged if (name := pack_name(pack)) is not None and name.merged}
+    return sorted(set(damaged) - needed)
+
+
+def _merge(kept: StateStorage, live: Mapping[str, Packed]) -> tuple[AddFile | None, dict[str, Location]]:
+    """Copy what is live into one new pack, checking every byte on the way; one that fails is deleted."""
     if not live:
         return None, {}
     writer = PackWriter(kept.root, kept.run, merged=True)
     try:
-        moved = {
-            sha256: writer.add(sha256, packed.size, reader.chunks(packed.at, sha256, packed.size))
-            for sha256, packed in live.items()
-        }
-    finally:
-        add = writer.close()
-    return add, moved
+        with PackReader(kept.root) as reader:
+            moved = {
+                sha256: writer.add(sha256, packed.size, reader.chunks(packed.at, sha256, packed.size))
+                for sha256, packed in live.items()
+            }
+        return writer.close(), moved
+    except BaseException:
+        writer.give_up()
+        raise
 
 
 def _delete(root: Root, pack: str) -> None:

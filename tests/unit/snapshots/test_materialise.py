@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from spark_abs.snapshots.take import StageCopy, snapshot_stage
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from tests.native_support import Native
+from tests.snapshot_support import packs_in
 
 ONE = CheckpointId(1)
 POSITION = '{"channel":"a.main","attempt":1,"version":4,"epoch":2,"at_barrier":true,"closed":0,"v":1}'
@@ -185,6 +187,24 @@ def test_a_purge_during_the_copy_captures_again(
     names = [f.path.rpartition("/")[2] for f in taken(kept, native).files]
     assert "2.zip" in names
     assert "2.changelog" not in names
+
+
+def test_copies_that_are_tried_again_leave_no_packs(
+    root: Root, kept: StateStorage, native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changes between two looks spoils the pack each time."""
+    chunks = kept_module._chunks
+
+    def changing(filesystem: object, directory: str, file: CapturedFile) -> object:
+        if file.path.endswith("2.changelog"):
+            return iter([os.urandom(file.size)])
+        return chunks(filesystem, directory, file)
+
+    monkeypatch.setattr(kept_module, "HELD", 0)
+    monkeypatch.setattr(kept_module, "_chunks", changing)
+    with pytest.raises(CaptureIncomplete, match=r"2\.changelog changed"):
+        taken(kept, native)
+    assert (packs_in(root), kept.active()) == ([], {})
 
 
 def test_a_copy_that_never_succeeds_is_declined(
