@@ -8,7 +8,7 @@ AbsError                      exit code 1
 ├── DamageError               exit code 3: stored bytes are missing or altered
 ├── StageFailed               a stage ended with an error
 ├── StateFunctionFailed       a stateful function failed, or broke its contract
-├── StoreFailed               the store refused what a run cannot do without
+├── StoreFailed               the store refused what a run or a restore cannot do without
 ├── SinkFailed                a sink outside refused rows; trying again would not help
 ├── SinkUnreachable           a sink outside cannot be reached now; it is tried again
 ├── CheckpointsFailed         more checkpoints have failed in a row than are tolerated
@@ -70,7 +70,7 @@ class StateFunctionFailed(AbsError):
 
 
 class StoreFailed(AbsError):
-    """The store refused what a run cannot do without; names what, and the store's own words."""
+    """The store refused what a run or a restore cannot do without; names what, and the store's own words."""
 
 
 class SinkFailed(AbsError):

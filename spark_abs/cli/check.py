@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,10 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_abs.cli.output import Output
-from spark_abs.cli.root_command import Context, output_option
-from spark_abs.errors import UsageError
-from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage
+from spark_abs.cli.root_command import Context, output_option, root_at, storage_errors
+from spark_abs.errors import AbsError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,14 +49,16 @@ def check(
     from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
 
     out = click.get_current_context().ensure_object(Context).out
+    at = root_at(root)
 
     def instead(job: JobSpec, leave: bool) -> Comparison:
-        return check_job(job, leave or allow_non_restored_state, root=Root(root, Storage.given()), to=to)
+        with storage_errors():
+            return check_job(job, leave or allow_non_restored_state, root=at, to=to)
 
     before = _session()
     token = instead_of_start.set(instead)
     try:
-        with _arguments(script, args):
+        with _arguments(script, args), _errors_of(script, out):
             runpy.run_path(script, run_name="__main__")
     except Checked as checked:
         found = checked.comparison
@@ -74,11 +76,45 @@ def check(
 
 @contextmanager
 def _arguments(script: str, args: tuple[str, ...]) -> Iterator[None]:
-    before, sys.argv = sys.argv, [script, *args]
+    """Let a script find its arguments and what lies beside it, as `python SCRIPT ARGS` does."""
+    before, path = sys.argv, sys.path
+    sys.argv, sys.path = [script, *args], [os.path.dirname(os.path.realpath(script)), *path]
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv, sys.path = before, path
+
+
+@contextmanager
+def _errors_of(script: str, out: Output) -> Iterator[None]:
+    """Say where a script has failed, with its traceback before that; what our own calls refuse is left.
+
+    Raises:
+        UsageError: it has failed, or ended the process.
+    """
+    try:
+        yield
+    except AbsError:
+        raise
+    except SystemExit as error:
+        raise UsageError(
+            f"{script} ended with sys.exit({error.code!r}) and no job was started: there is nothing to check"
+        ) from error
+    except Exception as error:
+        found = error.__traceback__
+        while found is not None and found.tb_frame.f_code.co_filename != script:
+            found = found.tb_next
+        out.say("".join(traceback.format_exception(type(error), error, found)).rstrip())
+        said = f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
+        raise UsageError(f"{script}{_line(script, error)}: {said}") from error
+
+
+def _line(script: str, error: Exception) -> str:
+    """Say which line of a script an error comes from, as far as that is known."""
+    if isinstance(error, SyntaxError) and error.filename == script:
+        return f", line {error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == script]
+    return f", line {lines[-1]}" if lines else ""
 
 
 def _session() -> SparkSession | None:

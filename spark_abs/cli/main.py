@@ -14,7 +14,7 @@ from spark_abs.cli.guide import guide
 from spark_abs.cli.history import history
 from spark_abs.cli.prepared import prepared
 from spark_abs.cli.restore import restore
-from spark_abs.cli.root_command import Context, output_option
+from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.cli.savepoint import savepoint
 from spark_abs.cli.set import set_settings
 from spark_abs.cli.show import show
@@ -30,12 +30,13 @@ class Verbs(click.Group):
     """A group whose errors are one line, or one JSON object, and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an `AbsError` ends the process with its exit code and no traceback."""
+        """Run the command; an error of ours or of storage ends it with its exit code and no traceback."""
+        context = ctx.ensure_object(Context)  # before there is a command: it takes over what is there
         try:
-            with command_line():
+            with command_line(), storage_errors():
                 return super().invoke(ctx)
         except AbsError as error:
-            ctx.ensure_object(Context).out.error(error)
+            context.out.error(error)
             ctx.exit(error.exit_code)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, TypeVar
 
 import click
 
 from spark_abs.cli.output import Output
+from spark_abs.errors import StoreFailed
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage
+from spark_abs.store.storage import Storage, root_location
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +51,30 @@ def root_command(function: Callable[Concatenate[Context, Root, P], R]) -> Callab
     @functools.wraps(function)
     def called(root: str, *args: P.args, **kwargs: P.kwargs) -> R:
         context = click.get_current_context().ensure_object(Context)
-        return function(context, Root(root, Storage.given()), *args, **kwargs)
+        return function(context, root_at(root), *args, **kwargs)
 
     return click.argument("root")(output_option(called))
+
+
+def root_at(location: str) -> Root:
+    """Return the root that was given to a command.
+
+    Raises:
+        UsageError: no root can be there.
+    """
+    return Root(root_location(location), Storage.given())
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Say that storage has failed as any other error of a command; a traceback would not help.
+
+    Raises:
+        StoreFailed: it has.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # of whoever reads what the command prints
+        raise
+    except OSError as error:
+        raise StoreFailed(f"storage cannot be read or written now, try again: {error}") from error

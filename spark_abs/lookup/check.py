@@ -10,6 +10,7 @@ from spark_abs.channels.in_flight import problems_in_flight
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import PATH
+from spark_abs.manifests.reading import opening
 from spark_abs.model import CheckpointId, checked_relative
 from spark_abs.protocol.path import channel_path
 from spark_abs.snapshots.state_storage import active_packs
@@ -34,6 +35,9 @@ def check_checkpoint(
         manifest: the checkpoint.
         rows: what `damaged_rows` found.
         progress: told the bytes of each stored file as it has been read.
+
+    Raises:
+        OSError: the store cannot be read now, which is not damage.
     """
     return (*_needed(root, manifest, rows), *verify_state(root, (manifest,), progress))
 
@@ -52,6 +56,7 @@ def require_intact(
 
     Raises:
         DamageError: names what is damaged, and the way round it.
+        OSError: the store cannot be read now, which is not damage.
     """
     _refuse(manifest, check_checkpoint(root, manifest, rows, progress))
 
@@ -60,7 +65,7 @@ def require_restorable(root: Root, manifest: Manifest, rows: Iterable[Finding]) 
     """Refuse a checkpoint that cannot come back even if the bytes of its state are whole.
 
     Raises:
-        DamageError: as `require_intact`.
+        DamageError, OSError: as `require_intact`.
     """
     _refuse(manifest, _needed(root, manifest, rows))
 
@@ -76,9 +81,17 @@ def _refuse(manifest: Manifest, findings: tuple[Finding, ...]) -> None:
 
 
 def damaged_rows(root: Root) -> tuple[Finding, ...]:
-    """Find the manifests that are not what was committed: each file's name has the hash of its bytes."""
+    """Find the manifests that are not what was committed: each file's name has the hash of its bytes.
+
+    Raises:
+        OSError: the store cannot be read now, which is not damage.
+    """
     found = {finding.path: finding for finding in verify_table(root, PATH)}
-    for name in active_packs(Table.open(root.place(PATH))) if PATH not in found else ():
+    if PATH in found:
+        return tuple(found.values())
+    with opening():
+        table = Table.open(root.place(PATH))
+    for name in active_packs(table):
         path = f"{PATH}/{checked_relative(name)}"
         match = _ROW_FILE.fullmatch(path)
         if path in found or match is None:
@@ -105,7 +118,8 @@ def _channels(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
                 continue
             path = checked_relative(output.table)
             try:
-                table = Table.open(root.place(path))
+                with opening():
+                    table = Table.open(root.place(path))
             except FileNotFoundError:
                 problem = "missing"
             except DamageError as error:
@@ -123,7 +137,8 @@ def _in_flight(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
     flights = manifest.in_flight()
     if not flights:
         return ()
-    state = Control.open(root).state
+    with opening():
+        state = Control.open(root).state
     return tuple(
         Finding(root.channel(flight.channel), problem, manifest.id, flight.stage)
         for flight in flights

@@ -31,7 +31,8 @@ def lookup(root: Root, to: str | int) -> Found:
     Raises:
         UsageError: there is no job at this root.
         CheckpointNotFound: there is no such checkpoint.
-        DamageError: its row cannot be read.
+        DamageError: its row is damaged.
+        OSError: the store cannot be read now.
     """
     state = Control.open(root).state
     summary = choose(to, list_manifests(root, state.job), state)
@@ -63,7 +64,9 @@ def load(root: Root, summary: Summary) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        DamageError: it cannot be read, or is gone since it was listed.
+        CheckpointNotFound: it is gone since it was listed.
+        DamageError: it is damaged.
+        OSError: the store cannot be read now.
     """
     checkpoints = open_existing(root, summary.job)
     if checkpoints is None:
@@ -72,7 +75,11 @@ def load(root: Root, summary: Summary) -> Manifest:
 
 
 def readable(root: Root, found: ManifestListing) -> tuple[Manifest, ...]:
-    """Return every manifest that can be read, by id."""
+    """Return every manifest that is not damaged, by id.
+
+    Raises:
+        OSError: the store cannot be read now.
+    """
     try:
         checkpoints = open_existing(root, found.completed[0].job) if found.completed else None
         return checkpoints.load_all() if checkpoints is not None else ()

@@ -13,6 +13,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +24,7 @@ from spark_abs.codec import from_json, to_json
 from spark_abs.errors import CheckpointNotFound, DamageError
 from spark_abs.fencing.fence import require_newest, run_fence
 from spark_abs.manifest import Manifest
+from spark_abs.manifests.reading import read_rows, row_files
 from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.store.root import Root
@@ -108,9 +110,8 @@ class Checkpoints:
 
     def summaries(self) -> tuple[Summary, ...]:
         """List completed checkpoints by id; reads flat columns only."""
-        self._table.refresh()
         columns = [f.name for f in SCHEMA if f.name not in ("body", "v")]
-        rows = self._table.read(columns).to_pylist()
+        rows = self._rows(columns)
         found = [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
         return tuple(sorted(found, key=lambda s: s.id))
 
@@ -119,7 +120,8 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: there is none of this id.
-            DamageError: its row cannot be read.
+            DamageError: its row is damaged.
+            OSError: the store cannot be read now.
         """
         found = self._load(checkpoint)
         if not found:
@@ -167,13 +169,28 @@ class Checkpoints:
         return True
 
     def _load(self, checkpoint: CheckpointId | None) -> list[Manifest]:
-        self._table.refresh()
-        filters = None if checkpoint is None else [("id", "=", int(checkpoint))]
-        rows = self._table.read(["id", "v", "body"], filters).to_pylist()
+        rows = self._rows(["id", "v", "body"], checkpoint)
         for row in rows:
             if row["v"] > FORMAT:
                 raise DamageError(f"checkpoint {row['id']} has format {row['v']}, newest known is {FORMAT}")
         return [from_json(Manifest, row["body"]) for row in rows]
+
+    def _rows(self, columns: Sequence[str], checkpoint: CheckpointId | None = None) -> list[dict[str, Any]]:
+        """Read the row of one checkpoint, or all; what cannot be read at once is read file by file.
+
+        Raises:
+            DamageError: a file is missing, or its bytes are no rows.
+            OSError: the store cannot be read now.
+        """
+        self._table.refresh()
+        filters = None if checkpoint is None else [("id", "=", int(checkpoint))]
+        try:
+            found: list[dict[str, Any]] = self._table.read(columns, filters).to_pylist()
+        except DamageError:
+            files = [f for f in row_files(self._table, PATH) if f.may_have(checkpoint)]
+            found = [row for file in files for row in read_rows(self._root, file.path, columns)]
+            found = [row for row in found if checkpoint in (None, row["id"])]
+        return found
 
     def _decide(self, checkpoint: CheckpointId, run: RunId, adds: Sequence[AddFile]) -> bool:
         def decide(table: Table) -> Commit | None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from spark_abs.errors import DamageError
 from spark_abs.manifests.checkpoints import PATH, SCHEMA, Checkpoints, Summary
-from spark_abs.model import CheckpointId, CheckpointKind, checked_relative
+from spark_abs.manifests.reading import opening, read_rows, row_files
+from spark_abs.model import CheckpointId, CheckpointKind
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -39,10 +37,12 @@ def open_existing(root: Root, job: str) -> Checkpoints | None:
     """Open the manifests of a root; None if none was ever written. Creates nothing.
 
     Raises:
-        DamageError: the table's log cannot be read.
+        DamageError: the table's log is damaged.
+        OSError: the store cannot be read now.
     """
     try:
-        return Checkpoints(root, job, Table.open(root.place(PATH)))
+        with opening():
+            return Checkpoints(root, job, Table.open(root.place(PATH)))
     except FileNotFoundError:
         return None
 
@@ -53,7 +53,8 @@ def list_manifests(root: Root, job: str) -> ManifestListing:
     All files are read at once; only if that fails are they read one by one.
 
     Raises:
-        DamageError: the table's log cannot be read.
+        DamageError: the table's log is damaged.
+        OSError: the store cannot be read now.
     """
     checkpoints = open_existing(root, job)
     if checkpoints is None:
@@ -65,17 +66,15 @@ def list_manifests(root: Root, job: str) -> ManifestListing:
 
 
 def _one_by_one(root: Root) -> ManifestListing:
-    actions = pa.table(Table.open(root.place(PATH)).delta.get_add_actions(flatten=True)).to_pylist()
+    with opening():
+        table = Table.open(root.place(PATH))
     completed: list[Summary] = []
     damaged: list[DamagedRow] = []
-    for action in actions:
-        path = f"{PATH}/{checked_relative(action['path'])}"
+    for file in row_files(table, PATH):
         try:
-            with root.fs.open_input_file(root.path(path)) as file:
-                rows = pq.read_table(file, columns=COLUMNS).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            known = action.get("min.id")
-            damaged.append(DamagedRow(None if known is None else CheckpointId(known), path, str(error)))
+            rows = read_rows(root, file.path, COLUMNS)
+        except DamageError as error:
+            damaged.append(DamagedRow(file.least, file.path, str(error).removeprefix(f"{file.path}: ")))
         else:
             completed += [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
     return ManifestListing(

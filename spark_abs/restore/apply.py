@@ -20,6 +20,7 @@ from pyarrow.fs import FileType
 from spark_abs.errors import CheckpointNotFound, DamageError, Refused
 from spark_abs.fencing.fence import fence_attempt, fence_run
 from spark_abs.fencing.lease import Heartbeat, own_lease, renew, write_lease
+from spark_abs.lookup.check import damaged_rows
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.outcomes import abort_open
 from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
@@ -212,7 +213,13 @@ class _Restorer:
         write_lease(self._root, own_lease(self.run, now_ms()))
 
     def _set_aside(self, path: str) -> None:
-        """Move the file to where tables do not look; the log then forgets what is not there."""
+        """Move a damaged file to where tables do not look; the log then forgets what is not there.
+
+        It is read again first: what is moved is lost to every later restore.
+        """
+        if all(finding.path != path for finding in damaged_rows(self._root)):
+            log.warning("%s is not damaged after all: it stays where it is", path)
+            return
         folder, _, name = checked_relative(path).rpartition("/")
         source, target = self._root.path(path), self._root.path(f"{folder}/_damaged")
         if self._root.fs.get_file_info(source).type is FileType.File:

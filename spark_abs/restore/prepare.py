@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from spark_abs.errors import DamageError, Refused
+from spark_abs.errors import DamageError, Refused, StoreFailed
 from spark_abs.lookup.check import damaged_rows, require_intact, require_restorable
 from spark_abs.lookup.find import choose, load, readable
 from spark_abs.lookup.target import newest_first
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import PATH, Summary
 from spark_abs.manifests.listing import ManifestListing, list_manifests
+from spark_abs.manifests.reading import opening
 from spark_abs.model import Branch
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
@@ -32,6 +34,9 @@ from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.wording import way
 
+_COPIES = 2
+"""How often an intact checkpoint is copied before that is given up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -46,6 +51,18 @@ class Prepared:
     """The native directories, if they were written while they were verified."""
 
 
+@contextmanager
+def _preparing() -> Iterator[None]:
+    """Tell a store that does not answer from damage, for which a fallback goes to another checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(
+            f"nothing was changed, try again: storage failed while the restore was prepared: {error}"
+        ) from error
+
+
+@_preparing()
 def prepare(
     root: Root,
     to: str | int,
@@ -82,10 +99,12 @@ def prepare(
         UsageError: there is no job at this root.
         CheckpointNotFound: there is no such checkpoint.
         DamageError: it is damaged, and so is every other one if `fallback`.
+        StoreFailed: the store cannot be read now: that is not damage, and nothing to fall back for.
         Refused: see `plan_restore` and `rescale.changes`; or native checkpoints are in a place that is not
             seen from here.
     """
-    control = Control.open(root)
+    with opening():
+        control = Control.open(root)
     state = control.state
     natives = state.attempt.natives
     if native_root is not None:
@@ -156,8 +175,10 @@ class _Planner:
         manifest = load(root, summary)
         partitions = changes(manifest, self.shuffle_partitions)
         attempt = attempt_for(state, manifest.cut.attempt, manifest.id, self.natives, partitions)
+        with opening():
+            gathered = gather(root, manifest, self.known, self.found.completed, attempt, state)
         facts = replace(
-            gather(root, manifest, self.known, self.found.completed, attempt, state),
+            gathered,
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
             inputs=inputs_since(root, manifest, state, ask_kafka=self.ask_kafka),
             alive=live_run(root, now_ms(), lease_timeout_ms()),
@@ -182,12 +203,16 @@ class _Planner:
 
     def _prestage(self, manifest: Manifest, plan: RestorePlan) -> Prestaged | None:
         require_restorable(self.root, manifest, self.rows)
-        what = f"copying checkpoint {manifest.id}"
-        try:
-            with self.progress.count(what, manifest.size_full) as counted:
-                return prestage(self.root, manifest, plan, counted)
-        except DamageError:
-            # Names all that is damaged. If nothing is, sweeping has moved bytes under our eyes.
-            require_intact(self.root, manifest, self.rows, lambda _: None)
-        with self.progress.count(what, manifest.size_full) as counted:
-            return prestage(self.root, manifest, plan, counted)
+        said = ""
+        for _ in range(_COPIES):
+            try:
+                with self.progress.count(f"copying checkpoint {manifest.id}", manifest.size_full) as counted:
+                    return prestage(self.root, manifest, plan, counted)
+            except DamageError as error:
+                # Names all that is damaged. If nothing is, sweeping has moved bytes under our eyes, or the
+                # store has not answered.
+                require_intact(self.root, manifest, self.rows, lambda _: None)
+                said = str(error)
+        raise StoreFailed(
+            f"nothing was changed, try again: checkpoint {manifest.id} is intact and was not copied: {said}"
+        )

@@ -5,7 +5,8 @@ tables are read against their checksums, and native files against manifests and 
 any. What has neither hash nor checksum is seen only if it cannot be read: Parquet footers, commit files and
 what Spark has planned since the last checkpoint. Bytes of packs that no manifest names are not read:
 they are not needed, and sweeping removes them.
-A live job goes on meanwhile: what it purges, moves or retires under our eyes is not damage.
+A live job goes on meanwhile: what it purges, moves or retires under our eyes is not damage. Nor is it damage
+that a store does not answer: the `OSError` goes to the caller.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pyarrow import fs
 
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Location, Manifest, StoredFile
+from spark_abs.manifests.reading import opening
 from spark_abs.model import NO_BATCH, BatchId, ChannelId, CheckpointId, StageId, Version, checked_relative
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
 from spark_abs.snapshots.layout import StateFileKind, state_file
@@ -60,6 +62,9 @@ def verify_state(
         root: the job's root.
         manifests: the checkpoints to check.
         progress: told the bytes of each stored file as it has been read.
+
+    Raises:
+        OSError: the store cannot be read now.
     """
     manifests = tuple(manifests)
     first = _verify_state(root, manifests, progress)
@@ -75,7 +80,8 @@ def _verify_state(
     found: list[Finding] = []
     with PackReader(root) as reader:
         try:
-            table = Table.open(root.place(PATH))
+            with opening():
+                table = Table.open(root.place(PATH))
             where = resolve(reader, active_packs(table), files)
         except FileNotFoundError:
             where = {}
@@ -111,7 +117,8 @@ def _verify_packs(root: Root, manifests: tuple[Manifest, ...]) -> tuple[Finding,
     indexes: dict[str, Mapping[str, Packed]] = {}
     with PackReader(root) as reader:
         try:
-            active = active_packs(Table.open(root.place(PATH)))
+            with opening():
+                active = active_packs(Table.open(root.place(PATH)))
         except (FileNotFoundError, DamageError):
             return ()  # said by who reads the bytes
         for manifest in manifests:
@@ -140,9 +147,14 @@ def _problem(reader: PackReader, at: Location, file: StoredFile) -> str | None:
 
 
 def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
-    """Read every data file of one of our tables, against the checksums of its pages where it has them."""
+    """Read every data file of one of our tables, against the checksums of its pages where it has them.
+
+    Raises:
+        OSError: the store cannot be read now.
+    """
     try:
-        table = Table.open(root.place(relative))
+        with opening():
+            table = Table.open(root.place(relative))
     except FileNotFoundError:
         return (Finding(relative, "missing"),)
     except DamageError as error:
@@ -164,10 +176,14 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
         root: the job's root.
         channel: the channel.
         after: the last entry that its slowest reader has consumed.
+
+    Raises:
+        OSError: the store cannot be read now.
     """
     relative = root.channel(channel)
     try:
-        table = Table.open(root.place(relative))
+        with opening():
+            table = Table.open(root.place(relative))
     except FileNotFoundError:
         return (Finding(relative, "missing"),)
     except DamageError as error:
@@ -319,16 +335,16 @@ def _newest_commit(filesystem: fs.FileSystem, base: str) -> BatchId:
 
 
 def _parquet_problem(root: Root, path: str, size: int) -> str | None:
-    info = root.fs.get_file_info(root.path(path))
-    if info.type is fs.FileType.NotFound:
+    """Read a file whole, then the rows in its bytes: Arrow alone does not say which of the two failed."""
+    data = root.read_whole(path)
+    if data is None:
         return "missing"
-    if info.size != size:
-        return f"torn: {info.size} bytes, {size} in the log"
+    if len(data) != size:
+        return f"torn: {len(data)} bytes, {size} in the log"
     try:
-        with root.fs.open_input_file(root.path(path)) as file:
-            parquet = pq.ParquetFile(file, page_checksum_verification=True)
-            for group in range(parquet.num_row_groups):
-                parquet.read_row_group(group)
-    except (pa.ArrowException, OSError) as error:
+        parquet = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        for group in range(parquet.num_row_groups):
+            parquet.read_row_group(group)
+    except (pa.ArrowException, OSError, ValueError) as error:
         return f"altered: {error}"
     return None

@@ -46,6 +46,21 @@ def location_of(uri: str) -> str:
     return os.path.abspath(os.path.expanduser(uri))
 
 
+def root_location(uri: str) -> str:
+    """Return `uri` as `location_of` does, if the root of a job can be there.
+
+    Raises:
+        UsageError: it cannot, or as `location_of`.
+    """
+    location = location_of(uri)
+    if not os.path.isabs(location) and not in_object_store(location):
+        raise UsageError(
+            f"a root cannot be in {urlparse(location).scheme}: give a path (as ./NAME if it has a colon), "
+            "file:///PATH, s3://BUCKET/PATH or s3a://BUCKET/PATH"
+        )
+    return location
+
+
 def in_object_store(location: str) -> bool:
     """Say whether a location is one that Hadoop's S3A connector serves."""
     return location.startswith("s3a:")

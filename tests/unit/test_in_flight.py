@@ -17,6 +17,7 @@ from spark_abs.codec import to_json
 from spark_abs.compatibility.inspection import require_ok
 from spark_abs.compatibility.recorded import Declared, Knowledge
 from spark_abs.errors import DamageError, Refused
+from spark_abs.lookup.check import require_restorable
 from spark_abs.manifest import CHANNEL as CHANNEL_KIND
 from spark_abs.manifest import InFlight, Manifest, SourceShape, StageShape
 from spark_abs.model import CheckpointId, CheckpointMode, Position, RunId, StageId, Version
@@ -25,6 +26,7 @@ from spark_abs.protocol.changes import Comparison
 from spark_abs.protocol.path import channel_path
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent
+from tests.failing_storage import fail_reads
 from tests.root_support import CHANNEL, SmallJob, offsets_of
 
 A, B, C = StageId("a"), StageId("b"), StageId("c")
@@ -143,6 +145,14 @@ def test_a_checkpoint_whose_data_in_flight_is_gone_is_not_restored(
     with pytest.raises(DamageError, match=r"in flight to b: data/.* of entry 4 is not there"):
         restore(flown.job.root.uri, int(flown.barrier.id))
     assert flown.job.state.attempt.id == 1
+
+
+def test_what_is_in_flight_is_not_damaged_because_storage_does_not_answer(
+    flown: Flown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_reads(monkeypatch, lambda path: "/control/" in path)
+    with pytest.raises(OSError, match="Stale file handle"):
+        require_restorable(flown.job.root, flown.manifest, ())
 
 
 def reading(stage: StageId, *channels: str) -> StageShape:

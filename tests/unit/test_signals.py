@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from deltalake.exceptions import DeltaError
+
+from spark_abs.errors import UsageError
+from spark_abs.run.lifecycle import Termination
+from spark_abs.run.run import Run
 
 WAITS = """
 import logging, os, signal, sys, threading, time
@@ -95,3 +103,22 @@ def test_a_notebook_keeps_its_signals() -> None:
     ended = run(before="import builtins; builtins.__IPYTHON__ = True", first="signal.SIGINT")
     assert ended.returncode == -signal.SIGINT or "KeyboardInterrupt" in ended.stderr
     assert "stop" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("taken"), OSError("no answer"), DeltaError("no log"), KeyError(1)]
+)
+def test_whatever_becomes_of_its_savepoint_the_stop_is_asked_for(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check_name(_: str) -> None:
+        raise error
+
+    run: Any = Run.__new__(Run)
+    settings = SimpleNamespace(stop_savepoint="last", stop_timeout_ms=1_000)
+    run._ctx = SimpleNamespace(job="job", run=7, settings=settings)
+    run._termination, run._coordination = Termination(), SimpleNamespace(check_name=check_name)
+    with caplog.at_level(logging.WARNING, "spark_abs"):
+        run._stop_for_signal()
+    assert run._termination.requested
+    assert caplog.messages == [f"job job stops without savepoint 'last-7': {error}"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark_abs.config import Settings
 from spark_abs.errors import ConfigError, UsageError
 from spark_abs.store.root import Root
-from spark_abs.store.storage import DEFAULTS, Place, Storage, location_of
+from spark_abs.store.storage import DEFAULTS, Place, Storage, location_of, root_location
 
 FULL = Storage("http://127.0.0.1:9000", "eu-west-1", "who", "SeCrEt", "ToKeN", True)
 
@@ -120,6 +120,14 @@ def test_a_location_that_cannot_be_read_is_refused_and_not_shown() -> None:
     with pytest.raises(UsageError, match="must be a path, or a URL such as") as raised:
         location_of("s3://SeCrEt]/a")
     assert "SeCrEt" not in str(raised.value)
+
+
+def test_a_root_is_where_every_library_reaches_it() -> None:
+    for uri in ("s3://bucket/a", "s3a://bucket/a", "/a", "file:///a", "a/b", "./dta:x"):
+        assert root_location(uri) == location_of(uri)
+    for uri in ("dta:x", "hdfs://name/a", "gs://bucket/a", "abfss://c@account/a", "dbfs:/a"):
+        with pytest.raises(UsageError, match=r"cannot be in [a-z]+: give a path .*s3://BUCKET/PATH"):
+            root_location(uri)
 
 
 @given(st.text("abc/", min_size=1, max_size=12))

@@ -35,6 +35,7 @@ from spark_abs.snapshots.verify import (
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile, Commit, Table
+from tests.failing_storage import fail_reads
 from tests.native_support import Native
 from tests.snapshot_support import manifest_of, store
 
@@ -311,3 +312,18 @@ def test_a_channel_is_whole_behind_its_slowest_reader(root: Root) -> None:
     (files / "_delta_log/00000000000000000002.json").unlink()
     found = verify_channel(root, channel, Version(1))
     assert [(f.path[-6:], f.problem) for f in found] == [("2.json", "missing")]
+
+
+def test_a_store_that_does_not_answer_is_not_damage(
+    root: Root, kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of a table, a channel or a pack."""
+    table_of(root, "channels/a.main")
+    retained = [manifest_of(1, store(kept, ONE, tmp_path / "a", x=b"x" * 10).files)]
+    fail_reads(monkeypatch, lambda path: path.endswith("parquet"))
+    with pytest.raises(OSError, match="Stale file handle"):
+        verify_table(root, "channels/a.main")
+    with pytest.raises(OSError, match="Stale file handle"):
+        verify_channel(root, ChannelId("a.main"), Version(0))
+    with pytest.raises(OSError, match="Stale file handle"):
+        verify_state(root, retained)
