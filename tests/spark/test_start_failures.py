@@ -14,11 +14,11 @@ from spark_abs.errors import Fenced, RunAlive
 from spark_abs.job import Job
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Command, CommandKind
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.stages import queries
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
-from spark_abs.wrapped import foreach_batch
 from tests.job_support import Feed, eventually, hold_until, read_table
 from tests.spark.conftest import Start
 from tests.wrapped_support import SCHEMA, begin, ids, running, wait
@@ -166,7 +166,7 @@ def test_wrapped_queries_can_be_started_after_a_start_that_failed(
         raise OSError("no route")
 
     with monkeypatch.context() as patch:
-        patch.setattr(foreach_batch.StateStorage, "open", unreadable)
+        patch.setattr(StateStorage, "open", unreadable)
         query = begin(feed.stream(), root, "only", table)
         with pytest.raises(StreamingQueryException, match="no route"):
             query.awaitTermination(60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_abs.errors import AbortReason
-from spark_abs.model import CheckpointKind, RunId
+from spark_abs.model import CheckpointKind, RunId, RunKind
 from spark_abs.protocol import control
 
 
@@ -27,7 +27,7 @@ def test_a_run_answers_what_an_earlier_run_was_asked() -> None:
     """It is not meant itself: a stop that nobody answered must not stop a run that began days later."""
     state = control.begin_run(control.begin_job("job", 0), "here", 1, 0)
     state = control.ask(state, control.Command("one", control.CommandKind.STOP, None, 0))
-    edit = control.begin_run(state, "here", 1, 0, control.RunKind.EDIT)
+    edit = control.begin_run(state, "here", 1, 0, RunKind.EDIT)
     assert edit.commands == state.commands
     (command,) = control.begin_run(edit, "here", 1, 0).commands
     assert (command.answered, command.ok) == (True, False)
