@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_abs.cli.output import Output
-from spark_abs.cli.root_command import Context, output_option, root_at, storage_errors
+from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.errors import AbsError, UsageError
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,13 +45,14 @@ def check(
     """Say what a start of the job in SCRIPT would do with each of its stages: kept, new, left or refused.
 
     The script runs up to the start of its job, with ARGS (after `--`) as its arguments; nothing is started
-    and nothing is written. Exit code 0: it would start; 1: it would be refused.
+    and nothing is written. Exit code 0: it would start; 1: it would be refused; 2: the
+    script failed before its job was started.
     """
     # A script's job needs Spark anyway; other verbs must not load it.
     from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
 
     out = click.get_current_context().ensure_object(Context).out
-    at = root_at(root)
+    at = Root(root, Storage.given())
 
     def instead(job: JobSpec, leave: bool) -> Comparison:
         with storage_errors():

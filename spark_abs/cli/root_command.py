@@ -15,7 +15,7 @@ from spark_abs.cli.output import Output
 from spark_abs.errors import StoreFailed
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage, root_location
+from spark_abs.store.storage import Storage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,18 +51,9 @@ def root_command(function: Callable[Concatenate[Context, Root, P], R]) -> Callab
     @functools.wraps(function)
     def called(root: str, *args: P.args, **kwargs: P.kwargs) -> R:
         context = click.get_current_context().ensure_object(Context)
-        return function(context, root_at(root), *args, **kwargs)
+        return function(context, Root(root, Storage.given()), *args, **kwargs)
 
     return click.argument("root")(output_option(called))
-
-
-def root_at(location: str) -> Root:
-    """Return the root that was given to a command.
-
-    Raises:
-        UsageError: no root can be there.
-    """
-    return Root(root_location(location), Storage.given())
 
 
 @contextmanager

@@ -82,13 +82,17 @@ def why_not_back(table: Table, version: Version, own: Own) -> str:
 
 
 def missing(table: Table, version: Version) -> str:
-    """Say which files of a version are gone, empty if none is."""
+    """Say which files of a version are gone, empty if none is.
+
+    Raises:
+        OSError: the store cannot be read now.
+    """
     if version == NO_TABLE:
         return ""
     try:
         handle = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
         then = handle.file_uris()
-    except (DeltaError, OSError) as error:
+    except (DeltaError, FileNotFoundError) as error:
         return f"version {version} cannot be opened any more: {error}"
     storage = table.place.storage
     gone = [u for u in set(then) - set(table.delta.file_uris()) if not storage.place(u).exists()]

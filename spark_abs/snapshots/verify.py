@@ -335,16 +335,45 @@ def _newest_commit(filesystem: fs.FileSystem, base: str) -> BatchId:
 
 
 def _parquet_problem(root: Root, path: str, size: int) -> str | None:
-    """Read a file whole, then the rows in its bytes: Arrow alone does not say which of the two failed."""
-    data = root.read_whole(path)
-    if data is None:
+    info = root.fs.get_file_info(root.path(path))
+    if info.type is fs.FileType.NotFound:
         return "missing"
-    if len(data) != size:
-        return f"torn: {len(data)} bytes, {size} in the log"
+    if info.size != size:
+        return f"torn: {info.size} bytes, {size} in the log"
     try:
-        parquet = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        file = _Reads(root.fs.open_input_file(root.path(path)))
+    except FileNotFoundError:
+        return "missing"
+    try:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
         for group in range(parquet.num_row_groups):
             parquet.read_row_group(group)
     except (pa.ArrowException, OSError, ValueError) as error:
+        if file.failure is not None:
+            raise file.failure from None
         return f"altered: {error}"
+    finally:
+        file.close()
     return None
+
+
+class _Reads:
+    """A file that remembers why it could not be read: Arrow does not tell that from bytes that are wrong."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, as Arrow asks it."""
+        return bool(self._file.closed)
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes from where it stands."""
+        try:
+            return bytes(self._file.read(size))
+        except OSError as error:
+            self.failure = error
+            raise

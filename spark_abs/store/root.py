@@ -9,7 +9,7 @@ from pyarrow import fs
 
 from spark_abs.errors import DamageError
 from spark_abs.model import AttemptId, ChannelId, checked_name
-from spark_abs.store.storage import DEFAULTS, Place, Storage, location_of
+from spark_abs.store.storage import DEFAULTS, Place, Storage, root_location
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Root:
     storage: Storage = field(default=DEFAULTS, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "uri", location_of(self.uri))
+        object.__setattr__(self, "uri", root_location(self.uri))
 
     @cached_property
     def top(self) -> Place:
