@@ -87,10 +87,10 @@ def newest(root: str) -> Manifest | None:
     return next(reversed(Checkpoints.open(Root(root), "queries").load_all()), None)
 
 
-def covers(root: str, *stages: str) -> bool:
-    """Say whether a checkpoint has been completed that has a part of each of these."""
+def covers(root: str, *stages: str, after: int = 0) -> bool:
+    """Say whether the newest checkpoint has a part of each of these, and a higher id than `after`."""
     found = newest(root)
-    return found is not None and {s.stage for s in found.stages} >= set(stages)
+    return found is not None and found.id > after and {s.stage for s in found.stages} >= set(stages)
 
 
 def command(root: str, name: str, query: StreamingQuery) -> ledger.Command:
