@@ -71,7 +71,7 @@ def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[P
 
     apply_storage_conf(session, root.storage)
     ledger = Control.open(root).state
-    place = passing_place(root.anywhere(ledger.attempt.natives), ledger.run.id if ledger.run else None)
+    place = passing_place(root.anywhere(ledger.attempt.natives), ledger.newest_run)
     try:
         materialise(root, found.snapshot.files, place, fresh_query_id())
         yield place

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spark_abs.errors import UsageError
 from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape
 from spark_abs.plan.columns import without_marks
-from spark_abs.plan.jvm import channel_of, items, nodes
+from spark_abs.plan.jvm import channel_of, items, nodes, of_streams
 from spark_abs.plan.kafka import BROKERS, KafkaSource
 from spark_abs.snapshots.kafka_offsets import KAFKA, is_kafka
 from spark_abs.store.storage import location_of
@@ -67,7 +67,7 @@ def _by_place(node: Any) -> Iterator[tuple[str, ...]]:
     if name == "Aggregate" and node.isStreaming():
         functions = (f for e in items(node.aggregateExpressions()) for f in _functions(e))
         yield tuple(dict.fromkeys(functions))
-    elif name == "Join" and _of_streams(node):
+    elif name == "Join" and of_streams(node):
         for side in _sides(node):
             yield tuple(f"{a.name()} {a.dataType().catalogString()}" for a in items(side.output()))
 
@@ -138,7 +138,7 @@ def _operator(node: Any) -> OperatorShape | None:
     elif name in _KEYED or name == "Distinct":
         keys = list(items(node.keys() if name in _KEYED else node.output()))
         found = OperatorShape(name, tuple(_key(node, e) for e in keys))
-    elif name == "Join" and _of_streams(node):
+    elif name == "Join" and of_streams(node):
         condition = node.condition()
         keys = [condition.get()] if condition.isDefined() else []
         on = _sql(keys[0]) if keys else ""
@@ -147,10 +147,6 @@ def _operator(node: Any) -> OperatorShape | None:
     else:
         return OperatorShape(name) if name in _OPAQUE else None
     return replace(found, computed=tuple(_computed_down(node, keys)))
-
-
-def _of_streams(join: Any) -> bool:
-    return all(side.isStreaming() for side in _sides(join))
 
 
 def _sides(join: Any) -> tuple[Any, Any]:
@@ -176,11 +172,10 @@ def _computed(node: Any, expression: Any) -> Iterator[str]:
     """
     wanted = _references(expression)
     for below in nodes(node):
-        if below.getClass().getSimpleName() != "Project":
-            continue
-        for column in items(below.projectList()):
-            if column.getClass().getSimpleName() == "Alias" and str(column.exprId().toString()) in wanted:
-                yield without_marks(str(column.child().sql()))
+        if below.getClass().getSimpleName() == "Project":
+            for column, (computing,) in _definitions(below):
+                if str(column.exprId().toString()) in wanted:
+                    yield without_marks(str(computing.sql()))
 
 
 def _computed_down(node: Any, expressions: Iterable[Any]) -> Iterator[str]:

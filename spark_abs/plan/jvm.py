@@ -49,7 +49,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
     for node in nodes(plan):
         name = node.getClass().getSimpleName()
         streaming = bool(node.isStreaming())
-        keeps |= streaming and (name in _KEEPING or (name == "Join" and _stream_stream(node)))
+        keeps |= streaming and (name in _KEEPING or (name == "Join" and of_streams(node)))
         if name == "MapInArrow":
             inside = str(node.expressions().head().name())  # a PythonUDF
         elif name in _TRANSFORMS:
@@ -69,8 +69,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
             if not index.isTimeTravelQuery():
                 moving.append(str(index.path().toString()))
         elif streaming and (
-            name in _HOLDING
-            or (name == "Join" and node.joinType().toString() in _OUTER and _stream_stream(node))
+            name in _HOLDING or (name == "Join" and node.joinType().toString() in _OUTER and of_streams(node))
         ):
             holds = True
     return PlanFacts(
@@ -129,8 +128,8 @@ def nodes(plan: Any) -> Iterator[Any]:
     """Iterate a plan from the top; what expressions ask of other plans (`IN (SELECT …)`) is part of it."""
     yield plan
     for below in (plan.children(), plan.subqueries()):
-        for i in range(below.size()):
-            yield from nodes(below.apply(i))
+        for node in items(below):
+            yield from nodes(node)
 
 
 def items(seq: Any) -> Iterator[Any]:
@@ -139,7 +138,8 @@ def items(seq: Any) -> Iterator[Any]:
         yield seq.apply(i)
 
 
-def _stream_stream(join: Any) -> bool:
+def of_streams(join: Any) -> bool:
+    """Say whether both sides of a join are streams."""
     return bool(join.left().isStreaming() and join.right().isStreaming())
 
 
@@ -251,9 +251,8 @@ def task_slots(spark: SparkSession) -> int:
 def _executor_cores(context: Any) -> int:
     """Return the cores of all live executors; of the driver where it is the only one."""
     listed = context.statusStore().executorList(True)
-    found = [listed.apply(i) for i in range(listed.size())]
     local = bool(context.isLocal())
-    return sum(int(e.totalCores()) for e in found if local or str(e.id()) != "driver")
+    return sum(int(e.totalCores()) for e in items(listed) if local or str(e.id()) != "driver")
 
 
 def batches_retained(spark: SparkSession) -> int:

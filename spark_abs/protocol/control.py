@@ -6,7 +6,7 @@ again on a newer state and must then decide anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -165,6 +165,11 @@ class ControlState:
         """The newest run, of whatever attempt."""
         return self.runs[-1] if self.runs else None
 
+    @property
+    def newest_run(self) -> RunId | None:
+        """The number of the newest run, None before the first."""
+        return self.runs[-1].id if self.runs else None
+
     def lineage(self, attempt: AttemptId | None = None) -> tuple[Attempt, ...]:
         """Return the path from the first attempt to `attempt` (the newest if None), in order."""
         by_id = {a.id: a for a in self.attempts}
@@ -244,9 +249,9 @@ def begin_run(
             f"finished: run `{attempt.command}` again"
         )
     runs = with_run(state, attempt.id, host, pid, now_ms, kind)
-    for command in state.commands if kind is RunKind.JOB else ():
+    if kind is RunKind.JOB:
         said = f"no run carried it out before run {runs[-1].id} began: ask again if it is still wanted"
-        state = answer(state, command.id, False, None, said)
+        state = dismiss(state, said)
     return replace(state, runs=runs)
 
 
@@ -334,6 +339,14 @@ def answer(
             for c in state.commands
         ),
     )
+
+
+def dismiss(state: ControlState, message: str, but: Collection[str] = ()) -> ControlState:
+    """Answer all open commands but some: nothing was done for them, with the reason."""
+    for command in state.commands:
+        if command.id not in but:
+            state = answer(state, command.id, False, None, message)
+    return state
 
 
 def with_run(

@@ -73,8 +73,8 @@ class _Ways:
             if stage in above[other]:
                 continue
             if other in above[stage]:  # one after the other
-                readers = {s for s in above[stage] - {other} if other in self._above(s)}
                 begin = {s for s in above[stage] if other in self._above(s)}
+                readers = begin - {other}
             else:  # beside each other
                 readers, begin = above[stage] - common, above[stage]
             for reader in sorted(readers):

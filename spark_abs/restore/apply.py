@@ -189,7 +189,7 @@ class _Restorer:
         plan, stored = self._plan, plan_json(self._plan)
 
         def begin(state: ledger.ControlState) -> ledger.ControlState:
-            newest = state.run.id if state.run else None
+            newest = state.newest_run
             if state.attempt.id != plan.newest or newest != plan.replaces:
                 raise Refused(
                     f"job {plan.job!r} has moved on since the restore was planned (run {newest}, attempt "
@@ -297,9 +297,8 @@ class _Restorer:
 
         def finish(state: ledger.ControlState) -> ledger.ControlState:
             ledger.require_current(state, self.run)
-            for command in state.commands:
-                said = f"the job was restored to checkpoint {self._plan.checkpoint} meanwhile"
-                state = ledger.answer(state, command.id, False, None, said)
+            said = f"the job was restored to checkpoint {self._plan.checkpoint} meanwhile"
+            state = ledger.dismiss(state, said)
             return ledger.end_run(attempts.finish_attempt(state, self._plan.attempt), self.run, "restored")
 
         self._control.update(finish)

@@ -91,7 +91,7 @@ def _require_free(root: Root, control: Control, name: str) -> RunId | None:
     _require_quiet(root, state.job)
     if any(s.name == name for s in Checkpoints.open(root, state.job).summaries()):
         raise Refused(f"job {state.job!r} has a savepoint {name!r}: give the new one another name")
-    return state.run.id if state.run else None
+    return state.newest_run
 
 
 def _require_quiet(root: Root, job: str) -> None:
@@ -108,7 +108,7 @@ def _begin(root: Root, control: Control, newest: RunId | None) -> ledger.Control
     """Take a run, unless somebody has taken one while rows were computed and bytes read: his goes on."""
 
     def begin(state: ledger.ControlState) -> ledger.ControlState:
-        now = state.run.id if state.run else None
+        now = state.newest_run
         if now != newest:
             raise Refused(f"run {now} of job {state.job!r} has begun meanwhile: stop it, then edit again")
         return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms(), RunKind.EDIT)
@@ -119,11 +119,8 @@ def _begin(root: Root, control: Control, newest: RunId | None) -> ledger.Control
 
 def _ended(state: ledger.ControlState, run: RunId, how: str, before: Collection[str]) -> ledger.ControlState:
     """End the run, and answer who took it for the job and asked it something: the next run is not meant."""
-    newest = state.run is not None and state.run.id == run
-    for command in state.commands if newest else ():
-        if command.id not in before:
-            said = f"run {run} was an edit, which has ended: nothing was done"
-            state = ledger.answer(state, command.id, False, None, said)
+    if state.newest_run == run:
+        state = ledger.dismiss(state, f"run {run} was an edit, which has ended: nothing was done", before)
     return ledger.end_run(state, run, how)
 
 

@@ -210,7 +210,7 @@ def plan_restore(
     said += facts.inputs.kafka.unknown
     if partitions:
         said.append("state is spread over another number of partitions: a Spark session is needed")
-    replaces = state.run.id if state.run else None
+    replaces = state.newest_run
     fences: list[Step] = [FenceRoot("checkpoints"), *([FenceRoot("state")] if facts.has_state else [])]
     fences += [SetAside(path) for path in facts.damaged_rows]
     fences += [FenceChannel(channel, old) for channel in sorted(facts.channels) for old in replaced]

@@ -37,7 +37,7 @@ def refuse_second(job: JobSpec, control: Control, takeover: bool) -> RunId | Non
     Raises:
         RunAlive: names host, process and age.
     """
-    newest = newest_run(control)
+    newest = control.state.newest_run
     lease, now = read_lease(job.root), now_ms()
     if lease is not None and not takeover and lease.alive(now, job.settings.lease_timeout_ms):
         age_s = (now - lease.beat_ms) / 1000
@@ -46,12 +46,6 @@ def refuse_second(job: JobSpec, control: Control, takeover: bool) -> RunId | Non
             f"last heard of {age_s:.0f} s ago; stop it, or start with takeover=True to fence it"
         )
     return newest
-
-
-def newest_run(control: Control) -> RunId | None:
-    """Return the newest run that the root knows, None before the first one."""
-    run = control.state.run
-    return run.id if run is not None else None
 
 
 def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
@@ -63,8 +57,7 @@ def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
     lease = read_lease(job.root)
     if lease is not None and not lease.ended and lease.is_ours():
         return  # this very job runs here, and ends its queries as soon as it is replaced
-    names = {query_name(job.name, stage) for stage in stages}
-    taken = sorted(query.name for query in job.spark.streams.active if query.name in names)
+    taken = _active(job, stages)
     if taken:
         raise UsageError(
             f"the session runs {', '.join(taken)} already, of another job {job.name!r}: give this one "
@@ -78,15 +71,20 @@ def await_replaced(job: JobSpec, stages: Sequence[StageId]) -> None:
     Raises:
         RunAlive: names those that have not within the time of a lease.
     """
-    names = {query_name(job.name, stage) for stage in stages}
     until, pause = steady_ms() + job.settings.lease_timeout_ms, threading.Event()
-    while left := sorted(query.name for query in job.spark.streams.active if query.name in names):
+    while left := _active(job, stages):
         if steady_ms() > until:
             raise RunAlive(
                 f"the run that was replaced has not ended {', '.join(left)} in this session yet: it ends "
                 "with the batch that is under way; start again then"
             )
         pause.wait(_LEASE_POLL_S)
+
+
+def _active(job: JobSpec, stages: Sequence[StageId]) -> list[str]:
+    """Name the queries of the session that have the names of a job's stages."""
+    names = {query_name(job.name, stage) for stage in stages}
+    return sorted(query.name for query in job.spark.streams.active if query.name in names)
 
 
 def begin(
@@ -109,7 +107,7 @@ def begin(
     """
 
     def begun(state: ledger.ControlState) -> ledger.ControlState:
-        now = state.run.id if state.run is not None else None
+        now = state.newest_run
         if now != newest and not takeover:
             raise RunAlive(
                 f"run {now} of job {job.name!r} has begun meanwhile: stop it, or start with takeover=True "

@@ -27,14 +27,7 @@ from spark_abs.protocol.restarts import policy_of
 from spark_abs.run.laps import Laps
 from spark_abs.run.launch import Launch, launch
 from spark_abs.run.rebuild import Rebuild, Rebuilder
-from spark_abs.run.registration import (
-    await_replaced,
-    begin,
-    end,
-    newest_run,
-    refuse_namesake,
-    refuse_second,
-)
+from spark_abs.run.registration import await_replaced, begin, end, refuse_namesake, refuse_second
 from spark_abs.run.run import Run
 from spark_abs.run.shared_disk import require_shared
 from spark_abs.session import apply_storage_conf, check_session
@@ -86,7 +79,7 @@ def start_job(
         require_shared(job.spark, job.root.anywhere(natives))
     if restart == "checkpoint":
         _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state)
-        newest = newest_run(control)
+        newest = control.state.newest_run
     elif control.state.attempt.ready:
         inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
     control.update(lambda state: place_natives(state, natives))

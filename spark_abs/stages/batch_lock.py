@@ -31,7 +31,6 @@ class BatchLock:
         """Whether the stage has ended gracefully."""
         self._blocks: dict[CheckpointId, BatchId] = {}
         """The exact savepoints that no batch may begin before the end of, and the last batch that may."""
-        """The batch that may still be repeated."""
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
         self.parked = False

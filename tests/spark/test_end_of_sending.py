@@ -74,6 +74,12 @@ def begin(
     return job.start(available_now=True)
 
 
+def stop_while_it_commits(run: spark_abs.Run, sink: Slow) -> None:
+    assert sink.asked.wait(60)
+    with pytest.raises(SinkUnreachable, match=r"not all was sent: sink 'out' .* start the job again"):
+        run.stop()
+
+
 def test_a_bounded_run_waits_for_a_sink_that_takes_longer_than_a_stop_may(
     spark: SparkSession, tmp_path: Path, feed: Feed
 ) -> None:
@@ -90,10 +96,7 @@ def test_a_stop_ends_the_wait_and_the_next_run_sends_the_rest(
     spark: SparkSession, tmp_path: Path, feed: Feed
 ) -> None:
     sink = Slow()
-    run = begin(spark, tmp_path, feed, sink)
-    assert sink.asked.wait(60)
-    with pytest.raises(SinkUnreachable, match=r"not all was sent: sink 'out' .* start the job again"):
-        run.stop()
+    stop_while_it_commits(begin(spark, tmp_path, feed, sink), sink)
     assert not sink.ids
     other = Slow()
     other.may.set()
@@ -116,10 +119,7 @@ def test_a_sink_that_still_commits_for_a_run_before_is_waited_for(
 ) -> None:
     """The job is started again with the same object: two runs must not use it at once."""
     sink = Slow()
-    run = begin(spark, tmp_path, feed, sink)
-    assert sink.asked.wait(60)
-    with pytest.raises(SinkUnreachable, match="not all was sent"):
-        run.stop()
+    stop_while_it_commits(begin(spark, tmp_path, feed, sink), sink)
     threading.Timer(2, sink.may.set).start()
     assert begin(spark, tmp_path, feed, sink).await_termination(60)
     assert sink.ids == [0, 1, 2]
