@@ -133,7 +133,7 @@ class AbortReason(StrEnum):
     ALIGNMENT_LIMIT = "alignment-limit"
     """More had queued up behind its barrier than the alignment limit allows."""
     DECLINED = "declined"
-    """A stage could not capture or copy its state."""
+    """A stage could not capture or copy its state, or its barrier went on without a cut of it."""
     RUN_ENDED = "run-ended"
     """The run that claimed it ended or died first."""
     JOB_STOPPING = "job-stopping"

@@ -176,7 +176,7 @@ class Coordination:
         for stage in self._stages.values():
             with storing(f"pass a barrier on from stage {stage.name}"):
                 stage.offer_idle()
-            for declined in stage.over_limit(self._ctx.settings.alignment_limit):
+            for declined in stage.declined(self._ctx.settings.alignment_limit):
                 self.put(declined)
         now = steady_ms()
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:

@@ -59,21 +59,27 @@ class BarrierProgress:
     the cut is handed over to be captured.
     """
 
-    def __init__(self, first: CheckpointId = NO_EPOCH, every: CheckpointId = NO_EPOCH) -> None:
+    def __init__(
+        self, first: CheckpointId = NO_EPOCH, every: CheckpointId = NO_EPOCH, alone: CheckpointId = NO_EPOCH
+    ) -> None:
         self._lock = threading.Lock()
         self.first = first
         """The newest id in the first channel."""
         self.every = every
         """The newest id that every channel has."""
+        self.alone = alone
+        """`first` of a runner that begins, if no batch carries it: none that is run again repeats its cut."""
         self.taken = NO_EPOCH
         """The newest barrier whose cut was handed over in this run."""
+        self.missed = NO_EPOCH
+        """The newest id that has gone out, or never will, without a cut that could be handed over."""
         self.checkpointed = NO_BATCH
         """The batch of the newest completed checkpoint of this run."""
 
     @property
     def newest(self) -> CheckpointId:
         """The newest id that the stage need not take any more."""
-        return max(self.taken, self.first)
+        return max(self.taken, self.first, self.missed)
 
     def in_first(self, checkpoint: CheckpointId) -> None:
         """Hear that an id stands in the first channel."""
@@ -89,6 +95,11 @@ class BarrierProgress:
         """Hear that the cut of a barrier was handed over."""
         with self._lock:
             self.taken = max(self.taken, checkpoint)
+
+    def went_past(self, checkpoint: CheckpointId) -> None:
+        """Hear that no cut is made any more of an id, nor of those below it that were not handed over."""
+        with self._lock:
+            self.missed = max(self.missed, checkpoint)
 
     def completed(self, batch: BatchId) -> None:
         """Hear that the checkpoint is complete whose cut is after a batch."""

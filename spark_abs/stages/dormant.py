@@ -48,8 +48,8 @@ class DormantStage:
             part = replace(self.part, size_new=0, dropped_late=0, timings=timings)
             self._put(Acked(steady_ms(), barrier.id, part))
 
-    def over_limit(self, _limit: int | None) -> tuple[()]:
-        """Say that nothing queues up here."""
+    def declined(self, _limit: int | None) -> tuple[()]:
+        """Say that nothing queues up here, and that no barrier is missed."""
         return ()
 
     def has_taken(self, checkpoint: CheckpointId) -> bool:

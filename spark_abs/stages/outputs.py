@@ -106,12 +106,12 @@ class Outputs:
         self._watched = tuple(watched)
         self._searched = Version(-1)
         """The entry of the first channel up to which every barrier is on the others, too."""
-        newest = [writer.newest() for writer in self.channels]
-        every = min((n.epoch for n in newest), default=NO_EPOCH)
-        self.progress = BarrierProgress(newest[0].epoch if newest else NO_EPOCH, every)
+        self.progress = BarrierProgress()
         """How far barriers have got; the coordinator's thread may look at it, too."""
-        if newest:
-            first = newest[0]
+        if newest := [writer.newest() for writer in self.channels]:
+            first, every = newest[0], min(n.epoch for n in newest)
+            by_itself = first.marker is not None and first.marker.batch == NO_BATCH
+            self.progress = BarrierProgress(first.epoch, every, first.epoch if by_itself else NO_EPOCH)
             self._searched = first.version
             if first.marker is not None and every < first.epoch:  # a barrier that is to be completed
                 self._searched = Version(first.marker.version - 1)
@@ -136,7 +136,7 @@ class Outputs:
     def commit(self, given: Evaluated, facts: BatchFacts, marker: Marker) -> Committed:
         """Commit a batch whose marker is decided to every channel."""
         entries = {w.output: self._commit_one(w, given, facts, marker, None) for w in self.channels}
-        self.progress.in_every(marker.id)
+        self._stands(marker)
         return Committed(marker.barrier, entries)
 
     def commit_free(self, given: Evaluated, facts: BatchFacts, open_: Barrier | None) -> Committed:
@@ -158,8 +158,13 @@ class Outputs:
                 continue
         chosen = Marker(entry.barrier, entry.cancel)
         others = {w.output: self._commit_one(w, given, facts, chosen, None) for w in rest}
-        self.progress.in_every(chosen.id)
+        self._stands(chosen)
         return Committed(chosen.barrier, {first.output: entry, **others})
+
+    def _stands(self, marker: Marker) -> None:
+        self.progress.in_every(marker.id)
+        if marker.cancel is not None:
+            self.progress.went_past(marker.cancel)
 
     def commit_sinks(self, given: Evaluated, facts: BatchFacts) -> None:
         """Commit a batch to the tables; one without rows gets no commit. The first commit names the files."""

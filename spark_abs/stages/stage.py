@@ -60,7 +60,7 @@ class Failure:
 class StageRunner:
     """The batch function of one stage, and the agent that takes barriers while the stage is idle.
 
-    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `over_limit`,
+    `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `declined`,
     `checkpoint_progress`, `notify` and `succeed` from the coordinator's thread. Both commit to the outputs,
     and never at once: a batch has the lock from its admission to its end, and the agent goes away while
     somebody has it.
@@ -201,8 +201,21 @@ class StageRunner:
         settled = Settled(self._ctx.floor, self.barriers.aborted, self.barriers.unaligned)
         self._alignment.blocked(waiting(forward(after), settled, self._ctx.run))
 
-    def over_limit(self, limit: int | None) -> tuple[Declined, ...]:
-        """Look on while inputs wait; decline what has more than `limit` bytes behind its barrier (P6)."""
+    def declined(self, limit: int | None) -> tuple[Declined, ...]:
+        """Look on, and decline what the stage makes no cut of (P9), or not within a limit (P6).
+
+        Args:
+            limit: how many bytes may have queued up behind a barrier while inputs wait; None for no limit.
+        """
+        progress = self.progress
+        missed = [b.id for b in self.barriers.above(progress.taken) if b.id <= progress.missed]
+        return (*(self._declined_missed(n) for n in missed), *self._over_limit(limit))
+
+    def _declined_missed(self, checkpoint: CheckpointId) -> Declined:
+        detail = "its barrier has gone on without a cut of the stage"
+        return Declined(steady_ms(), checkpoint, self.name, AbortReason.DECLINED, detail)
+
+    def _over_limit(self, limit: int | None) -> tuple[Declined, ...]:
         return tuple(
             Declined(
                 steady_ms(),
@@ -343,9 +356,12 @@ class StageRunner:
     def succeed(self, before: Member) -> None:
         """Take over what the one that this replaces had in memory; called before the first batch.
 
-        What it handed over is not handed over again: its copy waits for the batch, which is run again.
+        What it handed over is not handed over again: its copy waits for the batch, which is run again. A
+        barrier that went out by itself, and whose cut it could not hand over, is missed.
         """
         self.progress.handed_over(before.progress.taken)
+        if self.progress.alone > self.progress.taken:
+            self.progress.went_past(self.progress.alone)
         self.barriers.aborted |= before.barriers.aborted
         self.batch_lock.succeed(before.batch_lock)
         if isinstance(before, StageRunner):

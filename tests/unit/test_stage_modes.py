@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,3 +179,44 @@ def test_at_least_once_the_last_input_makes_the_cut_though_another_is_beyond(bot
     both.batch(0, beyond, position("b.main", 1))
     both.batch(1, beyond, replace(position("b.main", 2, 1, True), mode=counted.mode))
     assert (both.written(), both.cuts()) == ([(0, None), (1, 1)], [(1, 1)])
+
+
+def declined(both: Both) -> list[int]:
+    return [d.id for d in both.runner.declined(None)]
+
+
+def test_a_barrier_that_goes_on_without_a_cut_is_declined(both: Both) -> None:
+    """Both inputs are beyond it before the stage has heard of it: nobody need wait for its timeout."""
+    counted = replace(barrier(1), mode=CheckpointMode.AT_LEAST_ONCE)
+    beyond = replace(position("a.main", 3, 1), mode=counted.mode)
+    both.batch(0, beyond, position("b.main", 1))
+    both.batch(1, beyond, replace(beyond, channel=position("b.main", 0).channel))
+    assert (both.cuts(), declined(both)) == ([], [])
+    offered(both, counted)
+    assert declined(both) == [1]
+    both.runner.notify(counted.id, completed=False)
+    assert declined(both) == []
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_barrier_ahead_of_a_batch_whose_cut_was_not_handed_over_is_declined_by_the_next_runner(
+    both: Both, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    """It is in the channel already: running the batch again does not repeat it."""
+    offered(both)
+    before = both.runner
+    both.plan(0, position("a.main", 1), position("b.main", 1))
+
+    def away(*_: object) -> None:
+        raise OSError("503")
+
+    if failed:
+        monkeypatch.setattr(before._outputs, "versions", away)
+    with pytest.raises(OSError, match="503") if failed else nullcontext():
+        both.run(0)
+    both.start()
+    both.runner.succeed(before)
+    offered(both)
+    both.run(0)
+    assert both.written() == [(-1, 1), (0, None)]
+    assert (both.cuts(), declined(both)) == (([], [1]) if failed else ([(1, -1)], []))

@@ -71,7 +71,7 @@ def test_the_agent_goes_away_while_a_batch_is_at_work(both: Both, monkeypatch: p
         both.runner.offer(UNALIGNED)
         both.runner.offer_idle()
         both.runner.checkpoint_progress(UNALIGNED)
-        both.runner.over_limit(None)
+        both.runner.declined(None)
         both.runner.notify(CheckpointId(7), completed=False)
 
     both.during = lambda: in_thread("coordinator", look_on).join(PATIENCE_S)
