@@ -206,9 +206,12 @@ class Coordinator:
     def _on_ack(self, event: Acked) -> tuple[Effect, ...]:
         result = self._count(event)
         answer = AckAnswer(event.id, event.snapshot.stage, result)
-        if result in (AckResult.DISCARDED, AckResult.UNKNOWN):
-            return (answer, Discard(event.id, event.snapshot.stage))
-        return (answer,)
+        pending = self._pending.get(event.id)
+        if result in (AckResult.SUCCESS, AckResult.DUPLICATE):
+            return (answer,)
+        if pending is not None and not isinstance(pending.verdict, Abort):
+            return (answer,)  # a stage that has left: what the others hold still counts
+        return (answer, Discard(event.id))
 
     def _count(self, event: Acked) -> AckResult:
         stage, pending = event.snapshot.stage, self._pending.get(event.id)

@@ -156,10 +156,9 @@ class AckAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Let go of the handle of an acknowledgement that will never count."""
+    """Let go of all that acknowledgements of a checkpoint hold: none of them will ever count."""
 
     id: CheckpointId
-    stage: StageId
 
 
 @dataclass(frozen=True, slots=True)

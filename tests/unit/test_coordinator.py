@@ -25,6 +25,7 @@ from spark_abs.protocol.messages import (
     Discard,
     Effect,
     FailJob,
+    Joined,
     Left,
     Notify,
     Overtake,
@@ -153,7 +154,7 @@ def test_an_acknowledgement_after_the_abort_is_discarded() -> None:
     coordinator.handle(Decided(106, ONE, False, AbortReason.DECLINED))
     assert coordinator.handle(acked(1, "a")) == (
         AckAnswer(ONE, StageId("a"), AckResult.DISCARDED),
-        Discard(ONE, StageId("a")),
+        Discard(ONE),
     )
 
 
@@ -166,7 +167,18 @@ def test_an_acknowledgement_of_nothing_is_unknown() -> None:
 def test_a_stage_that_the_job_has_not_is_unknown() -> None:
     coordinator = running()
     coordinator.handle(claimed(1))
-    assert coordinator.handle(acked(1, "z"))[0] == AckAnswer(ONE, StageId("z"), AckResult.UNKNOWN)
+    assert coordinator.handle(acked(1, "z")) == (AckAnswer(ONE, StageId("z"), AckResult.UNKNOWN),)
+
+
+def test_a_late_acknowledgement_of_a_stage_that_has_left_takes_nothing_from_the_others() -> None:
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "a"))
+    coordinator.handle(Joined(105, StageId("z")))
+    coordinator.handle(Left(106, StageId("z")))
+    late = coordinator.handle(acked(1, "z"))
+    assert late == (AckAnswer(ONE, StageId("z"), AckResult.UNKNOWN),)
+    assert coordinator.handle(acked(1, "b"))[-1] == Complete(ONE, (snapshot("a"), snapshot("b")))
 
 
 def test_a_decline_aborts_once() -> None:
