@@ -77,6 +77,7 @@ class StateStorage:
         self._hashes: dict[str, dict[CapturedFile, str]] = {}
         self._indexes: dict[str, Mapping[str, Packed]] = {}
         self._damaged: set[str] = set()
+        self._distrusted: set[str] = set()
         self._holding = threading.BoundedSemaphore(2)
 
     @classmethod
@@ -246,7 +247,13 @@ class StateStorage:
             whole = self._whole(active)
             found = {pack: self.index(pack) for pack in active}
             self._indexes = {pack: inside for pack, inside in found.items() if inside}
-            return {pack: inside for pack, inside in self._indexes.items() if pack in whole}
+            return {p: inside for p, inside in self._indexes.items() if p in whole - self._distrusted}
+
+    def distrust(self, pack: str, problem: str) -> None:
+        """Hear that a pack that looks whole holds altered bytes: it is damaged for the rest of the run."""
+        with self.lock:
+            self._distrusted.add(pack)
+            self._forget({pack: problem})
 
     def replace(
         self, removed: Collection[str], merged: AddFile | None, moved: Mapping[str, Location]

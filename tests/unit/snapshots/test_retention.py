@@ -211,3 +211,26 @@ def test_bytes_moved_for_one_manifest_stay_for_it(root: Root, kept: StateStorage
     with PackReader(root) as reader:
         assert len(resolve(reader, forgetful.active(), one[1:])) == 1
     assert verify_state(root, both[:1]) == ()
+
+
+def test_a_pack_with_altered_bytes_is_left_and_the_others_are_swept(
+    root: Root, kept: StateStorage, tmp_path: Path
+) -> None:
+    """No later checkpoint takes bytes over from it, and it goes once nothing names it."""
+    one = taken(kept, tmp_path, 1, big=b"x" * 900, keep=b"y" * 90)
+    two = taken(kept, tmp_path, 2, large=b"u" * 900, small=b"v" * 90)
+    taken(kept, tmp_path, 3, dead=b"z" * 50)
+    pack = Path(root.uri, "state", one[1].at.pack)
+    whole = pack.read_bytes()
+    at = whole.index(b"y" * 90)
+    pack.write_bytes(whole[:at] + b"?" + whole[at + 1 :])
+    retained = [manifest_of(1, one[1:]), manifest_of(2, two[1:])]
+    assert verify_state(root, retained[1:]) == ()
+    swept = sweep(kept, lambda: retained)
+    assert (swept.packs, swept.rewritten, swept.leftovers) == (2, 1, 0)
+    assert [f.checkpoint for f in verify_state(root, retained)] == [1]
+    assert sweep(kept, lambda: retained) == Swept()
+    again = taken(kept, tmp_path, 4, keep=b"y" * 90)
+    assert again[0].at.pack != pack.name
+    assert sweep(kept, lambda: [*retained[1:], manifest_of(4, again)]).packs == 1
+    assert not pack.exists()

@@ -291,11 +291,11 @@ def test_a_sweep_that_fails_leaves_nothing(root: Root, kept: StateStorage, tmp_p
     pack = pack_of(root, files[0])
     whole = pack.read_bytes()
     pack.write_bytes(whole.replace(data[:100], bytes(100)))
-    with pytest.raises(DamageError, match=pack.name):
-        sweep(kept, lambda: retained)
+    assert sweep(kept, lambda: retained) == Swept()
     assert packs_in(root) == before
     pack.write_bytes(whole)
-    assert sweep(kept, lambda: retained).rewritten == 1
+    later = StateStorage.open(root, "job", RunId(2), retained)
+    assert sweep(later, lambda: retained).rewritten == 1
     assert verify_state(root, retained) == ()
 
 
