@@ -209,5 +209,5 @@ def _obstacles(checks: Iterator[Callable[[], object]]) -> Iterator[str]:
     for check in checks:
         try:
             check()
-        except AbsError as error:
+        except (AbsError, OSError) as error:
             yield str(error)

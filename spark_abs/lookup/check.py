@@ -10,7 +10,6 @@ from spark_abs.channels.in_flight import problems_in_flight
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import PATH
-from spark_abs.manifests.reading import opening
 from spark_abs.model import CheckpointId, checked_relative
 from spark_abs.protocol.path import channel_path
 from spark_abs.snapshots.state_storage import active_packs
@@ -89,8 +88,7 @@ def damaged_rows(root: Root) -> tuple[Finding, ...]:
     found = {finding.path: finding for finding in verify_table(root, PATH)}
     if PATH in found:
         return tuple(found.values())
-    with opening():
-        table = Table.open(root.place(PATH))
+    table = Table.open(root.place(PATH))
     for name in active_packs(table):
         path = f"{PATH}/{checked_relative(name)}"
         match = _ROW_FILE.fullmatch(path)
@@ -118,8 +116,7 @@ def _channels(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
                 continue
             path = checked_relative(output.table)
             try:
-                with opening():
-                    table = Table.open(root.place(path))
+                table = Table.open(root.place(path))
             except FileNotFoundError:
                 problem = "missing"
             except DamageError as error:
@@ -137,8 +134,7 @@ def _in_flight(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
     flights = manifest.in_flight()
     if not flights:
         return ()
-    with opening():
-        state = Control.open(root).state
+    state = Control.open(root).state
     return tuple(
         Finding(root.channel(flight.channel), problem, manifest.id, flight.stage)
         for flight in flights

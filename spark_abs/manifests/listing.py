@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spark_abs.errors import DamageError
 from spark_abs.manifests.checkpoints import PATH, SCHEMA, Checkpoints, Summary
-from spark_abs.manifests.reading import opening, read_rows, row_files
+from spark_abs.manifests.reading import read_rows, row_files
 from spark_abs.model import CheckpointId, CheckpointKind
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
@@ -41,8 +41,7 @@ def open_existing(root: Root, job: str) -> Checkpoints | None:
         OSError: the store cannot be read now.
     """
     try:
-        with opening():
-            return Checkpoints(root, job, Table.open(root.place(PATH)))
+        return Checkpoints(root, job, Table.open(root.place(PATH)))
     except FileNotFoundError:
         return None
 
@@ -66,8 +65,7 @@ def list_manifests(root: Root, job: str) -> ManifestListing:
 
 
 def _one_by_one(root: Root) -> ManifestListing:
-    with opening():
-        table = Table.open(root.place(PATH))
+    table = Table.open(root.place(PATH))
     completed: list[Summary] = []
     damaged: list[DamagedRow] = []
     for file in row_files(table, PATH):

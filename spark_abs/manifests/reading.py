@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,23 +13,6 @@ from spark_abs.errors import DamageError
 from spark_abs.model import CheckpointId, checked_relative
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
-
-
-@contextmanager
-def opening() -> Iterator[None]:
-    """Raise what the store said where a table that is opened is called damaged because of it.
-
-    What deltalake says of bytes that are wrong is no `OSError`.
-
-    Raises:
-        OSError: the store cannot be read now.
-    """
-    try:
-        yield
-    except DamageError as error:
-        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
-            raise error.__cause__ from None
-        raise
 
 
 @dataclass(frozen=True, slots=True)

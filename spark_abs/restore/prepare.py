@@ -13,7 +13,6 @@ from spark_abs.lookup.target import newest_first
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import PATH, Summary
 from spark_abs.manifests.listing import ManifestListing, list_manifests
-from spark_abs.manifests.reading import opening
 from spark_abs.model import Branch
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
@@ -103,8 +102,7 @@ def prepare(
         Refused: see `plan_restore` and `rescale.changes`; or native checkpoints are in a place that is not
             seen from here.
     """
-    with opening():
-        control = Control.open(root)
+    control = Control.open(root)
     state = control.state
     natives = state.attempt.natives
     if native_root is not None:
@@ -175,8 +173,7 @@ class _Planner:
         manifest = load(root, summary)
         partitions = changes(manifest, self.shuffle_partitions)
         attempt = attempt_for(state, manifest.cut.attempt, manifest.id, self.natives, partitions)
-        with opening():
-            gathered = gather(root, manifest, self.known, self.found.completed, attempt, state)
+        gathered = gather(root, manifest, self.known, self.found.completed, attempt, state)
         facts = replace(
             gathered,
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
 from spark_abs.compatibility.inspection import Drafted, draft, inspect, require_ok
 from spark_abs.compatibility.restored import Past, check_functions, past_of
-from spark_abs.errors import AbsError, DamageError, Refused, UsageError
+from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.fencing.lease import holding_lease
 from spark_abs.logs import speak
 from spark_abs.lookup.target import check_savepoint_name
@@ -186,7 +186,7 @@ def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: b
     try:
         past = Past(job.root, Control.open(job.root).state, prepared.manifest)
         inspect(job, drafted, past, leave, at_checkpoint=True)
-    except AbsError:
+    except Exception:
         if prepared.ahead is not None:
             prepared.ahead.discard()
         raise

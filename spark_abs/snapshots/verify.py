@@ -25,7 +25,6 @@ from pyarrow import fs
 
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Location, Manifest, StoredFile
-from spark_abs.manifests.reading import opening
 from spark_abs.model import NO_BATCH, BatchId, ChannelId, CheckpointId, StageId, Version, checked_relative
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
 from spark_abs.snapshots.layout import StateFileKind, state_file
@@ -80,8 +79,7 @@ def _verify_state(
     found: list[Finding] = []
     with PackReader(root) as reader:
         try:
-            with opening():
-                table = Table.open(root.place(PATH))
+            table = Table.open(root.place(PATH))
             where = resolve(reader, active_packs(table), files)
         except FileNotFoundError:
             where = {}
@@ -117,8 +115,7 @@ def _verify_packs(root: Root, manifests: tuple[Manifest, ...]) -> tuple[Finding,
     indexes: dict[str, Mapping[str, Packed]] = {}
     with PackReader(root) as reader:
         try:
-            with opening():
-                active = active_packs(Table.open(root.place(PATH)))
+            active = active_packs(Table.open(root.place(PATH)))
         except (FileNotFoundError, DamageError):
             return ()  # said by who reads the bytes
         for manifest in manifests:
@@ -153,8 +150,7 @@ def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
         OSError: the store cannot be read now.
     """
     try:
-        with opening():
-            table = Table.open(root.place(relative))
+        table = Table.open(root.place(relative))
     except FileNotFoundError:
         return (Finding(relative, "missing"),)
     except DamageError as error:
@@ -182,8 +178,7 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
     """
     relative = root.channel(channel)
     try:
-        with opening():
-            table = Table.open(root.place(relative))
+        table = Table.open(root.place(relative))
     except FileNotFoundError:
         return (Finding(relative, "missing"),)
     except DamageError as error:

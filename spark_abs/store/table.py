@@ -68,13 +68,14 @@ class Table:
 
         Raises:
             FileNotFoundError: there is none.
-            DamageError: its log cannot be read.
+            DamageError: its log is damaged.
+            OSError: the store cannot be read now, which is not damage.
         """
         try:
             return cls(place, DeltaTable(place.uri, storage_options=place.options))
         except TableNotFoundError:
             raise FileNotFoundError(f"no Delta table at {place}") from None
-        except (DeltaError, OSError, ValueError) as error:
+        except (DeltaError, FileNotFoundError, ValueError) as error:
             raise DamageError(f"the Delta log at {place} cannot be read: {error}") from error
 
     @classmethod

@@ -126,3 +126,12 @@ def test_transactions_are_followed_when_the_handle_moves_by_itself(tmp_path: Pat
     assert table.transaction("restored") is None
     table.delta.restore(0, commit_properties=CommitProperties(app_transactions=[Transaction("restored", 5)]))
     assert (table.version, table.transaction("restored")) == (2, 5)
+
+
+def test_a_store_that_does_not_answer_is_not_damage(tmp_path: Path) -> None:
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+    log = Path(table.uri, "_delta_log", f"{0:020d}.json")
+    log.unlink()
+    log.symlink_to(log)
+    with pytest.raises(OSError, match="IO error"):
+        Table.open(table.place)
