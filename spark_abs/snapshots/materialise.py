@@ -93,7 +93,7 @@ def _write_all(
             make_directory(target, directory)
 
         def write(file: StoredFile) -> None:
-            chunks: Iterable[Chunk] = reader.chunks(where[file.sha256, file.at.pack], file.sha256, file.size)
+            chunks: Iterable[Chunk] = reader.pieces(where[file.sha256, file.at.pack], file.sha256, file.size)
             if is_operator_metadata(file.path):
                 chunks = [relocate_operator(b"".join(chunks).decode(), state_uri).encode()]
             put(target, file.path, chunks)

@@ -77,7 +77,7 @@ def stored_texts(root: Root, files: Sequence[StoredFile]) -> dict[str, str]:
     with PackReader(root) as reader:
         where = locate(root, reader, files)
         for file in files:
-            chunks = reader.chunks(where[file.sha256, file.at.pack], file.sha256, file.size)
+            chunks = reader.pieces(where[file.sha256, file.at.pack], file.sha256, file.size)
             found[file.path] = b"".join(chunks).decode()
     return found
 

@@ -39,6 +39,9 @@ _BYTES = 3
 _ONE_VALUE = b"\x02\0\0\0\x02\x01"
 """Definition levels of a page with one value that is there: its length and the value itself follow."""
 _PAGE_HEADER = 96
+_PIECE = 256 * 2**10
+"""So much is read at a time from a local disk: a buffer that small is used again, while the system takes back
+the pages of one of 8 MB and clears new ones, which takes longer than to read them."""
 _END = 64 * 2**10
 """So much of the end of a pack is read at first: most footers are shorter."""
 _OPEN = 32
@@ -197,41 +200,57 @@ class PackReader:
         return found
 
     def chunks(self, at: Location, sha256: str, size: int) -> Iterator[Chunk]:
-        """Read the bytes of one file, checked: the last chunk comes only if size and hash are right.
+        """Read the bytes of one file, as the pack divides them, checked: for another pack.
 
         Raises:
-            DamageError: the pack is missing or torn, or holds other bytes.
+            DamageError: the pack is missing or torn, or holds other bytes. Before the last part comes.
             OSError: the store cannot be read now.
         """
-        where = f"pack {PATH}/{at.pack}, rows {at.row} to {at.row + at.chunks - 1}"
-        return checked(self._values(at, where), sha256, size, where)
+        return self._checked(at, sha256, size, None)
 
-    def _values(self, at: Location, where: str) -> Iterator[Chunk]:
+    def pieces(self, at: Location, sha256: str, size: int) -> Iterator[Chunk]:
+        """Read the bytes of one file in parts that are fast to read where they are, checked.
+
+        Raises:
+            DamageError: the pack is missing or torn, or holds other bytes. Before the last part comes.
+            OSError: the store cannot be read now.
+        """
+        return self._checked(at, sha256, size, _PIECE if self._root.top.local else None)
+
+    def _checked(self, at: Location, sha256: str, size: int, piece: int | None) -> Iterator[Chunk]:
+        where = f"pack {PATH}/{at.pack}, rows {at.row} to {at.row + at.chunks - 1}"
+        return checked(self._values(at, where, piece), sha256, size, where)
+
+    def _values(self, at: Location, where: str, piece: int | None) -> Iterator[Chunk]:
         try:
             pack = self._pack(at.pack)
             for row in range(at.row, at.row + at.chunks):
-                yield self._value(pack, row, where)
+                yield from self._value(pack, row, where, piece)
         except (pa.ArrowException, FileNotFoundError, IndexError, TypeError) as error:
             raise DamageError(f"{where} cannot be read: {error}") from error
 
-    def _value(self, pack: _Pack, row: int, where: str) -> Chunk:
+    def _value(self, pack: _Pack, row: int, where: str, piece: int | None) -> Iterator[Chunk]:
         """Read one chunk: a page is its header, then the value as it is; read as such, it is not copied.
 
         A page of any other layout goes through the Parquet reader.
         """
         column = pack.parquet.metadata.row_group(row).column(_BYTES)
-        page = pack.file.read_at(column.total_compressed_size, column.data_page_offset)
+        start, size = column.data_page_offset, column.total_compressed_size
+        step = min(size, piece or size)
+        head = pack.file.read_at(step, start)
         if column.compression == "UNCOMPRESSED":
-            at = page.find(_ONE_VALUE, 0, _PAGE_HEADER) + len(_ONE_VALUE)
-            value = memoryview(page)[at + 4 :]
-            if at >= len(_ONE_VALUE) and int.from_bytes(page[at : at + 4], "little") == len(value):
-                return value
+            at = head.find(_ONE_VALUE, 0, _PAGE_HEADER) + len(_ONE_VALUE)
+            if at >= len(_ONE_VALUE) and int.from_bytes(head[at : at + 4], "little") == size - at - 4:
+                yield memoryview(head)[at + 4 :]
+                for offset in range(step, size, step):
+                    yield pack.file.read_at(min(step, size - offset), start + offset)
+                return
         try:
             with self._lock:
                 (value,) = pack.parquet.read_row_group(row, columns=["bytes"]).column(0)
         except OSError as error:  # of the bytes: the store has just given them
             raise DamageError(f"{where} cannot be read: {error}") from error
-        return memoryview(value.as_buffer())
+        yield memoryview(value.as_buffer())
 
     def _pack(self, name: str) -> _Pack:
         with self._lock:

@@ -136,7 +136,7 @@ def _verify_packs(root: Root, manifests: tuple[Manifest, ...]) -> tuple[Finding,
 
 def _problem(reader: PackReader, at: Location, file: StoredFile) -> str | None:
     try:
-        for _ in reader.chunks(at, file.sha256, file.size):
+        for _ in reader.pieces(at, file.sha256, file.size):
             pass
     except DamageError as error:
         return str(error)

@@ -397,11 +397,11 @@ def test_every_byte_is_read_once_and_before_anything_is_changed(
     job.checkpoint(1)
     job.step(2)
     (manifest,) = job.checkpoints.load_all()
-    chunks, read = PackReader.chunks, list[str]()
+    pieces, read = PackReader.pieces, list[str]()
 
     def reading(reader: PackReader, at: Any, sha256: str, size: int) -> Any:
         read.append(sha256)
-        return chunks(reader, at, sha256, size)
+        return pieces(reader, at, sha256, size)
 
     def failpoint(name: str) -> None:
         if name == "restore.1.BeginAttempt.before":
@@ -411,7 +411,7 @@ def test_every_byte_is_read_once_and_before_anything_is_changed(
             assert (job.state.attempt.id, job.rows(), len(ahead_of(job))) == (1, [1, 2], 1)
             read.clear()
 
-    monkeypatch.setattr(PackReader, "chunks", reading)
+    monkeypatch.setattr(PackReader, "pieces", reading)
     with_failpoint(job.root.uri, failpoint).restore(1)
     assert (job.rows(), read, ahead_of(job)) == ([1], [], [])
 

@@ -29,7 +29,9 @@ ONE, TWO = CheckpointId(1), CheckpointId(2)
 
 def contents_of(root: Root, files: Sequence[StoredFile]) -> dict[str, bytes]:
     with PackReader(root) as reader:
-        return {f.path: b"".join(reader.chunks(f.at, f.sha256, f.size)) for f in files}
+        found = {f.path: b"".join(reader.chunks(f.at, f.sha256, f.size)) for f in files}
+        assert found == {f.path: b"".join(reader.pieces(f.at, f.sha256, f.size)) for f in files}
+        return found
 
 
 def test_bytes_come_back_in_chunks(
@@ -48,6 +50,21 @@ def test_bytes_come_back_in_chunks(
     with PackReader(root) as reader:
         index = reader.index(name)
     assert {sha: packed.at for sha, packed in index.items()} == {f.sha256: f.at for f in stored.files}
+
+
+def test_a_chunk_comes_in_small_pieces_from_a_local_disk_and_whole_into_another_pack(
+    root: Root, kept: StateStorage, tmp_path: Path
+) -> None:
+    """Buffers are small and used again; another pack has as many rows as the first."""
+    data = {"small": b"abc", "large": os.urandom(9 * 2**20)}
+    stored = store(kept, ONE, tmp_path / "native", **data)
+    with PackReader(root) as reader:
+        for file in stored.files:
+            pieces = list(reader.pieces(file.at, file.sha256, file.size))
+            assert b"".join(pieces) == data[file.path]
+            assert max(len(piece) for piece in pieces) <= 2**18
+            chunks = reader.chunks(file.at, file.sha256, file.size)
+            assert [len(c) for c in chunks] == ([3] if file.path == "small" else [8 * 2**20, 2**20])
 
 
 def test_a_hash_that_is_there_is_not_written_again(root: Root, kept: StateStorage, tmp_path: Path) -> None:
@@ -272,7 +289,7 @@ def test_a_pack_of_another_layout_is_read_all_the_same(
     assert contents_of(root, files) == data
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 255, 256, 65_536, 131_064, 131_072, 2**21])
+@pytest.mark.parametrize("size", [0, 1, 2, 255, 256, 65_536, 131_064, 131_072, 262_080, 262_144, 2**21])
 def test_a_value_is_found_whatever_its_length(
     root: Root, kept: StateStorage, tmp_path: Path, size: int
 ) -> None:

@@ -118,7 +118,7 @@ def test_bytes_that_sweeping_moves_meanwhile_are_not_damage(
 ) -> None:
     files = store(kept, ONE, tmp_path / "a", x=b"x" * 10, y=b"y" * 100).files
     retained = [manifest_of(1, files[:1])]
-    chunks, swept = PackReader.chunks, False
+    pieces, swept = PackReader.pieces, False
 
     def sweeping(*args: object) -> object:
         nonlocal swept
@@ -126,9 +126,9 @@ def test_bytes_that_sweeping_moves_meanwhile_are_not_damage(
             swept = True
             kept.unpin(ONE, completed=True)
             sweep(kept, lambda: retained)
-        return chunks(*args)  # type: ignore[arg-type]
+        return pieces(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PackReader, "chunks", sweeping)
+    monkeypatch.setattr(PackReader, "pieces", sweeping)
     assert verify_state(root, retained) == ()
     assert swept
 
