@@ -188,20 +188,19 @@ class DeltaEpochSink(TwoPhaseSink):
 
     def _append(self, table: Table, owner: Owner, known: Newest, mark: Marked, rows: Rows) -> None:
         directory = f"data/{int(owner.run)}-{uuid.uuid4().hex}"
-        unknown = False
+        tried = False
         try:
             files = write_rows(rows, table.place, directory).files
             while True:
                 try:
+                    tried = True
                     table.commit_next(Commit(files, mark.transactions, to_json(mark.note)))
                     return
                 except CommitConflict:  # others commit to the table, too
+                    tried = False
                     self._require(self._read(), owner, known)
-                except CommitStateUnknown:
-                    unknown = True
-                    raise
         except Exception:
-            if not unknown:  # nothing of it is in the table
+            if not tried:  # nothing of it is in the table
                 with suppress(OSError):
                     delete_rows(table.place, directory)
             raise

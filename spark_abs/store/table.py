@@ -200,7 +200,7 @@ class Table:
 
         Raises:
             CommitConflict: somebody else took that version; nothing of this commit is in the table.
-            CommitStateUnknown: the store failed and the outcome cannot be read back.
+            CommitStateUnknown: the store failed, and the outcome or what the log has now cannot be read.
         """
         self._follow()
         token, target = uuid.uuid4().hex, Version(self.version + 1)
@@ -226,7 +226,12 @@ class Table:
             self._read_back(target, token, error)
         self._take(commit.transactions)
         self._followed = target  # it need not be read to know what is in it
-        self.refresh()
+        try:
+            self.refresh()
+        except (DeltaError, OSError, DamageError) as error:  # it stands; what else does is not known
+            raise CommitStateUnknown(
+                f"version {target} of {self.uri} was committed, and its log cannot be read: {error}"
+            ) from error
         return target
 
     def restore(self, version: Version, commit: Commit) -> None:

@@ -14,7 +14,15 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 import spark_abs
-from spark_abs.errors import CommitConflict, DamageError, Fenced, GraphError, Refused, TakenOver
+from spark_abs.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    DamageError,
+    Fenced,
+    GraphError,
+    Refused,
+    TakenOver,
+)
 from spark_abs.model import AttemptId, CheckpointId, RunId, SinkWriter, StageId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks import delta_back, delta_epochs, delta_marks, epoch_files
@@ -25,6 +33,7 @@ from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
+from spark_abs.store.table import Commit, Table
 from spark_abs.testing import two_phase
 from tests.job_support import Feed, eventually
 from tests.spark.conftest import Start
@@ -198,6 +207,30 @@ def test_a_root_that_takes_over_fences_the_other(make: Make, uri: str) -> None:
         Sending(make(), run=2)
     new.send(Some("b", 10))
     assert ids(uri) == [1, 10]
+
+
+def test_a_store_that_fails_right_after_a_commit_costs_no_rows(
+    make: Make, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sending = Sending(make())
+    sending.send(Some("a", 1))
+    refresh, commit = Table.refresh, Table.commit_next
+
+    def committing(table: Table, what: Commit) -> Version:
+        def away(_: Table) -> None:
+            raise OSError("503")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Table, "refresh", away)
+            return commit(table, what)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "commit_next", committing)
+        with pytest.raises(CommitStateUnknown):
+            sending.send(Some("a", 2))
+    assert Table.refresh is refresh
+    again = Sending(make(), run=2)
+    assert (again.number, ids(uri)) == (2, [1, 2])
 
 
 def test_what_others_have_changed_is_not_undone(make: Make, uri: str) -> None:

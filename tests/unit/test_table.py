@@ -10,7 +10,7 @@ import pytest
 from deltalake import CommitProperties
 from deltalake.transaction import Transaction
 
-from spark_abs.errors import CommitConflict, DamageError
+from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError
 from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -135,3 +135,20 @@ def test_a_store_that_does_not_answer_is_not_damage(tmp_path: Path) -> None:
     log.symlink_to(log)
     with pytest.raises(OSError, match="IO error"):
         Table.open(table.place)
+
+
+def test_a_commit_that_stands_is_never_said_to_have_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store fails right after it: whoever commits must not take the files of the commit away."""
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+
+    def away(_: Table) -> None:
+        raise OSError("503")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "refresh", away)
+        with pytest.raises(CommitStateUnknown, match=r"version 1 of .* was committed"):
+            table.commit_next(Commit([file_of(table, 1)], {"app": 1}))
+    assert rows(table) == [1]
+    assert table.transaction("app") == 1
