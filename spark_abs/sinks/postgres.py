@@ -51,13 +51,19 @@ class PostgresSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema) -> None:
         """Compare the table with the rows; changes nothing."""
+        look = PostgresSink(self._config)  # this object may be at work for a run, in another thread
+        try:
+            look._check(schema)
+        finally:
+            look.close()
+
+    def _check(self, schema: pa.Schema) -> None:
         config = self._config
         with self._connection.working() as server:
             columns = self._columns(server, config.table)
             unique = bool(config.key) and self._is_unique(server)
             if config.prepared:
                 require_prepared(server, config.target)
-        self.close()
         if not columns:
             said = ddl((config.schema, config.table), schema, config.key)
             raise UsageError(f"table {config.target} was not found; this makes one:\n{said}")

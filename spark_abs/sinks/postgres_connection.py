@@ -30,7 +30,14 @@ _LIMITED: Mapping[str, str] = {
 }
 """What is tried again only so often, and what to do then."""
 _TRIES = 5
-_CONNECTION = {"connect_timeout": "10", "tcp_user_timeout": "60000"}
+_CONNECTION = {
+    "connect_timeout": "10",
+    "tcp_user_timeout": "60000",
+    # A server that vanishes while it works on a statement is noticed within a minute, not in two hours.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
 
 
 class Connection:
