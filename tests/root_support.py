@@ -74,10 +74,11 @@ class SmallJob:
         path: Path,
         session: Callable[[], SparkSession] = no_session,
         table_properties: Mapping[str, str] | None = None,
+        table: str = "",
     ) -> None:
         self.session = session
         self.root = Root(str(path / "root"))
-        self.table = str(path / "lake" / "totals")
+        self.table = table or str(path / "lake" / "totals")
         Control.create(self.root, JOB, 1_000)
         Table.ensure(Place(self.table), SCHEMA, table_properties or {})
         self.clock_ms = 10_000

@@ -34,7 +34,7 @@ from spark_abs.store.root import Root
 @click.option(
     "--fallback",
     is_flag=True,
-    help="If that checkpoint is damaged, restore the newest intact one of the current path instead.",
+    help="If that checkpoint is damaged, restore the newest intact one before it on the current path.",
 )
 @click.option(
     "--native-root",

@@ -245,7 +245,7 @@ class JobRoot:
                 sinks that others have changed since, which is undone; `inputs`, input files that are gone,
                 whose rows are lost; `outside`, rows that a sink outside has committed and cannot take back.
                 True: all of them. Rows that jobs on other roots wrote always stay.
-            fallback: if that checkpoint is damaged, take the newest intact one of the current path instead.
+            fallback: if that checkpoint is damaged, take the newest intact one before it on the current path.
             dry_run: only plan, beside a run that is alive too.
             native_root: the `native_root` of the job from now on; None if it stays what it was.
             shuffle_partitions: into how many partitions state is divided from now on: a number for all stages

@@ -75,7 +75,7 @@ def _refuse(manifest: Manifest, findings: tuple[Finding, ...]) -> None:
         more = f"; and {len(findings) - 3} more" if len(findings) > 3 else ""
         raise DamageError(
             f"checkpoint {manifest.id} is damaged: {named}{more}: see `spark-abs verify ROOT {manifest.id}`, "
-            f"or take the newest intact one with {way('fallback=True', '--fallback')}"
+            f"or take the newest intact one before it with {way('fallback=True', '--fallback')}"
         )
 
 

@@ -14,7 +14,7 @@ from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.restore.plan import Facts, SinkFacts
 from spark_abs.sinks.changes import NO_CHANGES, Own, changes_since, commits_since
 from spark_abs.sinks.commit_metadata import note_of
-from spark_abs.sinks.delta_back import missing
+from spark_abs.sinks.delta_back import missing, why_not_apart
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, location_of
@@ -144,7 +144,11 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
     recorded_id = next((o.table_id for o in recorded if o.table_id), table.id)
     marks = {replace(writer, stage=stage, sink=sink).restore_app for stage, sink in sinks}
     done = any(table.transaction(mark) is not None for mark in marks)
-    there = target is not None and target <= table.version and table.id == recorded_id
+    there = target is not None and target <= table.version and table.id == recorded_id and not done
+    changes, gone, entangled = NO_CHANGES, "", ""
+    if there and target is not None:
+        changes, gone = changes_since(table, target, own), missing(table, target)
+        entangled = "" if gone else why_not_apart(table, target, own, changes)
     return SinkFacts(
         sinks,
         found.place.uri,
@@ -152,10 +156,9 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
         recorded_id=recorded_id,
         table_id=table.id,
         target=target,
-        changes=changes_since(table, target, own)
-        if there and target is not None and not done
-        else NO_CHANGES,
-        gone=missing(table, target) if there and target is not None and not done else "",
+        changes=changes,
+        gone=gone,
+        entangled=entangled,
         by_function=by_function,
         later=not here,
         needs_spark=why_not_native(table.delta) is not None,

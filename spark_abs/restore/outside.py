@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from spark_abs.errors import DamageError, Refused, SinkFailed, SinkUnreachable, UsageError
+from spark_abs.errors import DamageError, Refused, SinkFailed, SinkUnreachable, TakenOver, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, RunId, Version, channel_id
 from spark_abs.protocol import outside
@@ -49,6 +49,8 @@ class OutsideFacts:
     """What keeps it from taking them back; empty if nothing does."""
     gone: str = ""
     """Why it could not be asked; empty if it was."""
+    taken_over: bool = False
+    """It is a table that another root has taken over: nothing of this one gets there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ def _facts(
         between = all((c.attempt, c.version) != (mark.attempt, mark.version) for c in cuts)
         why_not = sink.why_not(owner, back)
         return OutsideFacts(record.sink, where, mark, back, behind, sink.each_batch and between, why_not)
+    except TakenOver as error:
+        return OutsideFacts(record.sink, where, None, gone=str(error), taken_over=True)
     except (SinkUnreachable, SinkFailed, DamageError, UsageError, OSError) as error:
         return OutsideFacts(record.sink, where, None, gone=f"it cannot be asked: {error}")
     finally:
@@ -202,6 +206,9 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
         ids = ", ".join(map(str, found.behind))
         behind = f"the epochs of checkpoints {ids}, after that one," if ids else "rows after that one"
         name = f"{found.sink}{found.where}"
+        if found.taken_over:
+            yield KeepSink((found.sink,), f"{found.gone}: what it has sent stays")
+            continue
         if found.gone:
             if not force:
                 raise Refused(

@@ -73,6 +73,8 @@ class SinkFacts:
     """What has changed rows since `target`, by whom."""
     gone: str = ""
     """What keeps `target` from coming back; empty if nothing does."""
+    entangled: str = ""
+    """What keeps rows of this root from being told from those of others; empty if nothing does."""
     by_function: bool = False
     """A sink function writes it by itself: whoever changed it since, a restore takes that back."""
     later: bool = False
@@ -317,24 +319,19 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
     if found.later and (not same or found.target is None):
         why = "the job got it after the checkpoint, and its log does not say when: its rows stay"
         return KeepSink(found.names, why)
-    if found.current is None:
-        raise Refused(f"sink {where} has no table any more: put it back, then restore again")
-    if found.table_id != found.recorded_id:
-        raise Refused(
-            f"sink {where} is not the table that the job wrote (its id is {found.table_id}, recorded was "
-            f"{found.recorded_id}): it is a different Delta table, so the recorded version cannot be used; "
-            "put the recorded table back"
-        )
-    if found.target is None:
+    if replaced := _replaced(found):
+        if not undo_others:
+            raise Refused(
+                f"sink {where} {replaced}. Put the recorded table back, or say {forced_by(Force.ROWS)}: then "
+                "what is there stays, and rows after the checkpoint are written to it"
+            )
+        return KeepSink(found.names, f"{found.table} {replaced}: what is there stays")
+    if found.current is None or found.target is None:
         raise DamageError(f"sink {where}: the checkpoint does not say its version")
-    if found.current < found.target:
-        raise Refused(
-            f"sink {where} is at version {found.current}, older than version {found.target} of the "
-            "checkpoint: it was replaced by an older copy; put the newer table back, or restore an earlier "
-            "checkpoint"
-        )
     if found.gone:
         raise DamageError(f"sink {where}: {found.gone}")
+    if found.entangled:
+        raise Refused(f"sink {where}: {found.entangled}")
     if found.changes.of_others and not undo_others and not found.by_function:
         raise Refused(
             f"sink {where}: others have changed rows since the checkpoint, in version "
@@ -350,6 +347,23 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
         by_function=found.by_function,
         needs_spark=found.needs_spark,
     )
+
+
+def _replaced(found: SinkFacts) -> str:
+    """Say what is there in place of the table that the job wrote, empty if it is that table."""
+    if found.current is None:
+        return "has no table any more"
+    if found.table_id != found.recorded_id:
+        return (
+            f"is not the table that the job wrote (its id is {found.table_id}, recorded was "
+            f"{found.recorded_id}): it is a different Delta table"
+        )
+    if found.target is not None and found.current < found.target:
+        return (
+            f"is at version {found.current}, older than version {found.target} of the checkpoint: it was "
+            "replaced by an older copy"
+        )
+    return ""
 
 
 def plan_plain(plan: RestorePlan, sentences: bool = True) -> dict[str, object]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from spark_abs.errors import DamageError, Refused, StoreFailed
 from spark_abs.lookup.check import damaged_rows, require_intact, require_restorable
 from spark_abs.lookup.find import choose, load, readable
-from spark_abs.lookup.target import newest_first
+from spark_abs.lookup.target import LATEST, newest_first
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import PATH, Summary
 from spark_abs.manifests.listing import ManifestListing, list_manifests
-from spark_abs.model import Branch
+from spark_abs.model import NO_EPOCH, Branch, CheckpointId
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.attempt import NATIVES
@@ -82,8 +82,8 @@ def prepare(
         root: the job's root.
         to: an id, the name of a savepoint, or `latest`.
         force: what to go on in spite of.
-        fallback: if that checkpoint is damaged, take the newest intact one of the current path; the plan's
-            notes say so.
+        fallback: if that checkpoint is damaged, take the newest intact one before it on the current path;
+            the plan's notes say so.
         native_root: the `native_root` of the job from now on, empty for none; None if it stays what it was.
         shuffle_partitions: for the state of all stages or of some, as `restore` takes it.
         sinks: two-phase sinks of the user's own, by name.
@@ -138,15 +138,29 @@ def prepare(
         if not fallback:
             raise
         damage = error
+    below = _below(to, wanted, found)
     for summary in newest_first(found.completed, state):
-        if summary == wanted:
+        if summary == wanted or (below is not None and summary.id >= below):
             continue
-        note = f"{damage}; this goes back to {summary.id}, the newest intact checkpoint of the current path"
+        note = f"{damage}; this goes back to {summary.id}, the newest intact checkpoint before it"
         try:
             return planner.plan(summary, (note,))
         except DamageError as error:
             progress.say(f"checkpoint {summary.id}: {error}")
-    raise DamageError(f"no checkpoint on the current path is intact: {damage}") from damage
+    which = "" if below is None else " before it"
+    raise DamageError(f"no checkpoint{which} on the current path is intact: {damage}") from damage
+
+
+def _below(to: str | int, wanted: Summary | None, found: ManifestListing) -> CheckpointId | None:
+    """Return the id below which a fallback stays; None for `latest`, which may be any."""
+    if str(to) == LATEST:
+        return None
+    if wanted is not None:
+        return wanted.id
+    if str(to).isdecimal():
+        return CheckpointId(int(to))
+    # A savepoint's name, in one of the rows that cannot be read.
+    return min((row.id or NO_EPOCH for row in found.damaged), default=NO_EPOCH)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class Force(StrEnum):
     RUN = "run"
     """A run that is alive: it is fenced."""
     ROWS = "rows"
-    """Rows of sinks that others have changed since: their changes are undone, too."""
+    """Rows of sinks that others have changed since: they are undone, too; a table that was replaced stays."""
     INPUTS = "inputs"
     """Input files or records that are gone: their rows are lost."""
     OUTSIDE = "outside"

@@ -13,7 +13,7 @@ from spark_abs.codec import to_json
 from spark_abs.errors import Refused
 from spark_abs.model import NO_TABLE, Version
 from spark_abs.sinks import delta_spark_writer
-from spark_abs.sinks.changes import Own, changes_since
+from spark_abs.sinks.changes import Changes, Own, changes_since
 from spark_abs.sinks.delta_marks import Marked, commit_mark
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.sinks.undo import undoing
@@ -44,11 +44,8 @@ def bring_back(
             f"{table.uri} was changed by others since version {version}, which a restore would undo; "
             f"force it to do so: {_operations(table, changes.of_others)}"
         )
-    if changes.of_roots and not plain:
-        raise Refused(
-            f"{table.uri}: another root has written to it since version {version}, and only Delta's own "
-            "writer can write it: rows of one root cannot be undone alone. Give each job its own table"
-        )
+    if not plain and (entangled := why_not_apart(table, version, own, changes)):
+        raise Refused(f"{table.uri}: {entangled}")
     said = to_json(mark.note)
     if changes.of_roots:
         undone = undoing(table, version, own)
@@ -71,13 +68,23 @@ def why_not_back(table: Table, version: Version, own: Own) -> str:
     changes = changes_since(table, version, own)
     if changes.of_others:
         return f"others have changed rows of the table since: {_operations(table, changes.of_others)}"
-    if changes.of_roots:
-        if why_not_native(table.delta) is not None:
-            return "another root has written to the table since, and only Delta's own writer can write it"
-        try:
-            undoing(table, version, own)
-        except Refused as error:
-            return str(error)
+    return why_not_apart(table, version, own, changes)
+
+
+def why_not_apart(table: Table, version: Version, own: Own, changes: Changes) -> str:
+    """Say what keeps rows of this root from being told from those that others have written since."""
+    if not changes.of_roots:
+        return ""
+    if why_not_native(table.delta) is not None:
+        return (
+            f"another root has written to the table since version {version}, and only Delta's own writer can "
+            "write it: rows of one root cannot be undone alone. Go back to a checkpoint that is newer than "
+            "that, start the job without going back, or give each job a table of its own"
+        )
+    try:
+        undoing(table, version, own)
+    except Refused as error:
+        return str(error)
     return ""
 
 

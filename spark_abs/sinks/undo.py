@@ -15,6 +15,11 @@ from spark_abs.model import NO_TABLE, Version
 from spark_abs.sinks.changes import Own, Who, commits_since
 from spark_abs.store.table import AddFile, Commit, Table
 
+_WAYS_OUT = (
+    "Go back to a checkpoint that is newer than that, start the job without going back, or give each job a "
+    "table of its own"
+)
+
 
 def undoing(table: Table, version: Version, own: Own) -> Commit:
     """Return the commit that undoes what all but other roots did since a version, file by file.
@@ -31,11 +36,11 @@ def undoing(table: Table, version: Version, own: Own) -> Commit:
     for _, commit in commits_since(table, version):
         if commit is not None and commit.data_change:
             who = own.author(commit, table.uri)
-            _refuse_entangled(table, version, [p for p in commit.removed if added.get(p, who) is not who])
+            _refuse_entangled(version, [p for p in commit.removed if added.get(p, who) is not who])
             added |= {file.path: who for file in commit.adds}
             removed |= dict.fromkeys(commit.removed, who)
     new, gone = now.keys() - then.keys(), then.keys() - now.keys()
-    _refuse_rewritten(table, version, (new - added.keys()) | (gone - removed.keys()))
+    _refuse_rewritten(version, (new - added.keys()) | (gone - removed.keys()))
     back = sorted(path for path in gone if removed[path] is not Who.ROOT)
     return Commit(
         adds=[AddFile(path, then[path], _statistics(table, path)) for path in back],
@@ -43,23 +48,21 @@ def undoing(table: Table, version: Version, own: Own) -> Commit:
     )
 
 
-def _refuse_entangled(table: Table, version: Version, paths: Sequence[str]) -> None:
+def _refuse_entangled(version: Version, paths: Sequence[str]) -> None:
     """Refuse where one has rewritten the rows that another had added, as a merge or an overwrite does."""
     if paths:
         raise Refused(
-            f"{table.uri}: another root has written to it since version {version}, and one has rewritten "
-            f"rows of the other: rows of both are in one file or gone with it ({paths[0]}), and cannot be "
-            "told apart. Stop the other job and restore it to a checkpoint before that, or give each job a "
-            "table of its own"
+            f"another root has written to the table since version {version}, and one has rewritten rows of "
+            f"the other: rows of both are in one file or gone with it ({paths[0]}), and cannot be told "
+            f"apart. {_WAYS_OUT}"
         )
 
 
-def _refuse_rewritten(table: Table, version: Version, paths: Iterable[str]) -> None:
+def _refuse_rewritten(version: Version, paths: Iterable[str]) -> None:
     if paths := sorted(paths):
         raise Refused(
-            f"{table.uri}: another root has written to it since version {version}, and rows of both were "
-            f"rewritten into one file ({paths[0]}, as OPTIMIZE does): they cannot be told apart. Stop the "
-            "other job and restore it to a checkpoint before that, or give each job a table of its own"
+            f"another root has written to the table since version {version}, and rows of both were "
+            f"rewritten into one file ({paths[0]}, as OPTIMIZE does): they cannot be told apart. {_WAYS_OUT}"
         )
 
 

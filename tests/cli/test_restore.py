@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -265,11 +266,56 @@ def test_damage_is_refused_and_fallback_takes_the_newest_intact(job: SmallJob) -
     assert [s.id for s in list_manifests(job.root, "job").completed] == [1, 2, 4]
 
 
+def test_a_fallback_never_goes_forward(job: SmallJob) -> None:
+    """What was wrong since the savepoint would come back with a later checkpoint."""
+    job.checkpoint(1)
+    job.checkpoint(2, name="before-release")
+    job.checkpoint(3)
+    manifest = next(Path(job.root.path("checkpoints")).glob("00000002-*.parquet"))
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[:60] + bytes([whole[60] ^ 0xFF]) + whole[61:])
+    for to in (2, "before-release"):
+        with pytest.raises(DamageError):
+            prepare(job.root, to)
+        assert prepare(job.root, to, fallback=True).plan.checkpoint == 1
+    manifest.write_bytes(whole)
+    first = next(Path(job.root.path("checkpoints")).glob("00000001-*.parquet"))
+    first.write_bytes(first.read_bytes()[:60])
+    with pytest.raises(DamageError, match="no checkpoint before it"):
+        prepare(job.root, 1, fallback=True)
+
+
+def test_rows_of_two_roots_in_one_file_are_refused_before_anything_is_changed(
+    job: SmallJob, tmp_path: Path
+) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    other = SmallJob(tmp_path / "other", table=job.table)
+    other.step(3)
+    job.step(4)
+    DeltaTable(job.table).optimize.compact()
+    before = job.state
+    for force in (False, True):
+        with pytest.raises(Refused, match=r"b/totals .*as OPTIMIZE does.*newer than that"):
+            restore(job.root.uri, 1, force=force)
+    assert (job.state, job.rows()) == (before, [1, 2, 3, 4])
+
+
+def test_a_table_that_was_deleted_can_be_left_behind(job: SmallJob) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    shutil.rmtree(job.table)
+    with pytest.raises(Refused, match=r"has no table any more.*rows"):
+        restore(job.root.uri, 1)
+    plan = restore(job.root.uri, 1, force=["rows"]).plan
+    assert (plan.checkpoint, job.state.attempt.ready) == (1, True)
+
+
 def test_nothing_intact_is_said(job: SmallJob) -> None:
     job.checkpoint(1)
     for pack in Path(job.root.path("state")).glob("pack-*.parquet"):
         pack.unlink()
-    with pytest.raises(DamageError, match="no checkpoint on the current path is intact"):
+    with pytest.raises(DamageError, match="no checkpoint before it on the current path is intact"):
         restore(job.root.uri, 1, fallback=True)
 
 

@@ -206,9 +206,23 @@ def test_changes_of_others_refuse_unless_forced() -> None:
         (replace(TOTALS, current=Version(3)), "is at version 3"),
     ],
 )
-def test_a_sink_that_cannot_go_back_refuses_even_when_forced(found: SinkFacts, says: str) -> None:
-    with pytest.raises(Refused, match=says):
-        planned(started(), manifest(5), facts(sink=found), *Force)
+def test_a_table_that_was_replaced_refuses_unless_forced_and_stays_then(found: SinkFacts, says: str) -> None:
+    with pytest.raises(Refused, match=rf"{says}.*force"):
+        planned(started(), manifest(5), facts(sink=found))
+    plan = planned(started(), manifest(5), facts(sink=found), Force.ROWS)
+    assert not any(isinstance(step, RestoreSink) for step in plan.steps)
+    (kept,) = [s for s in plan.steps if isinstance(s, KeepSink) and s.sinks == ("sum/totals",)]
+    assert says in kept.why
+
+
+def test_rows_that_cannot_be_told_from_those_of_another_root_refuse_even_when_forced() -> None:
+    with pytest.raises(Refused, match="rows of both are in one file"):
+        planned(
+            started(),
+            manifest(5),
+            facts(sink=replace(TOTALS, entangled="rows of both are in one file")),
+            *Force,
+        )
 
 
 def test_a_version_of_a_sink_that_is_gone_is_damage() -> None:
