@@ -117,7 +117,9 @@ def _fields(value: Any, inside: list[tuple[str, Convert]]) -> dict[str, Any]:
 
 
 def _local(value: datetime.datetime) -> datetime.datetime:
-    return value.astimezone().replace(tzinfo=None)
+    """Return a moment in local time; `fold` says which of two it is, in the hour that comes twice."""
+    found = value.astimezone().replace(tzinfo=None)
+    return found if found.astimezone(datetime.UTC) == value else found.replace(fold=1)
 
 
 def _utc(value: datetime.datetime) -> datetime.datetime:

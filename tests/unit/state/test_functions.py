@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from spark_abs.errors import StateFunctionFailed, UsageError
+from spark_abs.state import values
 from spark_abs.state.batches import GroupAnswer, GroupBatch
 from spark_abs.state.per_key import GroupState
 from spark_abs.testing.state import StateDriver
@@ -354,6 +356,24 @@ def test_every_type_of_state_comes_back_as_it_went_in() -> None:
         run.restart()
         assert run.batch([("a", 1)]) == [("a", 1, True)]
     assert run.states == {("a",): value}
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "UTC"])
+def test_each_moment_of_a_year_comes_back_as_itself_in_any_time_zone(
+    monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    """Also in the hour that comes twice when summer time ends."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        begin = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        times = [begin + datetime.timedelta(minutes=30 * n) for n in range(365 * 48)]
+        kinds = pa.schema([("at", pa.timestamp("us", "UTC"))])
+        found = values.rows(pa.table({"at": pa.array(times, kinds.field(0).type)}))
+        assert values.table(found, kinds).column(0).to_pylist() == times
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def bad(kind: str) -> Callable[[Key, Iterator[Row], GroupState], Any]:
