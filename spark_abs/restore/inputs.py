@@ -7,7 +7,7 @@ be passed over in silence. What was read is in the file source's own log, below 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlparse
 
@@ -15,10 +15,11 @@ import pyarrow as pa
 from pyarrow import fs
 
 from spark_abs.errors import UsageError
-from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import StageId
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.sources import match
 from spark_abs.restore.kafka_inputs import KafkaInputs, kafka_inputs
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
 from spark_abs.store.root import Root
@@ -33,36 +34,91 @@ class InputsSince:
     """How many files each stage reads again."""
     lost: tuple[str, ...] = ()
     """Those that are not there any more, each once."""
+    left: tuple[str, ...] = ()
+    """Sources that stages do not read any more, each once: what was read of them since is not known."""
     kafka: KafkaInputs = field(default_factory=KafkaInputs)
     """What is read again from Kafka."""
 
 
-def inputs_since(root: Root, manifest: Manifest, state: ControlState, *, ask_kafka: bool) -> InputsSince:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file source of a stage as the checkpoint has it."""
+
+    stage: StageId
+    place: int
+    """Among the stage's sources then."""
+    name: str
+    until: int
+    """The newest batch of its own log that the checkpoint covers."""
+
+
+def inputs_since(
+    root: Root, manifest: Manifest, state: ControlState, known: Sequence[Manifest], *, ask_kafka: bool
+) -> InputsSince:
     """Return what a restore to `manifest` has to read again.
 
     Known are those that the checkpoint's own attempt has read, and if it lies on the current path, the
     current attempt. Native checkpoints that are gone say nothing, nor do files on a store that cannot be
     asked without further options.
+
+    Args:
+        root: the job's root.
+        manifest: the checkpoint to go back to.
+        state: what `control/` says.
+        known: every manifest that can be read: they say which inputs stages of older attempts had.
+        ask_kafka: whether to ask the brokers.
     """
     wanted = {manifest.cut.attempt}
     if state.on_path(manifest.cut.attempt, manifest.cut.checkpoint):
         wanted.add(state.attempt.id)
     attempts = [attempt for attempt in state.attempts if attempt.id in wanted]
-    read = {
-        stage.stage: {path for attempt in attempts for path in _read_since(root, stage, attempt)}
-        for stage in manifest.stages
-    }
+    read: dict[StageId, set[str]] = {stage.stage: set() for stage in manifest.stages}
+    left: set[str] = set()
+    for attempt in attempts:
+        shapes = attempt.shapes or _newest_shapes(attempt, known)
+        for source in (s for stage in manifest.stages for s in _file_sources(manifest, stage)):
+            place = _place_now(source, _sources_of(manifest.graph, source.stage), shapes)
+            if place is None:
+                left.add(source.name)
+                continue
+            native = root.native(attempt.natives, attempt.id, attempt.directory(source.stage))
+            read[source.stage] |= set(_logged_after(native.below(f"sources/{place}"), source.until))
     lost = sorted(path for path in set().union(*read.values()) if _is_gone(root, path))
     files = {stage: len(paths) for stage, paths in read.items() if paths}
-    return InputsSince(files, tuple(lost), kafka_inputs(manifest) if ask_kafka else KafkaInputs())
+    kafka = kafka_inputs(manifest) if ask_kafka else KafkaInputs()
+    return InputsSince(files, tuple(lost), tuple(sorted(left)), kafka)
 
 
-def _read_since(root: Root, stage: StageSnapshot, attempt: Attempt) -> Iterator[str]:
-    native = root.native(attempt.natives, attempt.id, attempt.directory(stage.stage))
-    for source, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
+def _file_sources(manifest: Manifest, stage: StageSnapshot) -> Iterator[_Source]:
+    shapes = _sources_of(manifest.graph, stage.stage)
+    for key, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
         until = file_source_offset(offset)
-        if until is not None and source.isdigit():
-            yield from _logged_after(native.below(f"sources/{source}"), until)
+        if until is not None and key.isdigit():
+            place = int(key)
+            name = str(shapes[place]) if place < len(shapes) else "a file source"
+            yield _Source(stage.stage, place, f"{name} of stage {stage.stage!r}", until)
+
+
+def _newest_shapes(attempt: Attempt, known: Sequence[Manifest]) -> tuple[StageShape, ...]:
+    """Return the stages of an attempt that is over as its newest checkpoint has them."""
+    newest = max((m for m in known if m.attempt == attempt.id), key=lambda m: m.id, default=None)
+    return newest.graph if newest is not None else ()
+
+
+def _sources_of(shapes: Sequence[StageShape], stage: StageId) -> tuple[SourceShape, ...]:
+    return next((shape.sources for shape in shapes if shape.stage == stage), ())
+
+
+def _place_now(source: _Source, then: Sequence[SourceShape], shapes: Sequence[StageShape]) -> int | None:
+    """Return the place that a source has in the stage's native checkpoint now, None if it has none.
+
+    A start with other inputs has rearranged that. Where it is not recorded what a stage reads, by earlier
+    versions, each source is where it was.
+    """
+    now = _sources_of(shapes, source.stage)
+    if not now or source.place >= len(then):
+        return source.place
+    return match(now, then)[source.place]
 
 
 def _logged_after(log: Place, until: int) -> Iterator[str]:

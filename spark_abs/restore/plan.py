@@ -209,6 +209,11 @@ def plan_restore(
         for f in manifest.in_flight()
     ]
     said += [f"stage {stage!r} reads again {_files(count)}" for stage, count in facts.inputs.files.items()]
+    said += [
+        f"{source} is not read any more: which of its files were read since the checkpoint, and whether they "
+        "are still there, is not known"
+        for source in facts.inputs.left
+    ]
     said += facts.inputs.kafka.unknown
     if partitions:
         said.append("state is spread over another number of partitions: a Spark session is needed")

@@ -191,7 +191,7 @@ class _Planner:
         facts = replace(
             gathered,
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
-            inputs=inputs_since(root, manifest, state, ask_kafka=self.ask_kafka),
+            inputs=inputs_since(root, manifest, state, self.known, ask_kafka=self.ask_kafka),
             alive=live_run(root, now_ms(), lease_timeout_ms()),
             outside=outside_facts(root, state, manifest, self.known, Branch(attempt, None), self.sinks),
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
+from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, begin_job
 from spark_abs.restore.inputs import InputsSince, inputs_since
@@ -49,11 +51,11 @@ def test_only_what_was_read_since_the_checkpoint_and_is_gone_is_named(tmp_path: 
         input_file(tmp_path, number).unlink()
     root, state = Root(str(tmp_path / "root")), begin_job("job", 0)
     lost = [input_file(tmp_path, n).as_uri() for n in (4, 6)]
-    assert inputs_since(root, checkpoint(2), state, ask_kafka=True) == InputsSince(
+    assert inputs_since(root, checkpoint(2), state, (), ask_kafka=True) == InputsSince(
         {StageId("events"): 5}, tuple(lost)
     )
-    assert inputs_since(root, checkpoint(6), state, ask_kafka=True) == InputsSince({StageId("events"): 1})
-    assert inputs_since(root, checkpoint(7), state, ask_kafka=True) == InputsSince()
+    assert inputs_since(root, checkpoint(6), state, (), ask_kafka=True) == InputsSince({StageId("events"): 1})
+    assert inputs_since(root, checkpoint(7), state, (), ask_kafka=True) == InputsSince()
 
 
 def test_the_current_attempt_is_asked_if_the_checkpoint_is_on_its_path(tmp_path: Path) -> None:
@@ -61,7 +63,78 @@ def test_the_current_attempt_is_asked_if_the_checkpoint_is_on_its_path(tmp_path:
     write_log(tmp_path, 2, first=0, until=5, compact=-1)
     input_file(tmp_path, 5).unlink()
     root = Root(str(tmp_path / "root"))
-    assert inputs_since(root, checkpoint(2), restored(to=3), ask_kafka=True).lost == (
+    assert inputs_since(root, checkpoint(2), restored(to=3), (), ask_kafka=True).lost == (
         input_file(tmp_path, 5).as_uri(),
     )
-    assert inputs_since(root, checkpoint(2), restored(to=1), ask_kafka=True).lost == ()
+    assert inputs_since(root, checkpoint(2), restored(to=1), (), ask_kafka=True).lost == ()
+
+
+FIRST, SECOND = SourceShape("json", "/first"), SourceShape("json", "/second")
+
+
+class Rearranged:
+    """A stage that has read two directories, and reads them in another order since its checkpoint.
+
+    That covers batches 0 to 2 of the first and 0 to 5 of the second; batches 3 and 4 of the first came since.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self.base, self.root = base, Root(str(base / "root"))
+        self._log("events.4/sources/0", "second", range(6))
+        self._log("events.4/sources/1", "first", range(5))
+        offsets = 'v1\n{"batchWatermarkMs":0}\n{"logOffset":2}\n{"logOffset":5}'
+        stage = StageSnapshot(StageId("events"), BatchId(5), offsets=offsets)
+        self.manifest = replace(checkpoint(2), stages=(stage,), graph=(self.shape(FIRST, SECOND),))
+        self.state = begin_job("job", 0)
+
+    def shape(self, *sources: SourceShape) -> StageShape:
+        return StageShape(StageId("events"), (), {}, {}, {}, sources=sources)
+
+    def file(self, directory: str, number: int) -> Path:
+        return self.base / directory / f"{number}.json"
+
+    def now(self, *sources: SourceShape) -> ControlState:
+        """Return the state after a start with these sources."""
+        rebuilt = (Rebuilt(StageId("events"), 4, "q", None, True),)
+        attempt = replace(self.state.attempts[-1], rebuilt=rebuilt, shapes=(self.shape(*sources),))
+        return replace(self.state, attempts=(attempt,))
+
+    def _log(self, log: str, directory: str, batches: range) -> None:
+        place = self.base / "root" / "native" / "1" / log
+        place.mkdir(parents=True)
+        for number in batches:
+            file = self.file(directory, number)
+            entry = {"path": file.as_uri(), "timestamp": 1, "batchId": number}
+            (place / str(number)).write_text(f"v1\n{json.dumps(entry)}")
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+
+
+def test_a_source_is_looked_for_by_its_name_whatever_its_place_is_now(tmp_path: Path) -> None:
+    moved = Rearranged(tmp_path)
+    moved.file("second", 4).unlink()  # read before the checkpoint: nobody needs it
+    state = moved.now(SECOND, FIRST)
+    found = inputs_since(moved.root, moved.manifest, state, (), ask_kafka=False)
+    assert (found.files, found.lost, found.left) == ({StageId("events"): 2}, (), ())
+    moved.file("first", 3).unlink()
+    found = inputs_since(moved.root, moved.manifest, state, (), ask_kafka=False)
+    assert found.lost == (moved.file("first", 3).as_uri(),)
+
+
+def test_of_an_attempt_that_is_over_its_newest_checkpoint_says_the_places(tmp_path: Path) -> None:
+    """What `control/` knew of its stages is gone with it."""
+    moved = Rearranged(tmp_path)
+    state = moved.now(SECOND, FIRST)
+    attempts = (replace(state.attempts[0], shapes=()),)
+    later = replace(moved.manifest, id=CheckpointId(9), graph=(moved.shape(SECOND, FIRST),))
+    known = (moved.manifest, later)
+    found = inputs_since(
+        moved.root, moved.manifest, replace(state, attempts=attempts), known, ask_kafka=False
+    )
+    assert (found.files, found.lost) == ({StageId("events"): 2}, ())
+
+
+def test_of_a_source_that_is_not_read_any_more_it_is_said_that_nothing_is_known(tmp_path: Path) -> None:
+    moved = Rearranged(tmp_path)
+    found = inputs_since(moved.root, moved.manifest, moved.now(SECOND), (), ask_kafka=False)
+    assert found.left == ("json source /first of stage 'events'",)
