@@ -67,6 +67,9 @@ def _sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> t
     where = resolve(kept, sizes, files)
     live |= {(sha256, at.pack) for (sha256, _), at in where.items()}
     indexes = kept.indexes()
+    # Pins name packs that a sweep whose answer was lost may have taken out: their bytes are in its pack.
+    moved_unseen = {sha256 for sha256, pack in live if pack not in sizes}
+    live |= {(sha256, pack) for pack, inside in indexes.items() for sha256 in moved_unseen & inside.keys()}
     _require_named(indexes, live)
     found_all = all((f.sha256, f.at.pack) in where for f in files)
     gone = _unneeded(sizes.keys() - indexes.keys(), live, found_all)

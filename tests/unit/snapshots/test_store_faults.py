@@ -331,3 +331,27 @@ def test_a_pack_whose_commit_may_stand_is_left(
     monkeypatch.undo()
     assert len(packs_in(root)) == 2
     assert list(kept.leftovers()) == packs_in(root)
+
+
+def test_bytes_that_a_sweep_has_moved_without_an_answer_stay_pinned(
+    root: Root, kept: StateStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit stands, and the store did not say so: pins of open captures name the pack that is gone."""
+    taken = store(kept, CheckpointId(1), tmp_path / "a", small=b"s" * 100, big=b"b" * 10_000)
+    kept.unpin(CheckpointId(1), completed=True)
+    open_ = store(kept, CheckpointId(2), tmp_path / "a", small=b"s" * 100, new=b"n" * 50)
+    assert open_.files[0].at == taken.files[0].at
+    commit = kept._table.commit
+
+    def unanswered(decide: object) -> None:
+        commit(decide)  # type: ignore[arg-type]
+        raise CommitStateUnknown("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept._table, "commit", unanswered)
+        with pytest.raises(CommitStateUnknown):
+            sweep(kept, list)
+    for _ in range(2):
+        sweep(kept, list)
+        assert kept.missing(open_.files) == ()
+    assert verify_state(root, [manifest_of(2, open_.files)]) == ()
