@@ -85,6 +85,7 @@ class Control:
         Raises:
             RootNotFound: it is new and `required`, or cannot be made; names the directory that is missing.
             Refused: the root belongs to another job.
+            OSError: the store cannot be read now.
         """
         missing = _missing(root)
         if required:
@@ -92,10 +93,7 @@ class Control:
             if control._current() is None:
                 raise RootNotFound(f"{root.uri} was begun and never became the root of a job (require_root)")
         else:
-            try:
-                control = cls(root, Table.ensure(root.place(PATH), SCHEMA))
-            except (OSError, DeltaError) as error:  # FileNotFoundError: it is not there after it was made
-                raise RootNotFound(f"the root {root.uri} cannot be made: {missing}: {error}") from error
+            control = cls(root, _open_or_make(root, missing))
         if control._current() is None:
             log.info(
                 "job %s begins at a new root, %s: %s; if the job has run before, stop it and look where its "
@@ -177,6 +175,24 @@ class Control:
         with self._root.fs.open_output_stream(self._root.path(f"{PATH}/{name}")) as stream:
             stream.write(buffer.getvalue())
         return AddFile(name, buffer.tell(), json.dumps({"numRecords": rows.num_rows}))
+
+
+def _open_or_make(root: Root, missing: str) -> Table:
+    """Open the control table, or make it.
+
+    Raises:
+        RootNotFound: there is none, and it cannot be made.
+        OSError: the store cannot be read now.
+    """
+    place = root.place(PATH)
+    try:
+        return Table.open(place)
+    except FileNotFoundError:
+        pass
+    try:
+        return Table.ensure(place, SCHEMA)
+    except (OSError, DeltaError) as error:  # FileNotFoundError: it is not there after it was made
+        raise RootNotFound(f"the root {root.uri} cannot be made: {missing}: {error}") from error
 
 
 def _missing(root: Root) -> str:

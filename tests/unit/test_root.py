@@ -11,6 +11,7 @@ import pytest
 from spark_abs.errors import RootNotFound
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
 
 
 def test_a_new_root_is_said_and_made_only_where_it_may_be(
@@ -36,3 +37,17 @@ def test_a_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "disk").write_text("a file")
     with pytest.raises(RootNotFound, match=rf"{tmp_path}/disk/root cannot be made: .*disk/root is missing"):
         Control.create(Root(str(tmp_path / "disk" / "root")), "job", 5)
+
+
+def test_a_root_whose_store_does_not_answer_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root(str(tmp_path / "root"))
+    Control.create(root, "job", 0)
+
+    def away(_: object) -> Table:
+        raise OSError("connection timed out")
+
+    monkeypatch.setattr(Table, "open", away)
+    with pytest.raises(OSError, match="connection timed out"):
+        Control.create(root, "job", 0)
