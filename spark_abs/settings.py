@@ -97,8 +97,7 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     restart_multiplier: float | None
     """`exponential-delay`: each delay is so many times the one before; by default 1.5."""
     restart_jitter: float | None
-    """`exponential-delay`: part of a delay by which it may be longer or shorter, at random; by default
-    0.1."""
+    """`exponential-delay`: fraction by which a delay is made longer or shorter at random; by default 0.1."""
     restart_reset_after: str | None
     """`exponential-delay`: time without a failure after which the delay is the first one again; by default
     1h."""

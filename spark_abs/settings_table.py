@@ -286,7 +286,7 @@ SETTINGS: tuple[Setting, ...] = (
         "restartJitter",
         "0.1",
         number,
-        "`exponential-delay`: part of a delay by which it may be longer or shorter, at random",
+        "`exponential-delay`: fraction by which a delay is made longer or shorter at random",
     ),
     Setting(
         "stage",

@@ -24,8 +24,8 @@ Every setting has one name in each place where it can be given. The later place 
 5. an argument of `Job`: `interval="30s"`. The names of arguments and environment variables are in snake \
 case: `minPause` is `min_pause=` and `SPARK_ABS_CHECKPOINT_MIN_PAUSE`.
 
-Durations are written `500ms`, `10s`, `5m`, `2h` or `1d`, sizes `512kb`, `64mb` or `2gb`. A limit \
-that there is not to be is `unlimited`. An unknown setting is an error that names the nearest one. Settings \
+Durations are written `500ms`, `10s`, `5m`, `2h` or `1d`, sizes `512kb`, `64mb` or `2gb`. For no \
+limit write `unlimited`. An unknown setting is an error that names the nearest one. Settings \
 marked *live* can be changed \
 [while the job runs](running-a-job.md#change-settings-while-it-runs).
 """
@@ -44,8 +44,9 @@ _AREAS = {
 
 _COMMANDS = """# Commands
 
-No command starts a JVM, except `state`, `check`, and a `restore` of a table with special Delta features or \
-to other partitions. Options for an object store are read from the environment, see \
+No command starts a JVM, except `state`, `check`, and a `restore` to other partitions or of a table that is \
+not plain: one with partitions, NOT NULL columns, columns with Delta metadata, or table features. \
+Options for an object store are read from the environment, see \
 [Configuration](configuration.md#storage).
 """
 

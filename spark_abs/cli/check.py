@@ -45,8 +45,9 @@ def check(
     """Say what a start of the job in SCRIPT would do with each of its stages: kept, new, left or refused.
 
     The script runs up to the start of its job, with ARGS (after `--`) as its arguments; nothing is started
-    and nothing is written. Exit code 0: it would start; 1: it would be refused; 2: the
-    script failed before its job was started.
+    and nothing is written. Exit code 0: it would start; 1: it would be refused; 2: the script failed before
+    its job was started; 3: what the root records is damaged. It does not look whether a run is alive, nor
+    whether native checkpoints are lost.
     """
     # A script's job needs Spark anyway; other verbs must not load it.
     from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
