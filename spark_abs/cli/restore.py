@@ -27,7 +27,8 @@ from spark_abs.store.root import Root
     is_flag=False,
     flag_value="all",
     multiple=True,
-    help="Go on in spite of a live `run` (it is fenced), `rows` of sinks that others have changed (undone), "
+    help="Go on in spite of a live `run` (it is fenced), `rows` of sinks that others have changed (undone; of "
+    "a table that was replaced they stay), "
     "`inputs` that are gone (their rows are lost), rows `outside` that cannot be taken back (they stay "
     "and are sent again); without a value: all. May be repeated.",
 )

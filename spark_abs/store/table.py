@@ -131,7 +131,8 @@ class Table:
         """Return the rows as of the version read.
 
         Raises:
-            DamageError: a data file is missing or cannot be read.
+            DamageError: a data file is missing or damaged.
+            OSError: the disk cannot be read now.
         """
         # deltalake's own file system is a Python object: Arrow's threads that still use it when the
         # interpreter ends abort the process.
@@ -142,7 +143,11 @@ class Table:
                 filters=None if filters is None else list(filters),
                 filesystem=native,
             )
+        except FileNotFoundError as error:
+            raise DamageError(f"{self.uri} cannot be read: {error}") from error
         except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the disk said it, not the bytes
+                raise
             raise DamageError(f"{self.uri} cannot be read: {error}") from error
 
     def refresh(self) -> None:
