@@ -186,7 +186,7 @@ class Checkpoints:
         filters = None if checkpoint is None else [("id", "=", int(checkpoint))]
         try:
             found: list[dict[str, Any]] = self._table.read(columns, filters).to_pylist()
-        except DamageError:
+        except (DamageError, OSError):
             files = [f for f in row_files(self._table, PATH) if f.may_have(checkpoint)]
             found = [row for file in files for row in read_rows(self._root, file.path, columns)]
             found = [row for row in found if checkpoint in (None, row["id"])]
