@@ -132,7 +132,7 @@ class Table:
 
         Raises:
             DamageError: a data file is missing or damaged.
-            OSError: the disk cannot be read now.
+            OSError: the store cannot be read now.
         """
         # deltalake's own file system is a Python object: Arrow's threads that still use it when the
         # interpreter ends abort the process.
@@ -143,10 +143,8 @@ class Table:
                 filters=None if filters is None else list(filters),
                 filesystem=native,
             )
-        except FileNotFoundError as error:
-            raise DamageError(f"{self.uri} cannot be read: {error}") from error
         except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # the disk said it, not the bytes
+            if _is_of_store(error):
                 raise
             raise DamageError(f"{self.uri} cannot be read: {error}") from error
 
@@ -308,3 +306,10 @@ class Table:
             raise CommitStateUnknown(f"commit of version {target} to {self.uri}: {error}") from error
         if found.token != token:
             raise CommitConflict(f"version {target} of {self.uri} was taken") from error
+
+
+def _is_of_store(error: Exception) -> bool:
+    """Say whether Arrow says that a store does not answer: of bytes that are wrong it has no such number."""
+    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+        return False
+    return error.errno is not None or "AWS Error" in str(error)

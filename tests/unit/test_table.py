@@ -152,3 +152,26 @@ def test_a_commit_that_stands_is_never_said_to_have_failed(
             table.commit_next(Commit([file_of(table, 1)], {"app": 1}))
     assert rows(table) == [1]
     assert table.transaction("app") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "damage"),
+    [
+        (OSError(116, "Stale file handle"), False),
+        (OSError("When reading 'x': AWS Error NETWORK_CONNECTION during HeadObject"), False),
+        (FileNotFoundError(2, "No such file"), True),
+        (OSError("Couldn't deserialize thrift"), True),
+        (pa.ArrowInvalid("Parquet magic bytes not found"), True),
+    ],
+)
+def test_a_read_that_fails_is_damage_only_if_the_bytes_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, damage: bool
+) -> None:
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+
+    def fails(*_: object, **__: object) -> pa.Table:
+        raise error
+
+    monkeypatch.setattr(type(table.delta), "to_pyarrow_table", fails)
+    with pytest.raises(DamageError if damage else OSError):
+        table.read()
