@@ -28,8 +28,8 @@ from spark_abs.store.root import Root
     flag_value="all",
     multiple=True,
     help="Go on in spite of a live `run` (it is fenced), `rows` of sinks that others have changed (undone; a "
-    "table that was replaced stays), `inputs` that are gone (their rows are lost), rows `outside` that cannot "
-    "be taken back (they stay and are sent again); without a value: all. May be repeated.",
+    "table that was replaced stays), `inputs` that are gone (their rows are lost), rows `outside` that "
+    "cannot be taken back (they stay and are sent again); without a value: all. May be repeated.",
 )
 @click.option(
     "--fallback",
