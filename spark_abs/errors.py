@@ -11,6 +11,7 @@ AbsError                      exit code 1
 ├── StoreFailed               the store refused what a run or a restore cannot do without
 ├── SinkFailed                a sink outside refused rows; trying again would not help
 ├── SinkUnreachable           a sink outside cannot be reached now; it is tried again
+├── SparkNotStarted           no JVM could be started: Java is missing, or not usable
 ├── CheckpointsFailed         more checkpoints have failed in a row than are tolerated
 ├── Refused                   the state of the root forbids it; says what to do next
 │   ├── RunAlive              another run of the job is alive
@@ -79,6 +80,10 @@ class SinkFailed(AbsError):
 
 class SinkUnreachable(AbsError):
     """A sink outside cannot be reached now, or gave up a transaction: read its mark and try again."""
+
+
+class SparkNotStarted(AbsError):
+    """No JVM could be started for Spark: there is no Java, or one that Spark cannot use."""
 
 
 class CheckpointsFailed(AbsError):

@@ -9,9 +9,10 @@ from importlib.metadata import version
 
 from delta import configure_spark_with_delta_pip
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from spark_abs.errors import UsageError
+from spark_abs.errors import SparkNotStarted, UsageError
 from spark_abs.gateway import KnownJars, may_name_jars, quiet_log
 from spark_abs.store.storage import Storage
 
@@ -68,6 +69,7 @@ def spark_session(
 
     Raises:
         UsageError: this is Spark Connect, or a version that spark_abs does not run on.
+        SparkNotStarted: there is no Java that Spark can use.
     """
     builder = _prepared(SparkSession.builder.appName(app_name))
     if master is not None:
@@ -79,8 +81,18 @@ def spark_session(
     else:
         builder = configure_spark_with_delta_pip(builder, list(packages))
     fresh = SparkContext._active_spark_context is None
-    with quiet_log():
-        session = builder.config(map=dict(conf)).getOrCreate()
+    try:
+        with quiet_log():
+            session = builder.config(map=dict(conf)).getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        home = os.environ.get("JAVA_HOME")
+        where = f"JAVA_HOME is {home}" if home else "JAVA_HOME is not set"
+        raise SparkNotStarted(
+            f"Spark could not be started: Java 17 is missing, or JAVA_HOME is wrong ({where}); what the JVM "
+            "said, if there was one, stands above"
+        ) from error
     if fresh and not jars and may_name_jars(conf):
         known.keep(session.sparkContext.getConf().get("spark.jars", "") or "")
     check_session(session)

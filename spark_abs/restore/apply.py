@@ -89,6 +89,7 @@ def apply(
 
     Raises:
         Refused: the job has moved on since the plan was made.
+        SparkNotStarted: the plan needs Spark, and there is no Java; nothing was changed.
         CheckpointNotFound: the run that was alive has retired the checkpoint meanwhile.
     """
     try:
@@ -102,6 +103,8 @@ def _carry_out(
     root: Root, prepared: Prepared, spark: SparkSession | None, failpoint: Failpoint, progress: Progress
 ) -> RestoreResult:
     restorer = _Restorer(root, prepared, spark)
+    if prepared.plan.needs_spark:
+        restorer.open_session()
     try:
         for number, step in enumerate(prepared.plan.steps, 1):
             name = f"restore.{number}.{type(step).__name__}"
@@ -234,24 +237,25 @@ class _Restorer:
         state, (first, *_) = self._control.state, step.sinks
         stage, _, sink = first.partition("/")
         writer = state.writer(state.attempt, StageId(stage), sink)
-        return DeltaSink(self._root, step.table, writer, self.run, self._session)
+        return DeltaSink(self._root, step.table, writer, self.run, self.open_session)
 
     def _bring_back(self, step: RestoreSink | FenceOutside | ReturnOutside) -> None:
         if isinstance(step, RestoreSink):
             self._sink(step).restore_to(step.version, self._own(), self._undo_others or step.by_function)
         else:
-            carry_out_outside(step, self._root, self._control.state, self.run, self._sinks, self._session)
+            carry_out_outside(step, self._root, self._control.state, self.run, self._sinks, self.open_session)
 
     def _own(self) -> Own:
         state = self._control.state
         return Own(state.job, state.root, state.unnamed)
 
-    def _session(self) -> SparkSession:
+    def open_session(self) -> SparkSession:
+        """Return the session, started if there is none."""
         from spark_abs.session import HADOOP_AWS, apply_storage_conf, spark_session
 
         if self._spark is None:
-            tables = [s.table for s in self._plan.steps if isinstance(s, (FenceSink, RestoreSink))]
-            packages = [HADOOP_AWS] if any(map(in_object_store, (self._root.uri, *tables))) else []
+            places = (self._root.uri, *self._plan.spark_tables)
+            packages = [HADOOP_AWS] if any(map(in_object_store, places)) else []
             self._spark = spark_session(f"restore of {self._plan.job}", "local[*]", packages=packages)
         apply_storage_conf(self._spark, self._root.storage)
         return self._spark
@@ -286,7 +290,9 @@ class _Restorer:
     def _rescale(self, step: Rescale) -> None:
         place = self._root.anywhere(step.directory)
         if not is_rescaled(place, step.batch, step.partitions):
-            rescale(self._session(), place, step.batch, step.partitions, lambda: self._heartbeat(self.run))
+            rescale(
+                self.open_session(), place, step.batch, step.partitions, lambda: self._heartbeat(self.run)
+            )
 
     def _finish(self) -> None:
         self._record()

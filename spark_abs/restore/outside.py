@@ -16,7 +16,7 @@ from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.protocol.path import NOTHING, channel_path
 from spark_abs.restore.refusals import Force, forced_by
 from spark_abs.restore.steps import FenceOutside, KeepSink, ReturnOutside, Step
-from spark_abs.sinks.kinds import NAMES, made_again, no_session
+from spark_abs.sinks.kinds import NAMES, made_again, no_session, spark_table
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.root import Root
 from spark_abs.wording import way
@@ -51,6 +51,8 @@ class OutsideFacts:
     """Why it could not be asked; empty if it was."""
     taken_over: bool = False
     """It is a table that another root has taken over: nothing of this one gets there any more."""
+    spark_table: str = ""
+    """Its table if only Spark can write it, else nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,8 @@ def _facts(
     record: OutsideSink,
     own: Own,
 ) -> OutsideFacts:
-    sink = sink_of(record, own, root)
     where = f" ({NAMES[record.kind]})" if record.kind in NAMES else ""
-    owner = Owner(state.root, state.job, record.sink, RunId(0))
+    sink = sink_of(record, own, root)
     if sink is None:
         gone = (
             "it is one of your own, and only you can make it: give it with sinks={"
@@ -136,29 +137,43 @@ def _facts(
         )
         return OutsideFacts(record.sink, where, None, gone=gone)
     try:
-        mark = sink.mark(owner)
-        if mark is None:
-            return OutsideFacts(record.sink, where, None)
-        if all(a.id != mark.attempt for a in state.attempts):
-            gone = f"its mark names attempt {mark.attempt}, which this root does not have"
-            return OutsideFacts(record.sink, where, None, gone=gone)
-        channel = channel_id(record.stage, record.output)
-        path = (*path_to(state, manifest, channel), attempt)
-        cuts = tuple(cuts_of({m.id: m for m in (*known, manifest)}.values(), channel))
-        line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
-        back = outside.mark_after_rollback(mark, line, path, cuts)
-        if back == mark or _left_before(state, manifest, path, mark):
-            return OutsideFacts(record.sink, where, mark)
-        behind = outside.sent_behind(back, mark, line, cuts)
-        between = all((c.attempt, c.version) != (mark.attempt, mark.version) for c in cuts)
-        why_not = sink.why_not(owner, back)
-        return OutsideFacts(record.sink, where, mark, back, behind, sink.each_batch and between, why_not)
+        found = _asked(state, manifest, known, attempt, record, sink)
+        return replace(found, where=where, spark_table=spark_table(sink))
     except TakenOver as error:
         return OutsideFacts(record.sink, where, None, gone=str(error), taken_over=True)
     except (SinkUnreachable, SinkFailed, DamageError, UsageError, OSError) as error:
         return OutsideFacts(record.sink, where, None, gone=f"it cannot be asked: {error}")
     finally:
         sink.close()
+
+
+def _asked(
+    state: ControlState,
+    manifest: Manifest,
+    known: Sequence[Manifest],
+    attempt: Branch,
+    record: OutsideSink,
+    sink: TwoPhaseSink,
+) -> OutsideFacts:
+    """Ask a sink; `where` and `spark_table` are left to the caller."""
+    owner = Owner(state.root, state.job, record.sink, RunId(0))
+    mark = sink.mark(owner)
+    found = OutsideFacts(record.sink, "", mark)
+    if mark is None:
+        return found
+    if all(a.id != mark.attempt for a in state.attempts):
+        gone = f"its mark names attempt {mark.attempt}, which this root does not have"
+        return replace(found, mark=None, gone=gone)
+    channel = channel_id(record.stage, record.output)
+    path = (*path_to(state, manifest, channel), attempt)
+    cuts = tuple(cuts_of({m.id: m for m in (*known, manifest)}.values(), channel))
+    line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
+    back = outside.mark_after_rollback(mark, line, path, cuts)
+    if back == mark or _left_before(state, manifest, path, mark):
+        return found
+    behind = outside.sent_behind(back, mark, line, cuts)
+    between = sink.each_batch and all((c.attempt, c.version) != (mark.attempt, mark.version) for c in cuts)
+    return replace(found, back=back, behind=behind, between=between, why_not=sink.why_not(owner, back))
 
 
 def _left_before(state: ControlState, manifest: Manifest, path: Sequence[Branch], mark: Mark) -> bool:
@@ -219,7 +234,8 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
             continue
         sent = found.mark.checkpoint if found.mark is not None else NO_EPOCH
         version = found.mark.version if found.mark is not None else None
-        yield FenceOutside(found.sink, sent, returns=found.back is not None, version=version)
+        returns = found.back is not None
+        yield FenceOutside(found.sink, sent, returns, version, spark_table=found.spark_table)
         if found.mark is None or found.back is None:
             continue
         if found.why_not and not force:
@@ -228,7 +244,8 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
                 f"{_ways_out(found)}say {forced_by(Force.OUTSIDE)}: then they stay there, what is computed "
                 "again is sent again, to be appended a second time or to replace rows of the same key"
             )
-        yield ReturnOutside(found.sink, found.back, found.behind, keep=bool(found.why_not))
+        kept = bool(found.why_not)
+        yield ReturnOutside(found.sink, found.back, found.behind, kept, spark_table=found.spark_table)
 
 
 def _ways_out(found: OutsideFacts) -> str:

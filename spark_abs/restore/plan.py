@@ -38,6 +38,7 @@ from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
     FenceChannel,
+    FenceOutside,
     FenceRoot,
     FenceSink,
     Finish,
@@ -45,6 +46,7 @@ from spark_abs.restore.steps import (
     Materialise,
     Rescale,
     RestoreSink,
+    ReturnOutside,
     SetAside,
     StartAfresh,
     Step,
@@ -147,8 +149,14 @@ class RestorePlan:
     @property
     def needs_spark(self) -> bool:
         """Whether a step can be done by Spark only."""
-        sinks = (s for s in self.steps if isinstance(s, (FenceSink, RestoreSink)))
-        return bool(self.partitions) or any(s.needs_spark for s in sinks)
+        return bool(self.partitions or self.spark_tables)
+
+    @property
+    def spark_tables(self) -> tuple[str, ...]:
+        """The tables of sinks that only Spark can write."""
+        inside = (s.table for s in self.steps if isinstance(s, (FenceSink, RestoreSink)) and s.needs_spark)
+        outside = (s.spark_table for s in self.steps if isinstance(s, (FenceOutside, ReturnOutside)))
+        return tuple(dict.fromkeys(filter(None, (*inside, *outside))))
 
     @property
     def continues(self) -> bool:
@@ -201,7 +209,7 @@ def plan_restore(
     if not state.attempt.ready and state.attempt.id != attempt:
         said.append(f"the unfinished restore to checkpoint {state.attempt.checkpoint} is given up")
     said += living
-    if any(sink.needs_spark for sink in facts.sinks):
+    if any(sink.needs_spark for sink in facts.sinks) or any(sink.spark_table for sink in facts.outside):
         said.append("a sink uses table features that only Spark can write: a Spark session is needed")
     said += [
         f"stage {f.stage!r} first reads what was in flight to it, entries {f.after + 1} to {f.until} of "

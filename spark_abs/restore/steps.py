@@ -130,6 +130,8 @@ class FenceOutside:
     """Whether its mark is brought back next."""
     version: Version | None = None
     """The entry that it had committed last, None for nothing: what follows may be of the same checkpoint."""
+    spark_table: str = ""
+    """Its table if only Spark can write it, else nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ class ReturnOutside:
     """The checkpoints after it whose epochs it has committed, as far as they are known; none if it has only
     committed batches of a checkpoint that never was complete."""
     keep: bool
+    spark_table: str = ""
+    """Its table if only Spark can write it, else nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +228,13 @@ def _outside(step: FenceOutside | ReturnOutside) -> str:
         sent = step.sent or step.version is not None
         has = f"has sent up to checkpoint {step.sent}" if sent else "has sent nothing"
         rest = "" if step.returns else ", which stays; what follows is sent once"
-        return f"refuse older runs at sink {step.sink}, which {has}{rest if sent else ''}"
+        by = _by(bool(step.spark_table))
+        return f"refuse older runs at sink {step.sink}{by}, which {has}{rest if sent else ''}"
     epochs = f"the epochs of checkpoints {_listed(step.epochs)}" if step.epochs else "what was sent after it"
+    where = f"in sink {step.sink}{_by(bool(step.spark_table))}"
     if step.keep:
         return f"leave {epochs} in sink {step.sink}: what is computed again is sent there again"
-    return f"undo {epochs} in sink {step.sink}, from what it has kept of them"
+    return f"undo {epochs} {where}, from what it has kept of them"
 
 
 def _sinks(names: Sequence[str]) -> str:

@@ -83,6 +83,10 @@ class DeltaEpochSink(TwoPhaseSink):
         found = newest(self._read(), owner)
         return None if found is None else found.mark
 
+    def spark_table(self) -> str:
+        """Return the table if only Spark can write it, else nothing."""
+        return self._config.path if why_not_native(self._read().delta) is not None else ""
+
     def recover(self, owner: Owner) -> Mark | None:
         """Commit a number of this run: what an older one has made fits no more."""
         self._known = None

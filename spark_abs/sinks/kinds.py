@@ -23,6 +23,13 @@ def no_session() -> SparkSession:
     raise UsageError("this sink needs a Spark session, and there is none")
 
 
+def spark_table(sink: TwoPhaseSink) -> str:
+    """Return the table of a sink if only Spark can write it, else nothing. Needs no Spark itself."""
+    from spark_abs.sinks.delta_epochs import DeltaEpochSink
+
+    return sink.spark_table() if isinstance(sink, DeltaEpochSink) else ""
+
+
 def made_again(
     kind: str, settings: str, root: Root, session: Callable[[], SparkSession] = no_session
 ) -> TwoPhaseSink | None:

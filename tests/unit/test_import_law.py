@@ -101,6 +101,7 @@ PUBLIC = {
     "RunAlive",
     "SinkFailed",
     "SinkUnreachable",
+    "SparkNotStarted",
     "Stage",
     "StageFailed",
     "StateFunctionFailed",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
+from spark_abs.codec import to_json
 from spark_abs.errors import (
     AbsError,
     DamageError,
@@ -19,10 +22,13 @@ from spark_abs.manifest import Manifest
 from spark_abs.model import AttemptId, Branch, CheckpointId, StageId, Version
 from spark_abs.protocol.control import OutsideSink, begin_job
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.restore.outside import OutsideFacts, outside_facts, outside_steps
+from spark_abs.restore.outside import OutsideFacts, Own, outside_facts, outside_steps
 from spark_abs.restore.steps import KeepSink
+from spark_abs.sinks.delta_epochs import EpochTable
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
 
 BEGIN = Mark(AttemptId(1), CheckpointId(0), Version(0))
 
@@ -46,10 +52,19 @@ class Gone(TwoPhaseSink):
         pass
 
 
+def found_of(kind: str, settings: str, own: Own) -> OutsideFacts:
+    """Ask the one sink of a job."""
+    record = OutsideSink("sent", StageId("a"), "main", kind, settings, BEGIN, begun=True)
+    state: Any = begin_job("job", 1)
+    state = type(state)(state.job, state.root, state.attempts, outside=(record,))
+    (found,) = outside_facts(Root("/none"), state, cast(Manifest, None), (), Branch(AttemptId(2), None), own)
+    return found
+
+
 @pytest.mark.parametrize("kind", [DamageError, SinkUnreachable, SinkFailed, UsageError])
 def test_a_restore_says_of_a_sink_that_cannot_be_asked_why_and_may_go_on(kind: type[AbsError]) -> None:
     """Its server is away, its schema was dropped, or the variable with its address is not set any more."""
-    found = _found(kind("no way"))
+    found = found_of("own", "", {"sent": Gone(kind("no way"))})
     assert found.gone == "it cannot be asked: no way"
     with pytest.raises(Refused, match="no way"):
         list(outside_steps([found], force=False))
@@ -57,14 +72,16 @@ def test_a_restore_says_of_a_sink_that_cannot_be_asked_why_and_may_go_on(kind: t
 
 def test_a_table_that_another_root_has_taken_over_stands_in_no_way() -> None:
     """Nothing of this root gets there any more, whatever is restored."""
-    (step,) = outside_steps([_found(TakenOver("it was taken over by another root"))], force=False)
+    found = found_of("own", "", {"sent": Gone(TakenOver("it was taken over by another root"))})
+    (step,) = outside_steps([found], force=False)
     assert step == KeepSink(("sent",), "it was taken over by another root: what it has sent stays")
 
 
-def _found(error: AbsError) -> OutsideFacts:
-    record = OutsideSink("sent", StageId("a"), "main", "own", "", BEGIN, begun=True)
-    state: Any = begin_job("job", 1)
-    state = type(state)(state.job, state.root, state.attempts, outside=(record,))
-    branch, own = Branch(AttemptId(2), None), {"sent": Gone(error)}
-    (found,) = outside_facts(Root("/none"), state, cast(Manifest, None), (), branch, own)
-    return found
+@pytest.mark.parametrize("plain", [True, False])
+def test_of_a_table_of_whole_checkpoints_it_says_whether_only_spark_can_write_it(
+    tmp_path: Path, plain: bool
+) -> None:
+    uri, feed = str(tmp_path / "each"), {"delta.enableChangeDataFeed": "true"}
+    Table.ensure(Place(uri), pa.schema([("n", pa.int64())]), {} if plain else feed)
+    found = found_of("delta", to_json(EpochTable(uri)), {})
+    assert (found.gone, found.where, found.spark_table) == ("", " (Delta)", "" if plain else uri)

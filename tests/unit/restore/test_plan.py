@@ -37,6 +37,7 @@ from spark_abs.protocol.control import (
 )
 from spark_abs.protocol.path import channel_path
 from spark_abs.restore.inputs import InputsSince
+from spark_abs.restore.outside import OutsideFacts
 from spark_abs.restore.plan import Facts, RestorePlan, SinkFacts, plan_json, plan_restore
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.steps import (
@@ -113,6 +114,16 @@ def test_a_plan_fences_everything_before_it_changes_anything() -> None:
         KeepSink(("sum/mail",), "a function sink has no versions: what it has done stays"),
         Finish(AttemptId(2)),
     )
+
+
+def test_a_sink_of_whole_checkpoints_that_only_spark_can_write_needs_spark() -> None:
+    found = replace(facts(), outside=(OutsideFacts("each", " (Delta)", None),))
+    assert planned(started(), manifest(5), found).needs_spark is False
+    found = replace(facts(), outside=(OutsideFacts("each", " (Delta)", None, spark_table="s3a://b/each"),))
+    plan = planned(started(), manifest(5), found)
+    assert (plan.needs_spark, plan.spark_tables) == (True, ("s3a://b/each",))
+    assert any("only Spark can write" in note for note in plan.notes)
+    assert "refuse older runs at sink each through Spark, which has sent nothing" in map(sentence, plan.steps)
 
 
 def test_every_step_has_a_sentence_and_the_stored_plan_is_json() -> None:
