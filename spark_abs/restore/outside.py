@@ -128,7 +128,10 @@ def _facts(
     own: Own,
 ) -> OutsideFacts:
     where = f" ({NAMES[record.kind]})" if record.kind in NAMES else ""
-    sink = sink_of(record, own, root)
+    try:
+        sink = sink_of(record, own, root)
+    except UsageError as error:  # the extra for its kind is not installed here
+        return OutsideFacts(record.sink, where, None, gone=f"it cannot be asked: {error}")
     if sink is None:
         gone = (
             "it is one of your own, and only you can make it: give it with sinks={"

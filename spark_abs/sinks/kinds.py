@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from spark_abs.codec import from_json
@@ -30,6 +31,20 @@ def spark_table(sink: TwoPhaseSink) -> str:
     return sink.spark_table() if isinstance(sink, DeltaEpochSink) else ""
 
 
+@contextmanager
+def extra_needed() -> Iterator[None]:
+    """Say of an import which extra of the package it needs.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as missing:
+        raise UsageError(str(missing)) from missing
+
+
+@extra_needed()
 def made_again(
     kind: str, settings: str, root: Root, session: Callable[[], SparkSession] = no_session
 ) -> TwoPhaseSink | None:
@@ -40,6 +55,9 @@ def made_again(
         settings: what `control/` keeps of it.
         root: the job's root.
         session: called only where a table of Delta is changed that is not plain.
+
+    Raises:
+        UsageError: the extra of the package that the kind needs is not installed.
     """
     match kind:
         case "postgres":
