@@ -13,7 +13,7 @@ from spark_abs.channels.writer import check_channel
 from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
-from spark_abs.errors import AbsError, GraphError, Refused
+from spark_abs.errors import AbsError, GraphError, Refused, UsageError
 from spark_abs.lookup.target import resolve
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import StageId, channel_id
@@ -45,6 +45,18 @@ Check = Callable[[JobSpec, bool], Comparison]
 
 instead_of_start: ContextVar[Check] = ContextVar("spark_abs.instead_of_start")
 """What is done with a job that is started, while `spark-abs check` runs its script."""
+
+
+def refuse_wrapped() -> None:
+    """Refuse what a wrapped query calls, while `spark-abs check` runs its script.
+
+    Raises:
+        UsageError: it does.
+    """
+    if instead_of_start.get(None) is not None:
+        raise UsageError(
+            "check looks at jobs, which it does not start; a wrapped query starts by itself: nothing was made"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
+from spark_abs.compatibility.inspection import refuse_wrapped
 from spark_abs.config import session_settings
 from spark_abs.errors import UsageError
 from spark_abs.logs import speak
@@ -77,7 +78,11 @@ def foreach_batch(
         tables: Delta tables that the function writes and a roll back restores. Others stay as they are.
         settings: any setting by its short name, for example `interval="10s"`; those of a root's first
             query count.
+
+    Raises:
+        UsageError: `spark-abs check` runs this script.
     """
+    refuse_wrapped()
     wrapped = _Wrapped(
         function,
         Root(root, Storage.of(wrapped_settings({}, settings))),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Unpack
 
+from spark_abs.compatibility.inspection import refuse_wrapped
 from spark_abs.config import Settings
 from spark_abs.errors import AttemptNotReady, UsageError
 from spark_abs.fencing.lease import read_lease
@@ -38,7 +39,9 @@ def checkpoint_location(
         AttemptNotReady: a restore was begun and not finished.
         Refused: the root belongs to a job.
         DamageError: what should be adopted is not a checkpoint that a query can start from.
+        UsageError: `spark-abs check` runs this script.
     """
+    refuse_wrapped()
     at, name = Root(root, Storage.given(arguments=storage)), StageId(checked_name(stage, "stage"))
     settings = wrapped_settings({}, {})
     attempt = Control.create(at, WRAPPED_JOB, now_ms(), settings.require_root).state.attempt

@@ -83,6 +83,25 @@ def test_a_script_that_ends_by_itself_has_not_been_refused(script: Path, code: s
     assert f"{script} ended with sys.exit({code}) and no job was started" in check(script).stderr
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "checkpoint_location(ROOT, 'query')",
+        "foreach_batch(lambda rows, batch: None, root=ROOT, stage='query')",
+    ],
+)
+def test_a_wrapped_query_is_refused_before_anything_of_it_is_made(
+    script: Path, tmp_path: Path, call: str
+) -> None:
+    """Nothing would hold its start back."""
+    wrapped = tmp_path / "wrapped"
+    script.write_text(f"import spark_abs\nROOT = {str(wrapped)!r}\nspark_abs.{call}\nprint('went on')")
+    result = check(script)
+    assert "a wrapped query starts by itself" in result.stderr
+    assert "went on" not in result.output
+    assert not wrapped.exists()
+
+
 def test_what_a_call_of_ours_refuses_keeps_its_own_words(script: Path) -> None:
     script.write_text("from spark_abs import UsageError\nraise UsageError('not so')")
     assert check(script).stderr == "spark-abs: not so\n"
