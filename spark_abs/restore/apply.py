@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from deltalake import CommitProperties, PostCommitHookProperties
+from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileType
 
-from spark_abs.errors import CheckpointNotFound, DamageError, Refused
+from spark_abs.errors import AbsError, CheckpointNotFound, DamageError, Refused
 from spark_abs.fencing.fence import fence_attempt, fence_run
 from spark_abs.fencing.lease import Heartbeat, own_lease, renew, write_lease
 from spark_abs.lookup.check import damaged_rows
@@ -114,6 +115,9 @@ def _carry_out(
             ) as counted:
                 restorer.carry_out(step, counted)
             failpoint(f"{name}.after")
+    except BaseException as error:
+        restorer.record_failure(error)
+        raise
     finally:
         restorer.give_lease_back()
     plan = prepared.plan
@@ -169,6 +173,15 @@ class _Restorer:
                 self._finish()
             case _:
                 assert_never(step)
+
+    def record_failure(self, error: BaseException) -> None:
+        """Record that the run has ended, and how; the attempt stays unfinished, for the next restore."""
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        try:
+            if self.run:
+                self._control.update(lambda s: ledger.end_run(s, self.run, f"failed: {said}"))
+        except (AbsError, DeltaError, OSError) as unrecorded:
+            log.warning("the end of run %s could not be recorded: %s", self.run, unrecorded)
 
     def give_lease_back(self) -> None:
         """Give the lease back, however the restore ended."""

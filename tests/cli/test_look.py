@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from spark_abs import restore
@@ -117,8 +118,28 @@ def test_a_restore_by_an_earlier_version_is_told_by_its_end(job: SmallJob, cli: 
 def test_status_says_that_a_restore_is_unfinished(job: SmallJob, cli: Cli) -> None:
     job.checkpoint(1)
     stop_at(job, "restore.3.")
-    assert cli.json("status")["ready"] is False
+    found = cli.json("status")
+    assert (found["ready"], found["killed"], found["run"]["ended"]) == (
+        False,
+        False,
+        "failed: KeyboardInterrupt",
+    )
     assert "not finished" in cli("status").stdout
+    assert restore(job.root.uri, 1).plan.continues
+    assert cli.json("status")["run"]["ended"] == "restored"
+
+
+def test_status_says_why_a_restore_failed(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+
+    def failpoint(name: str) -> None:
+        if name.startswith("restore.3."):
+            raise OSError("no room\n  at the store")
+
+    with pytest.raises(OSError, match="no room"):
+        with_failpoint(job.root.uri, failpoint).restore(1)
+    assert "a restore, begun" in cli("status").stdout
+    assert "ended: failed: no room" in cli("status").stdout
 
 
 def stop_at(job: SmallJob, point: str) -> None:
