@@ -15,7 +15,7 @@ from spark_abs.cli.output import Output
 from spark_abs.errors import StoreFailed
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage
+from spark_abs.store.storage import Storage, remedy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,14 +51,19 @@ def root_command(function: Callable[Concatenate[Context, Root, P], R]) -> Callab
     @functools.wraps(function)
     def called(root: str, *args: P.args, **kwargs: P.kwargs) -> R:
         context = click.get_current_context().ensure_object(Context)
-        return function(context, Root(root, Storage.given()), *args, **kwargs)
+        at = Root(root, Storage.given())
+        with storage_errors(at.uri):
+            return function(context, at, *args, **kwargs)
 
     return click.argument("root")(output_option(called))
 
 
 @contextmanager
-def storage_errors() -> Iterator[None]:
+def storage_errors(location: str = "") -> Iterator[None]:
     """Say that storage has failed as any other error of a command; a traceback would not help.
+
+    Args:
+        location: what the command is about.
 
     Raises:
         StoreFailed: it has.
@@ -68,4 +73,4 @@ def storage_errors() -> Iterator[None]:
     except BrokenPipeError:  # of whoever reads what the command prints
         raise
     except OSError as error:
-        raise StoreFailed(f"storage cannot be read or written now, try again: {error}") from error
+        raise StoreFailed(f"storage cannot be read or written now, {remedy(location)}: {error}") from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from typing import Concatenate, ParamSpec
 
 from spark_abs.errors import DamageError, Refused, StoreFailed
 from spark_abs.lookup.check import damaged_rows, require_intact, require_restorable
@@ -31,7 +32,10 @@ from spark_abs.snapshots.verify import Finding
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
+from spark_abs.store.storage import remedy
 from spark_abs.wording import way
+
+P = ParamSpec("P")
 
 _COPIES = 2
 """How often an intact checkpoint is copied before that is given up."""
@@ -50,18 +54,25 @@ class Prepared:
     """The native directories, if they were written while they were verified."""
 
 
-@contextmanager
-def _preparing() -> Iterator[None]:
+def _preparing(
+    function: Callable[Concatenate[Root, P], Prepared],
+) -> Callable[Concatenate[Root, P], Prepared]:
     """Tell a store that does not answer from damage, for which a fallback goes to another checkpoint."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreFailed(
-            f"nothing was changed, try again: storage failed while the restore was prepared: {error}"
-        ) from error
+
+    @functools.wraps(function)
+    def told(root: Root, /, *args: P.args, **kwargs: P.kwargs) -> Prepared:
+        try:
+            return function(root, *args, **kwargs)
+        except OSError as error:
+            raise StoreFailed(
+                f"nothing was changed, {remedy(root.uri)}: storage failed while the restore was prepared: "
+                f"{error}"
+            ) from error
+
+    return told
 
 
-@_preparing()
+@_preparing
 def prepare(
     root: Root,
     to: str | int,

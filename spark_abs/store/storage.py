@@ -66,6 +66,13 @@ def in_object_store(location: str) -> bool:
     return location.startswith("s3a:")
 
 
+def remedy(location: str) -> str:
+    """Say what to do where a location cannot be read or written."""
+    if in_object_store(location):
+        return "try again, or check credentials, region and endpoint (spark.abs.storage.*, AWS_...)"
+    return "try again"
+
+
 @dataclass(frozen=True)
 class Storage:
     """How an S3-compatible store is reached. What is empty is left to the defaults of each library.

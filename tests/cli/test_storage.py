@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from spark_abs.cli.main import main
+from spark_abs.store.control import Control
 from tests.cli.conftest import Cli
 from tests.root_support import SmallJob
 
@@ -24,6 +25,21 @@ def test_storage_that_does_not_answer_is_said_in_one_line(job: SmallJob, cli: Cl
     assert said.startswith("spark-abs: nothing was changed, try again: storage failed while the restore was")
     error = json.loads(cli("verify", "1", "--output", "json", exits=1).stderr)
     assert (error["error"], error["exit_code"]) == ("StoreFailed", 1)
+
+
+@pytest.mark.parametrize("command", [["status"], ["restore", "--to", "1"]], ids=lambda c: str(c[0]))
+def test_an_object_store_that_does_not_answer_may_not_know_who_asks(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError("Kernel error -> Operation not supported")
+
+    monkeypatch.setattr(Control, "open", refused)
+    said = CliRunner().invoke(main, [command[0], "s3://bucket/root", *command[1:]]).stderr
+    assert "try again, or check credentials, region and endpoint (spark.abs.storage.*, AWS_...): " in said
+    assert said.count("Kernel error") == 1
+    said = CliRunner().invoke(main, [command[0], "/a/root", *command[1:]]).stderr
+    assert "try again: " in said
 
 
 def test_who_closes_the_pipe_is_not_storage(cli: Cli, job: SmallJob, monkeypatch: pytest.MonkeyPatch) -> None:
