@@ -7,14 +7,14 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 import click
 
-from spark_abs.cli.output import Output
+from spark_abs.cli.output import Output, printable
 from spark_abs.cli.root_command import Context, output_option, storage_errors
-from spark_abs.errors import AbsError, UsageError
+from spark_abs.errors import AbsError, GraphError, UsageError
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
 
@@ -45,24 +45,29 @@ def check(
     """Say what a start of the job in SCRIPT would do with each of its stages: kept, new, left or refused.
 
     The script runs up to the start of its job, with ARGS (after `--`) as its arguments; nothing is started
-    and nothing is written. Exit code 0: it would start; 1: it would be refused; 2: the script failed before
-    its job was started; 3: what the root records is damaged. It does not look whether a run is alive, nor
-    whether native checkpoints are lost.
+    and nothing is written. What the script prints goes to stderr: the answer stands alone. Exit code 0: it
+    would start; 1: it would be refused, or its graph cannot run; 2: the script failed before its job was
+    started; 3: what the root records is damaged. It does not look whether a run is alive, nor whether native
+    checkpoints are lost.
     """
     # A script's job needs Spark anyway; other verbs must not load it.
     from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
+    from spark_abs.protocol.changes import Comparison
 
     out = click.get_current_context().ensure_object(Context).out
     at = Root(root, Storage.given())
 
     def instead(job: JobSpec, leave: bool) -> Comparison:
-        with storage_errors():
-            return check_job(job, leave or allow_non_restored_state, root=at, to=to)
+        try:
+            with storage_errors(at.uri):
+                return check_job(job, leave or allow_non_restored_state, root=at, to=to)
+        except GraphError as error:  # the script is in order, its job is not
+            return Comparison(at.uri, (), (str(error),))
 
     before = _session()
     token = instead_of_start.set(instead)
     try:
-        with _arguments(script, args), _errors_of(script, out):
+        with _arguments(script, args), _errors_of(script), redirect_stdout(sys.stderr):
             runpy.run_path(script, run_name="__main__")
     except Checked as checked:
         found = checked.comparison
@@ -90,7 +95,7 @@ def _arguments(script: str, args: tuple[str, ...]) -> Iterator[None]:
 
 
 @contextmanager
-def _errors_of(script: str, out: Output) -> Iterator[None]:
+def _errors_of(script: str) -> Iterator[None]:
     """Say where a script has failed, with its traceback before that; what our own calls refuse is left.
 
     Raises:
@@ -108,7 +113,8 @@ def _errors_of(script: str, out: Output) -> Iterator[None]:
         found = error.__traceback__
         while found is not None and found.tb_frame.f_code.co_filename != script:
             found = found.tb_next
-        out.say("".join(traceback.format_exception(type(error), error, found)).rstrip())
+        told = "".join(traceback.format_exception(type(error), error, found)).rstrip()
+        click.echo(printable(told), err=True)
         said = f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
         raise UsageError(f"{script}{_line(script, error)}: {said}") from error
 

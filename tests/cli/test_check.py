@@ -12,10 +12,10 @@ from click.testing import CliRunner, Result
 from spark_abs.cli.main import main
 
 
-def check(script: Path, *arguments: str, output: str = "text") -> Result:
+def check(script: Path, *arguments: str, output: str = "text", exits: int = 2) -> Result:
     command = ["check", str(script), "--root", str(script.parent / "root"), "--output", output]
     result = CliRunner().invoke(main, [*command, "--", *arguments])
-    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.exit_code == exits, (result.output, result.exception)
     return result
 
 
@@ -55,13 +55,15 @@ def test_a_script_finds_what_lies_beside_it(
     ],
 )
 def test_an_error_of_the_script_is_a_wrong_call_with_its_line(script: Path, text: str, line: str) -> None:
-    """Its own traceback stands before it, without what runs it; a program gets one JSON object."""
+    """Its own traceback stands before it, without what runs it; for a program JSON is the last line."""
     script.write_text(text)
     said = check(script).stderr
     assert said.splitlines()[-1].startswith(f"spark-abs: {script}, {line}")
     assert f'File "{script}", line' in said
     assert "runpy" not in said
-    error = json.loads(check(script, output="json").stderr)
+    said = check(script, output="json").stderr
+    assert f'File "{script}", line' in said
+    error = json.loads(said.splitlines()[-1])
     assert (error["error"], error["exit_code"]) == ("UsageError", 2)
     assert error["message"].startswith(f"{script}, {line}")
 
@@ -100,6 +102,25 @@ def test_a_wrapped_query_is_refused_before_anything_of_it_is_made(
     assert "a wrapped query starts by itself" in result.stderr
     assert "went on" not in result.output
     assert not wrapped.exists()
+
+
+def test_a_graph_that_cannot_run_is_refused_and_the_answer_stands_alone(script: Path) -> None:
+    """Its script is in order. What that prints is not part of the answer."""
+    script.write_text(
+        "from spark_abs.compatibility.inspection import Checked, instead_of_start\n"
+        "from spark_abs.errors import GraphError\n"
+        "class Job:\n"
+        "    def graph(self): raise GraphError('a stage reads itself')\n"
+        "print('said by the script')\n"
+        "raise Checked(instead_of_start.get()(Job(), False))\n"
+    )
+    result = check(script, output="json", exits=1)
+    assert "said by the script" in result.stderr
+    found = json.loads(result.stdout)
+    assert (found["ok"], found["stages"], found["obstacles"]) == (False, [], ["a stage reads itself"])
+    result = check(script, exits=1)
+    assert "said by the script" not in result.stdout
+    assert "refused: a stage reads itself" in result.stdout
 
 
 def test_what_a_call_of_ours_refuses_keeps_its_own_words(script: Path) -> None:
