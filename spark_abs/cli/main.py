@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -22,22 +25,47 @@ from spark_abs.cli.state import state
 from spark_abs.cli.status import status
 from spark_abs.cli.stop import stop
 from spark_abs.cli.verify import verify
-from spark_abs.errors import AbsError
+from spark_abs.errors import AbsError, UsageError
 from spark_abs.wording import command_line
 
 
 class Verbs(click.Group):
     """A group whose errors are one line, or one JSON object, and an exit code."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See in what form errors are wanted, before anything can be wrong with the arguments."""
+        context = ctx.ensure_object(Context)  # before there is a command: it takes over what is there
+        context.out.json = context.out.json or _wants_json(args)
+        with _wrong_calls(ctx, context):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error of ours or of storage ends it with its exit code and no traceback."""
-        context = ctx.ensure_object(Context)  # before there is a command: it takes over what is there
+        context = ctx.ensure_object(Context)
         try:
-            with command_line(), storage_errors():
+            with command_line(), storage_errors(), _wrong_calls(ctx, context):
                 return super().invoke(ctx)
         except AbsError as error:
             context.out.error(error)
             ctx.exit(error.exit_code)
+
+
+@contextmanager
+def _wrong_calls(ctx: click.Context, context: Context) -> Iterator[None]:
+    """Say as JSON, if that is wanted, what click refuses; it says the same as text by itself."""
+    try:
+        yield
+    except click.UsageError as error:
+        if not context.out.json:
+            raise
+        context.out.error(UsageError(error.format_message()))
+        ctx.exit(error.exit_code)
+
+
+def _wants_json(args: Sequence[str]) -> bool:
+    """Say whether arguments, which may be wrong, ask for JSON."""
+    ours = args[: args.index("--")] if "--" in args else args
+    return "--output=json" in ours or ("--output", "json") in pairwise(ours)
 
 
 @click.group(cls=Verbs)

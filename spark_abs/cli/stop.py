@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_abs.cli.root_command import Context, root_command
+from spark_abs.codec import to_plain
 from spark_abs.observe.client import stop_run
 from spark_abs.store.root import Root
 
@@ -29,4 +30,4 @@ def stop(ctx: Context, root: Root, name: str | None, drain: bool) -> None:
         answer, how = stop_run(root, name, drain, ctx.now_ms, ctx.pause)
     taken = f"; savepoint {name!r} is checkpoint {answer.checkpoint}" if name else ""
     stopped = how if how.startswith("stopped") else "stopped"
-    ctx.out.result(answer, lambda out: out.line(f"{stopped}{taken}"))
+    ctx.out.result({**to_plain(answer), "ended": how}, lambda out: out.line(f"{stopped}{taken}"))

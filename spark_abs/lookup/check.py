@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from spark_abs.channels.in_flight import problems_in_flight
 from spark_abs.errors import DamageError
@@ -85,7 +86,7 @@ def damaged_rows(root: Root) -> tuple[Finding, ...]:
     Raises:
         OSError: the store cannot be read now, which is not damage.
     """
-    found = {finding.path: finding for finding in verify_table(root, PATH)}
+    found = {f.path: replace(f, checkpoint=_checkpoint_of(f.path)) for f in verify_table(root, PATH)}
     if PATH in found:
         return tuple(found.values())
     table = Table.open(root.place(PATH))
@@ -96,16 +97,20 @@ def damaged_rows(root: Root) -> tuple[Finding, ...]:
             continue
         data = root.read_whole(path)
         if data is not None and hashlib.sha256(data).hexdigest() != match[2]:
-            found[path] = Finding(
-                path, "altered: its sha256 is not that of its name", CheckpointId(int(match[1]))
-            )
+            problem = "altered: its sha256 is not that of its name"
+            found[path] = Finding(path, problem, _checkpoint_of(path))
     return tuple(found.values())
+
+
+def _checkpoint_of(path: str) -> CheckpointId | None:
+    """Return whose row a file of `checkpoints/` has, as its name says; None if that does not say it."""
+    match = _ROW_FILE.fullmatch(path)
+    return None if match is None else CheckpointId(int(match[1]))
 
 
 def _concerns(finding: Finding, checkpoint: CheckpointId) -> bool:
     """Say whether damage in `checkpoints/` may be in the row of one checkpoint."""
-    match = _ROW_FILE.fullmatch(finding.path)
-    return match is None or int(match[1]) == checkpoint
+    return _checkpoint_of(finding.path) in (None, checkpoint)
 
 
 def _channels(root: Root, manifest: Manifest) -> tuple[Finding, ...]:

@@ -122,6 +122,14 @@ def test_stop_waits_for_the_end(job: SmallJob, cli: Cli) -> None:
     assert cli("stop").stdout == "stopped\n"
 
 
+def test_stop_says_as_json_how_the_run_ended(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    how = "stopped, while stage 'a' was failing"
+    cli.pause = Acting(answering(job, True, None, "stopping"), ending(job, how))
+    answer = cli.json("stop")
+    assert (answer["ok"], answer["kind"], answer["ended"]) == (True, "stop", how)
+
+
 def test_stop_with_a_savepoint_names_it(job: SmallJob, cli: Cli) -> None:
     job.come_alive()
     cli.pause = Acting(answering(job, True, 9), ending(job, "stopped"))

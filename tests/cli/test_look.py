@@ -170,6 +170,26 @@ def test_looking_writes_nothing(job: SmallJob, cli: Cli) -> None:
     assert sorted(Path(job.root.uri).rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (["list", "--output", "json"], "Missing argument 'ROOT'."),
+        (["list", "/none", "--bogus", "--output=json"], "No such option"),
+        (["--output", "json", "lst"], "No such command 'lst'"),
+        (["--bogus", "--output", "json"], "No such option"),
+        (["history", "/none", "--limit", "many", "--output", "json"], "Invalid value for '--limit'"),
+    ],
+)
+def test_what_click_refuses_is_json_too_if_that_is_wanted(call: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, call)
+    assert (result.exit_code, result.stdout) == (2, "")
+    error = json.loads(result.stderr)
+    assert (error["error"], error["exit_code"]) == ("UsageError", 2)
+    assert error["message"].startswith(said)
+    plain = [part for part in call if part not in ("--output", "json", "--output=json")]
+    assert CliRunner().invoke(main, plain).stderr.startswith("Usage: ")
+
+
 def test_a_place_without_a_job_is_a_wrong_call(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--output", "json", "list", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (2, "")

@@ -58,8 +58,7 @@ def test_damage_is_named_and_refused(
         damage(file)
     found = cli.json("verify", exits=3)["findings"]
     assert any(finding["path"].startswith(f"{where}/") for finding in found)
-    if where == "state":
-        assert {finding["checkpoint"] for finding in found} == {1}
+    assert {finding["checkpoint"] for finding in found} == {1}
     cli("verify", "1", exits=3)
     assert "damaged" in cli("restore", "--to", "1", "--yes", "--force", exits=3).stderr
     assert job.state.attempt.id == 1
