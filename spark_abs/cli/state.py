@@ -9,13 +9,15 @@ import click
 
 from spark_abs.cli.output import Output, text_of
 from spark_abs.cli.root_command import Context, root_command
-from spark_abs.errors import Refused
+from spark_abs.errors import Refused, UsageError
 from spark_abs.observe.state_at import StateAt, find_state, same_at
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, in_object_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+ROWS_SHOWN = 20
 
 
 @click.command
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--diff", metavar="ID|NAME|latest", help="Show what is different from another checkpoint.")
 @click.option("--export", metavar="TABLE", help="Write all rows to a new Delta table there; show none.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", default=20, show_default=True, help="Rows to show."
+    "--limit", type=click.IntRange(min=1), metavar="N", help=f"Rows to show; {ROWS_SHOWN} if it is not given."
 )
 def state(
     ctx: Context,
@@ -45,9 +47,11 @@ def state(
     store: str | None,
     diff: str | None,
     export: str | None,
-    limit: int,
+    limit: int | None,
 ) -> None:
     """Show the state of a stage at a checkpoint: a row for each key. Starts Spark; the job is not touched."""
+    if limit is not None and export is not None:
+        raise UsageError("--limit is for rows that are shown, and --export shows none: leave one out")
     # What can be wrong about the call is found before a JVM is started.
     found = find_state(root, stage, checkpoint, operator, store)
     before = None if diff is None else same_at(root, found, diff)
@@ -59,7 +63,7 @@ def state(
         count = frame.count()
         if target is not None:
             frame.write.format("delta").mode("error").save(target.uri)
-        rows = _rows(frame, limit) if target is None else []
+        rows = _rows(frame, limit or ROWS_SHOWN) if target is None else []
     shown = {
         "stage": stage,
         "checkpoint": found.manifest.id,

@@ -15,6 +15,7 @@ from spark_abs.model import NO_ATTEMPT
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
+from spark_abs.wording import way
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,10 @@ def choose(to: str | int, found: ManifestListing, state: ControlState) -> Summar
             raise DamageError(f"checkpoint {text} is damaged: {_unreadable(found)}") from error
         raise DamageError(f"{error}; or it is one of these damaged ones: {_unreadable(found)}") from error
     if text == LATEST and any(d.id is None or d.id > chosen.id for d in found.damaged):
-        raise DamageError(f"the newest checkpoint may be damaged: {_unreadable(found)}")
+        raise DamageError(
+            f"the newest checkpoint may be damaged: {_unreadable(found)}: see `spark-abs list ROOT` and name "
+            f"another one, or restore the newest intact one with {way('fallback=True', '--fallback')}"
+        )
     return chosen
 
 

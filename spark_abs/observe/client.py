@@ -57,7 +57,7 @@ def ask_run(
     """
     control = Control.open(root)
     began_ms = now_ms()
-    run = _require_alive(root, control.state, began_ms)
+    run = _require_alive(root, control.state, began_ms, command.kind)
     control.update(lambda state: ask(state, command))
     while True:
         # Looked at in this order: an answer given just before the end is still seen.
@@ -142,13 +142,14 @@ def how_ended(state: ControlState, run: int) -> str:
     return "died" if how is None else f"ended ({how})"
 
 
-def _require_alive(root: Root, state: ControlState, now_ms: int) -> int:
+def _require_alive(root: Root, state: ControlState, now_ms: int, kind: CommandKind) -> int:
     live = live_run(root, now_ms, lease_timeout_ms())
     if live is None or state.run is None or state.run.ended is not None:
         last = ": it was never started"
         if state.run is not None:
             last = f": run {state.run.id} {how_ended(state, state.run.id)}"
-        raise Refused(f"no run of job {state.job!r} is alive{last}; start it first")
+        then = "" if kind is CommandKind.STOP else "; start it first"
+        raise Refused(f"no run of job {state.job!r} is alive{last}{then}")
     if not state.attempt.ready:
         raise Refused(f"job {state.job!r} is being restored: wait for the end of it, then start it")
     return state.run.id

@@ -133,11 +133,11 @@ def _facts(
     except UsageError as error:  # the extra for its kind is not installed here
         return OutsideFacts(record.sink, where, None, gone=f"it cannot be asked: {error}")
     if sink is None:
-        gone = (
-            "it is one of your own, and only you can make it: give it with sinks={"
-            + repr(record.sink)
-            + ": …}"
+        given = f"sinks={{{record.sink!r}: …}}"
+        how = way(
+            f"give it with {given}", f"restore from Python, with spark_abs.restore(root, checkpoint, {given})"
         )
+        gone = f"it is one of your own, and only you can make it: {how}"
         return OutsideFacts(record.sink, where, None, gone=gone)
     try:
         found = _asked(state, manifest, known, attempt, record, sink)

@@ -219,8 +219,8 @@ def _brought_back(step: RestoreSink | FenceOutside | ReturnOutside) -> str:
     then = f"back to the rows of version {step.version}"
     if step.version == NO_TABLE:
         then = "to no rows: there was no such table"
-    undone = f"{_undone(step.changes)}{_by(step.needs_spark)}"
-    return f"bring {_sinks(step.sinks)} ({step.table}) from version {step.current} {then}{undone}"
+    where = f"{_sinks(step.sinks)} ({step.table}){_by(step.needs_spark)}"
+    return f"bring {where} from version {step.current} {then}{_undone(step.changes)}"
 
 
 def _outside(step: FenceOutside | ReturnOutside) -> str:
@@ -243,13 +243,19 @@ def _sinks(names: Sequence[str]) -> str:
 
 def _undone(changes: Changes) -> str:
     """Say whose rows go, and whose stay."""
-    said = [f"{changes.own_rows:,} rows of this job go"] if changes.own else []
+    said = []
+    if changes.own:
+        said.append(f"{_rows(changes.own_rows)} of this job {'goes' if changes.own_rows == 1 else 'go'}")
     if changes.of_others:
         where = f"version {_listed(changes.of_others)}"
-        said.append(f"what others did in {where} is undone ({changes.rows_of_others:,} rows added)")
+        said.append(f"what others did in {where} is undone ({_rows(changes.rows_of_others)} added)")
     if changes.of_roots:
         said.append(f"rows of jobs on other roots in version {_listed(changes.of_roots)} stay")
     return "".join(f"; {one}" for one in said)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 def _listed(numbers: Sequence[int]) -> str:

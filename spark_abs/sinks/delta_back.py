@@ -18,6 +18,7 @@ from spark_abs.sinks.delta_marks import Marked, commit_mark
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.sinks.undo import undoing
 from spark_abs.store.table import Commit, Table
+from spark_abs.wording import way
 
 if TYPE_CHECKING:
     from spark_abs.sinks.delta_marks import Session
@@ -40,9 +41,10 @@ def bring_back(
     """
     changes, plain = changes_since(table, version, own), why_not_native(table.delta) is None
     if changes.of_others and not undo_others:
+        force = way("force=['rows']", "--force rows")
         raise Refused(
             f"{table.uri} was changed by others since version {version}, which a restore would undo; "
-            f"force it to do so: {_operations(table, changes.of_others)}"
+            f"say {force} if it may: {_operations(table, changes.of_others)}"
         )
     if not plain and (entangled := why_not_apart(table, version, own, changes)):
         raise Refused(f"{table.uri}: {entangled}")

@@ -52,6 +52,18 @@ def test_list_shows_a_damaged_row_beside_the_others(job: SmallJob, cli: Cli) -> 
     assert "damaged" in cli("list").stdout
 
 
+def test_a_newest_checkpoint_that_is_damaged_is_said_with_what_to_do(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.checkpoint(2)
+    (file,) = Path(job.root.path("checkpoints")).glob("00000002-*.parquet")
+    file.write_bytes(file.read_bytes()[:-20])
+    said = cli("show", "latest", exits=3).stderr
+    assert "the newest checkpoint may be damaged: 2 (" in said
+    assert "see `spark-abs list ROOT` and name another one, or restore the newest" in said
+    assert "with --fallback" in said
+    assert "with --fallback" in cli("restore", "--to", "latest", exits=3).stderr
+
+
 def test_a_new_root_has_nothing_to_list(job: SmallJob, cli: Cli) -> None:
     assert cli("list").stdout == "no checkpoint was completed yet\n"
     assert cli.json("list") == []

@@ -21,6 +21,7 @@ from spark_abs.observe.tables import table_at
 from spark_abs.protocol.path import channel_path
 from spark_abs.restore.apply import apply
 from spark_abs.restore.prepare import prepare
+from spark_abs.sinks.delta import DeltaSink
 from spark_abs.snapshots.materialise import materialise
 from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.history import History, HistoryEvent
@@ -210,6 +211,24 @@ def test_changes_of_others_to_a_sink_are_not_undone_unasked(job: SmallJob, cli: 
     assert job.state.attempt.id == 1
     restore(job.root.uri, 1, force=True)
     assert job.rows() == [1]
+
+
+def test_a_change_of_others_that_comes_while_it_goes_back_is_not_undone_either(
+    job: SmallJob, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stood in the plan is looked at again, and the option is named again."""
+    job.checkpoint(1)
+    job.step(2)
+    asked = DeltaSink.restore_to
+
+    def late(sink: DeltaSink, *arguments: Any) -> None:
+        write_deltalake(job.table, pa.table({"n": pa.array([77], pa.int64())}), mode="append")
+        asked(sink, *arguments)
+
+    monkeypatch.setattr(DeltaSink, "restore_to", late)
+    said = cli("restore", "--to", "1", "--yes", exits=1).stderr
+    assert "which a restore would undo; say --force rows if it may: version" in said
+    assert job.rows() == [1, 2, 77]
 
 
 def test_optimize_is_no_change(job: SmallJob) -> None:

@@ -29,6 +29,7 @@ from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
+from spark_abs.wording import command_line
 
 BEGIN = Mark(AttemptId(1), CheckpointId(0), Version(0))
 
@@ -75,6 +76,13 @@ def test_a_table_that_another_root_has_taken_over_stands_in_no_way() -> None:
     found = found_of("own", "", {"sent": Gone(TakenOver("it was taken over by another root"))})
     (step,) = outside_steps([found], force=False)
     assert step == KeepSink(("sent",), "it was taken over by another root: what it has sent stays")
+
+
+def test_a_sink_of_ones_own_is_given_in_python_wherever_it_is_asked_for() -> None:
+    assert found_of("own", "", {}).gone.endswith("give it with sinks={'sent': …}")
+    with command_line():
+        said = found_of("own", "", {}).gone
+    assert said.endswith("from Python, with spark_abs.restore(root, checkpoint, sinks={'sent': …})")
 
 
 @pytest.mark.parametrize("plain", [True, False])

@@ -209,6 +209,18 @@ def test_changes_of_others_refuse_unless_forced() -> None:
     )
 
 
+def test_a_sink_that_spark_brings_back_and_one_row_are_said_so() -> None:
+    changes = Changes((Version(8),), 1, (), (Version(7),), 1)
+    found = facts(sink=replace(TOTALS, changes=changes, needs_spark=True))
+    (step,) = [
+        s for s in planned(started(), manifest(5), found, Force.ROWS).steps if isinstance(s, RestoreSink)
+    ]
+    assert sentence(step) == (
+        "bring sink sum/totals (/lake/totals) through Spark from version 9 back to the rows of version 4; "
+        "1 row of this job goes; what others did in version 7 is undone (1 row added)"
+    )
+
+
 @pytest.mark.parametrize(
     ("found", "says"),
     [
