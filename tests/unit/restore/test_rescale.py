@@ -149,7 +149,7 @@ class Spread(SmallJob):
 def spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spread:
     job = Spread(tmp_path)
     monkeypatch.setattr(module, "rescale", job.repartition)
-    monkeypatch.setattr(module._Restorer, "_session", lambda _: object())
+    monkeypatch.setattr(module._Restorer, "open_session", lambda _: object())
     job.checkpoint(1)
     job.step(2)
     return job
