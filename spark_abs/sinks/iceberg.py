@@ -45,11 +45,10 @@ from spark_abs.sinks.iceberg_mark import (
     SUMMARY,
     IcebergMark,
     Kept,
-    behind,
     head_of,
-    is_within,
     mark_in,
     property_of,
+    since,
     summary_of,
     tag_of,
 )
@@ -167,16 +166,19 @@ class IcebergSink(TwoPhaseSink):
             if metadata.snapshot_by_id(target) is None:
                 return f"snapshot {target} of the table has expired"
             branch = self._config.branch
-            if not is_within(metadata, branch, target):
+            after = since(metadata, branch, target)
+            if after is None:
                 return f"snapshot {target} is not on branch {branch!r} of the table any more"
             ours = summary_of(owner)
             others = [
                 s.snapshot_id
-                for s in behind(metadata, branch, target)
+                for s in after.snapshots
                 if s.summary is None or s.summary.additional_properties.get(SUMMARY) != ours
             ]
         if others:
             return f"others have committed to the table since: snapshots {', '.join(map(str, others))}"
+        if not after.whole:
+            return "snapshots between have expired, so whether others have committed since is not known"
         return ""
 
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
@@ -229,7 +231,7 @@ class IcebergSink(TwoPhaseSink):
         if (
             newest is not None
             and table.metadata.snapshot_by_id(newest) is not None
-            and not is_within(table.metadata, branch, newest)
+            and since(table.metadata, branch, newest) is None
         ):
             raise Refused(
                 f"branch {branch!r} of table {self._config.table} does not have snapshot {newest} any more, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pyiceberg.table.metadata import TableMetadata
@@ -93,19 +92,46 @@ def head_of(metadata: TableMetadata, branch: str) -> int | None:
     return None if ref is None else ref.snapshot_id
 
 
-def behind(metadata: TableMetadata, branch: str, until: int) -> Iterator[Snapshot]:
-    """Iterate the snapshots of a branch from the newest one back to that after `until`, where kept."""
+@dataclass(frozen=True, slots=True)
+class Since:
+    """What a branch has after one of its snapshots, as far as that is still there."""
+
+    snapshots: tuple[Snapshot, ...]
+    """Newest first."""
+    whole: bool
+    """Whether that is all; else some have expired."""
+
+
+def since(metadata: TableMetadata, branch: str, target: int) -> Since | None:
+    """Return what a branch has after a snapshot, None if that is not on it.
+
+    Parents are followed until one has expired. Where all are newer than the target, and one between may have
+    expired, it was reached. A branch that was set back has something older, or nothing between has expired.
+    """
+    found: list[Snapshot] = []
     at = head_of(metadata, branch)
-    while at is not None and at != until:
+    while at is not None and at != target:
         snapshot = metadata.snapshot_by_id(at)
         if snapshot is None:
-            return
-        yield snapshot
+            break
+        found.append(snapshot)
         at = snapshot.parent_snapshot_id
+    if at == target:
+        return Since(tuple(found), whole=True)
+    sought = metadata.snapshot_by_id(target)
+    if sought is None or not found or not _expired_between(metadata, sought, found[-1]):
+        return None
+    return Since(tuple(found), whole=False)
 
 
-def is_within(metadata: TableMetadata, branch: str, snapshot: int) -> bool:
-    """Say whether a snapshot is on a branch."""
-    found = list(behind(metadata, branch, snapshot))
-    last = found[-1].parent_snapshot_id if found else head_of(metadata, branch)
-    return last == snapshot
+def _expired_between(metadata: TableMetadata, older: Snapshot, newer: Snapshot) -> bool:
+    """Say whether a snapshot between two may have expired; not if they are in another order.
+
+    Each snapshot of a table has the next sequence number, so one that is missing has expired. In a table of
+    format 1 all are 0, and time is what is left.
+    """
+    first, last = older.sequence_number or 0, newer.sequence_number or 0
+    if not first:
+        return (first, older.timestamp_ms) < (last, newer.timestamp_ms)
+    there = sum(first < (snapshot.sequence_number or 0) < last for snapshot in metadata.snapshots)
+    return last - first - 1 > there

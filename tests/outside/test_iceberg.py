@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
 from spark_abs.errors import CommitConflict, DamageError, Fenced, Refused, SinkUnreachable, UsageError
@@ -286,6 +288,103 @@ def test_an_expired_snapshot_is_named_by_the_refusal(catalog: Catalog) -> None:
         sending.sink.recover(sending.owner)
         sending.send(Some([4]))
     assert ids(catalog) == [0, 1, 2, 3, 4]
+
+
+def expire(table: Table) -> None:
+    """Expire every snapshot but the newest of a branch and those with a tag."""
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    table.refresh().maintenance.expire_snapshots().older_than(tomorrow).commit()
+    table.refresh()
+
+
+UNKNOWN = "snapshots between have expired, so whether others have committed since is not known"
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_after_an_expiry_of_all_but_a_savepoint_a_job_starts_and_sends(
+    catalog: Catalog, version: str
+) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA, properties={"format-version": version})
+    with Sending() as sending:
+        sending.send(Some([0]))
+        sending.send(Some([1]), savepoint="release")
+    for theirs in (98, 99):
+        table.refresh().append(pa.table({"id": [theirs], "text": ["theirs"]}))
+    expire(table)
+    assert len(table.snapshots()) == 2
+    with Sending(run=2) as again:
+        assert again.mark == mark(2)
+        again.send(Some([2]))
+    # Two starts, nothing sent between, and an expiry.
+    Sending(run=3).sink.close()
+    expire(table)
+    with Sending(run=4) as last:
+        assert last.mark == mark(3)
+        last.send(Some([3]))
+    assert ids(catalog) == [0, 1, 2, 3, 98, 99]
+
+
+def test_after_a_savepoint_two_starts_and_an_expiry_the_job_goes_on(catalog: Catalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        sending.send(Some([0]), savepoint="release")
+    for run in (2, 3):
+        Sending(run=run).sink.close()
+    expire(table)
+    with Sending(run=4) as again:
+        again.send(Some([1]))
+    assert ids(catalog) == [0, 1]
+
+
+def test_what_an_expiry_hides_is_said_to_be_unknown(catalog: Catalog) -> None:
+    """A way back to a savepoint, over snapshots that have expired."""
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        sending.send(Some([0]), savepoint="release")
+        for number in range(1, 4):
+            sending.send(Some([number]))
+        expire(table)
+        assert sending.sink.why_not(sending.owner, mark(1)) == UNKNOWN
+        with pytest.raises(Refused, match=UNKNOWN):
+            sending.back(1)
+        table.append(pa.table({"id": [99], "text": ["theirs"]}))
+        assert "others have committed to the table since" in sending.sink.why_not(sending.owner, mark(1))
+        sending.back(1, keep=True)
+        sending.send(Some([10]))
+    assert ids(catalog) == [0, 1, 2, 3, 10, 99]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("others", [0, 1, 2])
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_branch_that_was_set_back_is_refused_whoever_has_committed_since(
+    catalog: Catalog, version: str, others: int, expired: bool
+) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA, properties={"format-version": version})
+    with Sending() as sending:
+        sending.send(Some([0]))
+        before = table.refresh().current_snapshot()
+        assert before is not None
+        table.manage_snapshots().create_tag(before.snapshot_id, "before").commit()
+        sending.send(Some([1]), savepoint="release")
+        if expired:
+            expire(table)
+        table.refresh().manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
+        for theirs in range(others):
+            table.refresh().append(pa.table({"id": [90 + theirs], "text": ["theirs"]}))
+        with pytest.raises(Refused, match="set the branch forward again"):
+            sending.sink.recover(sending.owner)
+
+
+def test_a_branch_that_begins_anew_is_refused_although_nothing_on_it_is_older(catalog: Catalog) -> None:
+    """As after `CREATE OR REPLACE TABLE`: its snapshot has no parent, and none between has expired."""
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        sending.send(Some([0]), savepoint="release")
+        table.refresh().manage_snapshots().remove_branch("main").commit()
+        table.refresh().append(pa.table({"id": [99], "text": ["theirs"]}))
+        with pytest.raises(Refused, match="set the branch forward again"):
+            sending.sink.recover(sending.owner)
 
 
 def test_files_of_a_commit_that_did_not_take_place_are_deleted(catalog: Catalog, tmp_path: Path) -> None:
