@@ -16,6 +16,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 try:
+    from pydantic import ValidationError
     from pyiceberg import exceptions
     from pyiceberg.catalog import Catalog
     from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
@@ -361,7 +362,10 @@ class IcebergSink(TwoPhaseSink):
         raise SinkUnreachable(self._clean(error)) from None
 
     def _clean(self, error: Exception) -> str:
-        return self._hidden(f"table {self._config.target}: {type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, ValidationError):  # quotes the answer, and that may hold a token
+            said = f"catalog {self._config.catalog} gave an answer that cannot be read"
+        return self._hidden(f"table {self._config.target}: {said}")
 
     def _hidden(self, text: str) -> str:
         return text if self._reached is None else self._reached.clean(text)

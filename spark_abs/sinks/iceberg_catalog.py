@@ -6,9 +6,21 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
+from pydantic import ValidationError
 from pyiceberg import exceptions
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import (
+    _ENV_CONFIG,
+    PY_CATALOG_IMPL,
+    TYPE,
+    URI,
+    Catalog,
+    CatalogType,
+    infer_catalog_type,
+    load_catalog,
+)
+from pyiceberg.utils.config import merge_config
 
 from spark_abs.errors import UsageError
 
@@ -44,6 +56,7 @@ def reach(name: str, env: str | None) -> Reached:
 
     Raises:
         UsageError: the environment does not say where it is.
+        ValidationError: its answer cannot be read.
     """
     given: Mapping[str, object] = {}
     text = ""
@@ -60,7 +73,9 @@ def reach(name: str, env: str | None) -> Reached:
                 '{"type": "sql", "uri": "…", "warehouse": "…"}'
             ) from None
     try:
-        catalog = load_catalog(name, **{key: str(value) for key, value in given.items()})
+        catalog = _open(name, {key: str(value) for key, value in given.items()})
+    except ValidationError:  # a ValueError, too
+        raise
     except ValueError:
         raise UsageError(
             f"no address of catalog {name!r}: set PYICEBERG_CATALOG__{name.upper()}__URI, or "
@@ -69,3 +84,17 @@ def reach(name: str, env: str | None) -> Reached:
     known = {**catalog.properties, **given}
     hidden = {str(value) for key, value in known.items() if any(word in key.lower() for word in _SECRET)}
     return Reached(catalog, tuple(sorted({text, *hidden} - {""}, key=len, reverse=True)))
+
+
+def _open(name: str, given: dict[str, str]) -> Catalog:
+    """Open a catalog as `load_catalog` does; one over REST with timeouts."""
+    found = cast("dict[str, str]", merge_config(_ENV_CONFIG.get_catalog_config(name) or {}, {**given}))
+    if PY_CATALOG_IMPL not in given and URI in found:
+        inferred = None if found.get(TYPE) else infer_catalog_type(name, {**found})
+        if inferred is CatalogType.REST or str(found.get(TYPE)).lower() == CatalogType.REST.value:
+            from spark_abs.sinks.iceberg_rest import (
+                TimedRestCatalog,
+            )  # half a second, which tasks do not need
+
+            return TimedRestCatalog(name, **found)
+    return load_catalog(name, **given)

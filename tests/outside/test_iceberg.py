@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pyarrow as pa
 import pytest
+import requests
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
-from spark_abs.errors import CommitConflict, DamageError, Fenced, Refused, SinkUnreachable, UsageError
+from spark_abs.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    DamageError,
+    Fenced,
+    Refused,
+    SinkUnreachable,
+    UsageError,
+)
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks import iceberg, iceberg_files
+from spark_abs.sinks import iceberg, iceberg_files, iceberg_rest
 from spark_abs.sinks.iceberg import Iceberg, IcebergSink
 from spark_abs.sinks.iceberg_files import DataFileWriter, elsewhere
 from spark_abs.sinks.two_phase import Rows
@@ -239,6 +253,107 @@ def test_over_rest_whoever_was_overtaken_while_it_wrote_commits_nothing(rest: Ca
         with pytest.raises(CommitConflict):
             old.send(Late([3]))
     assert ids(rest) == [1]
+
+
+class Relay:
+    """An HTTP server before a REST catalog, that gives no answer to what `silent` says."""
+
+    def __init__(self, uri: str, silent: Callable[[str], bool]) -> None:
+        self.silent = silent
+        self.over = Event()
+        relay = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _any(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) or None
+                passed = {"Content-Type": "application/json"}
+                request = Request(uri + self.path, body, passed, method=self.command)
+                if self.path.startswith("/silent"):
+                    relay.over.wait(60)
+                    return
+                try:
+                    with urlopen(request, timeout=60) as answer:
+                        status, said = answer.status, answer.read()
+                except HTTPError as error:
+                    status, said = error.code, error.read()
+                if relay.silent(f"{self.command} {self.path}"):
+                    relay.over.wait(60)
+                    return
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(said)))
+                self.end_headers()
+                self.wfile.write(said)
+
+            do_GET = do_POST = _any  # noqa: N815 - the base's names
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.uri = f"http://127.0.0.1:{self._server.server_port}"
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("call", ["login", "config", "table", "commit"])
+def test_a_call_that_gets_no_answer_ends(
+    rest: Catalog, rest_catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Also one whose commit has taken place: what became of it is then read."""
+    rest.create_table("shop.orders", SCHEMA)
+    monkeypatch.setattr(iceberg_rest, "TIMEOUTS_S", (5.0, 5.0))
+    with Relay(rest_catalog.properties["uri"], lambda _: False) as relay:
+        settings = {"type": "rest", "uri": relay.uri}
+        if call == "login":
+            settings |= {"credential": f"me:{SECRET}", "oauth2-server-uri": f"{relay.uri}/silent"}
+        monkeypatch.setenv("CATALOG", json.dumps(settings))
+        of_call = {
+            "login": lambda _: False,
+            "config": lambda asked: "/v1/config" in asked,
+            "table": lambda asked: asked.startswith("GET") and asked.endswith("/tables/orders"),
+            "commit": lambda asked: asked.startswith("POST") and asked.endswith("/tables/orders"),
+        }
+        began = time.monotonic()
+        if call == "commit":
+            with Sending() as sending:
+                relay.silent = of_call[call]
+                with pytest.raises((SinkUnreachable, CommitStateUnknown), match=r"(?i)timed out"):
+                    sending.send(Some([1]))
+                relay.silent = of_call["login"]
+                assert sending.sink.recover(sending.owner) == mark(1)
+        else:
+            relay.silent = of_call[call]
+            with pytest.raises(SinkUnreachable, match=r"(?i)timed out") as refused:
+                IcebergSink(ORDERS).mark(Owner("0" * 32, "job", "sent", RunId(1)))
+            assert SECRET not in str(refused.value)
+        assert time.monotonic() - began < 40
+    assert ids(rest) == ([1] if call == "commit" else [])
+
+
+def test_half_an_answer_is_asked_for_again_and_not_said(
+    rest: Catalog, rest_catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest.create_table("shop.orders", SCHEMA)
+    monkeypatch.setenv("CATALOG", json.dumps(rest_catalog.properties))
+    text = requests.Response.text
+    for part in ("/v1/config", "/tables/orders"):
+
+        def half(answer: requests.Response, part: str = part) -> str:
+            said: str = text.fget(answer)  # type: ignore[attr-defined]
+            return f'{{"token": "{SECRET}", ' if part in answer.url else said
+
+        with monkeypatch.context() as patched:
+            patched.setattr(requests.Response, "text", property(half))
+            with pytest.raises(SinkUnreachable, match="gave an answer that cannot be read") as refused:
+                IcebergSink(ORDERS).mark(Owner("0" * 32, "job", "sent", RunId(1)))
+            assert SECRET not in f"{refused.value!r} {refused.value.__cause__!r}"
 
 
 def test_an_epoch_without_rows_moves_the_mark_and_adds_no_snapshot(
