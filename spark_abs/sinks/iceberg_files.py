@@ -6,6 +6,7 @@ names of its own, so of a task that ran twice both have written, and one result 
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pyarrow as pa
+from pydantic import ValidationError
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.manifest import DataFile
@@ -26,6 +28,19 @@ _PIECE = 64 * 2**20
 """Bytes of rows that are held at once; a piece is at least one file for each partition in it."""
 _OF_STORAGE = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.", "pyarrow.")
 """What properties of a file system begin with; all else is the catalog's, its password and token too."""
+
+_OF_ROWS = (
+    ArithmeticError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AssertionError,
+    NotImplementedError,
+    pa.ArrowException,
+)
+"""What rows that the table can never take end with, such as a date after the year 9999."""
+_OF_STORE = (OSError, MemoryError, pa.ArrowCancelled, json.JSONDecodeError, ValidationError)
+"""What is some of these too, and may not come again: a connection that broke, half an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +115,8 @@ def elsewhere(io: FileIO) -> bool:
 def _meaning(error: Exception) -> AbsError:
     if isinstance(error, AbsError):
         return error
-    kind = SinkFailed if isinstance(error, REFUSED) else SinkUnreachable
-    return kind(f"{type(error).__name__}: {error}")
+    again = isinstance(error, _OF_STORE) or not isinstance(error, (*REFUSED, *_OF_ROWS))
+    return (SinkUnreachable if again else SinkFailed)(f"{type(error).__name__}: {error}")
 
 
 def _pieces(rows: Rows) -> Iterator[pa.Table]:

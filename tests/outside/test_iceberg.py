@@ -21,7 +21,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import Table
-from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, Transform
 
 from spark_abs.errors import (
     CommitConflict,
@@ -29,6 +29,7 @@ from spark_abs.errors import (
     DamageError,
     Fenced,
     Refused,
+    SinkFailed,
     SinkUnreachable,
     UsageError,
 )
@@ -49,7 +50,7 @@ ORDERS = Iceberg("shop.orders", catalog_env="CATALOG")
 class Some(Rows):
     """The rows of a batch."""
 
-    def __init__(self, ids: Sequence[int], **more: list[Any]) -> None:
+    def __init__(self, ids: Sequence[int], **more: list[Any] | pa.Array) -> None:
         self._batch = pa.RecordBatch.from_pydict(
             {"id": pa.array(ids, pa.int64()), "text": pa.array([f"t{i}" for i in ids], pa.string()), **more}
         )
@@ -568,6 +569,58 @@ def test_a_branch_that_somebody_has_set_back_is_refused(catalog: Catalog) -> Non
         table.refresh()
         table.manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
         with pytest.raises(Refused, match="set the branch forward again"):
+            sending.sink.recover(sending.owner)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "transform"),
+    [
+        (pa.date32(), 3_700_000, None),  # of the year 12100
+        (pa.date32(), 3_700_000, DayTransform()),
+        (pa.timestamp("us"), 3_700_000 * 86_400 * 10**6, None),
+        (pa.timestamp("us"), 3_700_000 * 86_400 * 10**6, DayTransform()),
+        (pa.float64(), float("nan"), IdentityTransform()),
+    ],
+)
+def test_rows_that_the_table_can_never_take_are_not_tried_again(
+    catalog: Catalog, tmp_path: Path, kind: pa.DataType, value: float, transform: Transform[Any, Any] | None
+) -> None:
+    schema = SCHEMA.append(pa.field("value", kind))
+    table = catalog.create_table("shop.orders", schema)
+    if transform is not None:
+        with table.update_spec() as update:
+            update.add_field("value", transform, "part")
+    numbers = pa.array([value], pa.float64() if kind == pa.float64() else pa.int64())
+    values = numbers.cast(pa.int32()).cast(kind) if kind == pa.date32() else numbers.cast(kind)
+    with Sending() as sending:
+        sending.sink.check(schema)
+        with pytest.raises(SinkFailed, match=r"table shop\.orders: (Overflow|ZeroDivision)Error"):
+            sending.send(Some([1], value=values))
+    assert ids(catalog) == []
+
+
+def test_what_only_looks_like_a_fault_of_the_rows_is_tried_again(catalog: Catalog) -> None:
+    """Errors of a store that are also a ValueError."""
+    catalog.create_table("shop.orders", SCHEMA)
+
+    class Torn(Some):
+        def __init__(self, error: Exception) -> None:
+            super().__init__([1])
+            self._error = error
+
+        def __iter__(self) -> Iterator[pa.RecordBatch]:
+            raise self._error
+
+    errors = (
+        json.JSONDecodeError("half", "{", 1),
+        requests.exceptions.JSONDecodeError("half", "{", 1),
+        requests.ConnectionError("gone"),
+        pa.ArrowMemoryError("full"),
+    )
+    with Sending() as sending:
+        for error in errors:
+            with pytest.raises(SinkUnreachable):
+                sending.send(Torn(error))
             sending.sink.recover(sending.owner)
 
 
