@@ -116,6 +116,8 @@ class Sender:
         self._record, self._owner = record, owner
         self.floor = FIRST_ENTRY
         """The entry up to which no restore undoes anything, 0 if that is not known."""
+        self.asked: tuple[Version, ...] = ()
+        """The entries to which a restore may go back, see `Epoch`."""
         self._cuts, self._savepoints = list(cuts), dict(savepoints)
         self._committed: Mark | None = None
         self._known = False
@@ -300,7 +302,8 @@ class Sender:
         )
         whole = until in list(self._cuts)  # a batch after the cut of a savepoint names it, too
         savepoint = self._savepoints.get(until.checkpoint) if whole else None
-        epoch = Epoch(self._owner, after, until, self.floor, self._committed is None, savepoint)
+        first = self._committed is None
+        epoch = Epoch(self._owner, after, until, self.floor, first, savepoint, self.asked)
         ctx.failpoint(f"send.{name}.commit.before")
         try:
             self._sending.sink.commit(epoch, rows)

@@ -73,7 +73,7 @@ class Senders:
         found: dict[ChannelId, tuple[Version, ...]] = {}
         for sender in self._senders:
             bounds = bounds_of(state, sender.channel, sender.mark, manifests)
-            sender.floor = bounds.undone
+            sender.floor, sender.asked = bounds.undone, bounds.asked
             found[sender.channel] = (*found.get(sender.channel, ()), bounds.needed)
         return found
 

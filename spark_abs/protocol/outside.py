@@ -62,6 +62,15 @@ class Epoch:
     """Whether nothing was ever committed: the sink has no mark yet."""
     savepoint: str | None = None
     """The name of the savepoint that the epoch ends with, None if that is no savepoint."""
+    asked: tuple[Version, ...] = ()
+    """The entries to which the kept checkpoints go back, oldest first, as they were some time ago; empty if
+    they are not known. What has been completed since goes back to a later entry."""
+
+    def may_return_to(self, version: Version) -> bool:
+        """Say whether a restore may go back to an entry with which an epoch has ended."""
+        if not self.asked:
+            return version >= self.floor
+        return version in self.asked or version > self.asked[-1]
 
 
 def next_epochs(mark: Mark, cuts: Iterable[Mark], path: Sequence[Branch]) -> tuple[tuple[Mark, Mark], ...]:
@@ -162,6 +171,16 @@ def sent_behind(
     return tuple(sorted(ids))
 
 
+def asked_for(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> tuple[Version, ...]:
+    """Return the entries that a way to a kept checkpoint takes a sink back to, each once, oldest first.
+
+    Args:
+        line: the path to what a sink has committed.
+        kept: the path to the cut of each checkpoint that one may go back to.
+    """
+    return tuple(sorted({meeting(line, target).version for target in kept}))
+
+
 def undone_from(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:
     """Return the entry up to which nothing is undone any more, whichever kept checkpoint one goes back to.
 
@@ -171,7 +190,7 @@ def undone_from(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Ver
         line: the path to what a sink has committed.
         kept: the path to the cut of each checkpoint that one may go back to.
     """
-    return min((meeting(line, target).version for target in kept), default=FIRST_ENTRY)
+    return next(iter(asked_for(line, kept)), FIRST_ENTRY)
 
 
 def needed_from(mark: Mark, line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:

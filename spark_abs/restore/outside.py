@@ -64,6 +64,8 @@ class MarkBounds:
     """The entry after which the sink may still read."""
     undone: Version
     """The entry after which a restore may undo what it has committed."""
+    asked: tuple[Version, ...]
+    """The entries to which a restore may take it back, oldest first."""
 
 
 def sink_of(
@@ -99,7 +101,8 @@ def bounds_of(
     """Say what a mark means for the channel."""
     line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
     kept = [path_to(state, manifest, channel) for manifest in manifests]
-    return MarkBounds(line, outside.needed_from(mark, line, kept), outside.undone_from(line, kept))
+    needed, undone = outside.needed_from(mark, line, kept), outside.undone_from(line, kept)
+    return MarkBounds(line, needed, undone, outside.asked_for(line, kept))
 
 
 def outside_facts(

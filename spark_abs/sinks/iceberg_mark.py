@@ -47,7 +47,10 @@ class IcebergMark:
             kept = [Kept(epoch.after.version, before)]
         kept.append(Kept(epoch.mark.version, after))
         needed = max((k.version for k in kept if k.version <= epoch.floor), default=kept[0].version)
-        return replace(self, mark=epoch.mark, kept=tuple(k for k in kept if k.version >= needed))
+        wanted = [
+            k for k in kept if k.version == needed or (k.version > needed and epoch.may_return_to(k.version))
+        ]
+        return replace(self, mark=epoch.mark, kept=tuple(wanted))
 
     def snapshot_of(self, back: Mark) -> int | None:
         """Return the snapshot that has all up to a mark and nothing after it, None if it is forgotten."""

@@ -38,6 +38,7 @@ from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks import iceberg, iceberg_files, iceberg_rest
 from spark_abs.sinks.iceberg import Iceberg, IcebergSink
 from spark_abs.sinks.iceberg_files import DataFileWriter, elsewhere
+from spark_abs.sinks.iceberg_mark import mark_in
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.testing.two_phase import NotOnce, Row, check
 from tests.outside.rest_catalog import RestCatalog
@@ -79,13 +80,16 @@ class Sending:
     def __exit__(self, *_: object) -> None:
         self.sink.close()
 
-    def epoch(self, floor: int = 0, savepoint: str | None = None) -> Epoch:
+    def epoch(self, floor: int = 0, savepoint: str | None = None, asked: Sequence[int] = ()) -> Epoch:
         number = 1 if self.mark is None else self.mark.checkpoint + 1
         before, first = self.mark or mark(0), self.mark is None
-        return Epoch(self.owner, before, mark(number), Version(10 * floor), first, savepoint)
+        entries = tuple(map(Version, asked))
+        return Epoch(self.owner, before, mark(number), Version(10 * floor), first, savepoint, entries)
 
-    def send(self, rows: Rows, floor: int = 0, savepoint: str | None = None) -> None:
-        epoch = self.epoch(floor, savepoint)
+    def send(
+        self, rows: Rows, floor: int = 0, savepoint: str | None = None, asked: Sequence[int] = ()
+    ) -> None:
+        epoch = self.epoch(floor, savepoint, asked)
         self.sink.commit(epoch, rows)
         self.mark = epoch.mark
 
@@ -501,6 +505,25 @@ def test_a_branch_that_begins_anew_is_refused_although_nothing_on_it_is_older(ca
         table.refresh().append(pa.table({"id": [99], "text": ["theirs"]}))
         with pytest.raises(Refused, match="set the branch forward again"):
             sending.sink.recover(sending.owner)
+
+
+def test_the_mark_names_what_a_restore_may_ask_for_and_no_more(catalog: Catalog) -> None:
+    """An old savepoint, and two checkpoints at a time: the mark does not grow."""
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        sending.send(Some([0]))
+        sending.send(Some([1]), savepoint="release")
+        for number in range(2, 30):
+            asked = (20, 10 * number - 10, 10 * number)
+            sending.send(Some([number]), floor=2, asked=asked if number > 10 else ())
+        found = mark_in(table.refresh().metadata, sending.owner)
+        assert found is not None
+        assert [kept.version for kept in found.kept] == [20, 280, 290, 300]
+        assert "not known any more" in sending.sink.why_not(sending.owner, mark(10))
+        sending.back(29)
+        assert ids(catalog) == list(range(29))
+        sending.back(2)
+    assert ids(catalog) == [0, 1]
 
 
 def test_files_of_a_commit_that_did_not_take_place_are_deleted(catalog: Catalog, tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from spark_abs.model import NO_EPOCH, AttemptId, Branch, CheckpointId, Version, counts
+from spark_abs.model import NO_EPOCH, AttemptId, Branch, CheckpointId, RunId, Version, counts
 from spark_abs.protocol import outside
-from spark_abs.protocol.outside import Mark
+from spark_abs.protocol.changes import FIRST_ENTRY
+from spark_abs.protocol.outside import Epoch, Mark, Owner
 
 RETAINED = 1
+OWNER = Owner("root", "job", "sink", RunId(1))
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Sink:
     mark: Mark | None = None
     rows: list[Version] = field(default_factory=list)
     history: list[tuple[Version, CheckpointId, list[Version]]] = field(default_factory=list)
+    places: list[Version] = field(default_factory=lambda: [FIRST_ENTRY])
+    """Of a sink that goes back to places, and undoes nothing row by row: where it can."""
 
 
 @dataclass
@@ -39,6 +43,7 @@ class Sender:
     attempt: AttemptId
     known: bool = False
     mark: Mark | None = None
+    asked: tuple[Version, ...] = ()
     hand: tuple[Mark, Mark, list[Version]] | None = None
 
 
@@ -49,6 +54,7 @@ class Outside(RuleBasedStateMachine):
     mark_after_rollback = staticmethod(outside.mark_after_rollback)
     needed_from = staticmethod(outside.needed_from)
     undone_from = staticmethod(outside.undone_from)
+    asked_for = staticmethod(outside.asked_for)
     next_batches = staticmethod(outside.next_batches)
     each_batch = False
     fences = True
@@ -120,6 +126,7 @@ class Outside(RuleBasedStateMachine):
             needed = self.needed_from(mark, line, kept)
             self.trimmed = max(self.trimmed, min(needed, *(m.version for m in self.kept)))
             self.forget(self.undone_from(line, kept))
+            self.sender.asked = tuple(self.asked_for(line, kept))
 
     def forget(self, floor: Version) -> None:
         self.sink.history = [epoch for epoch in self.sink.history if epoch[0] > floor]
@@ -145,6 +152,9 @@ class Outside(RuleBasedStateMachine):
         if mark is not None and self.undoes:
             line = self.line(mark.attempt, mark.version)
             back = self.mark_after_rollback(mark, line, self.path, self.kept)
+            places = self.sink.places
+            assert back.version in places, f"the place after entry {back.version} is asked for"
+            self.sink.places = [place for place in places if place <= back.version]
             for until, _, rows in reversed(self.sink.history):
                 if until > back.version:
                     del self.sink.rows[len(self.sink.rows) - len(rows) :]
@@ -186,6 +196,9 @@ class Outside(RuleBasedStateMachine):
                 return
             self.sink.rows += rows
             self.sink.history.append((until.version, until.checkpoint, rows))
+            epoch = Epoch(OWNER, after, until, asked=sender.asked)
+            places = [*self.sink.places, until.version]
+            self.sink.places = [place for place in places if epoch.may_return_to(place)]
             self.sink.mark = sender.mark = until
 
     def next(self, mark: Mark, path: Sequence[Branch]) -> tuple[tuple[Mark, Mark], ...]:
@@ -285,12 +298,22 @@ def _to_the_target(mark: Mark, _: object, path: Sequence[Branch], cuts: Iterable
     return next((c for c in cuts if (c.attempt, c.version) == (target.attempt, target.until)), mark)
 
 
+def _by_their_cuts(_: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> tuple[Version, ...]:
+    return tuple(sorted({until for target in kept if (until := target[-1].until) is not None}))
+
+
+def _for_good(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> tuple[Version, ...]:
+    return (*outside.asked_for(line, kept), Version(2**62))
+
+
 MUTANTS: dict[str, tuple[str, Callable[..., object] | bool]] = {
     "sends what an abandoned attempt completed": ("next_epochs", staticmethod(_all_cuts)),
     "takes the target for the fork": ("mark_after_rollback", staticmethod(_to_the_target)),
     "lets replaced runs commit": ("fences", False),
     "does not look at the mark": ("looks", False),
     "undoes nothing": ("undoes", False),
+    "keeps no place where an abandoned branch begins": ("asked_for", staticmethod(_by_their_cuts)),
+    "keeps no place of what completes later": ("asked_for", staticmethod(_for_good)),
 }
 
 

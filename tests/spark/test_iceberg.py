@@ -28,7 +28,7 @@ from spark_abs.sinks import epoch_rows
 from spark_abs.sinks.epoch_rows import FileRows
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.root import Root
-from tests.job_support import Feed, eventually
+from tests.job_support import Feed, eventually, manifests
 from tests.spark.conftest import Start
 
 SECRET = "c0rrect-h0rse-never-written"
@@ -57,9 +57,14 @@ def wide(rows: DataFrame) -> DataFrame:
 
 
 def declare(
-    spark: SparkSession, root: Path, feed: Feed, evolve: bool = True, interval: str = "300ms"
+    spark: SparkSession,
+    root: Path,
+    feed: Feed,
+    evolve: bool = True,
+    interval: str = "300ms",
+    retained: int = 10,
 ) -> spark_abs.Job:
-    job = spark_abs.Job("lake", root=str(root), spark=spark, interval=interval)
+    job = spark_abs.Job("lake", root=str(root), spark=spark, interval=interval, num_retained=retained)
     rows = job.source("rows", feed.stream(), outputs={"wide": wide})
     lake = spark_abs.Iceberg("shop.rows", catalog_env="LAKE", evolve=evolve)
     job.sink("lake", rows["wide"], iceberg=lake)
@@ -127,6 +132,37 @@ def test_rows_are_in_the_table_once_and_go_back_with_a_restore(
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not [1 for data in written if SECRET.encode() in data]
     assert SECRET not in caplog.text + said + str(refused.value)
+
+
+def test_an_old_savepoint_lets_no_mark_grow_and_is_gone_back_to(
+    spark: SparkSession, catalog: Catalog, tmp_path: Path, start: Start
+) -> None:
+    table = catalog.create_table("shop.rows", spark_schema())
+    root, feed = tmp_path / "root", Feed(spark, tmp_path / "feed")
+
+    def versions() -> list[int]:
+        (text,) = (t for name, t in table.refresh().properties.items() if name.startswith("spark_abs."))
+        return [kept["version"] for kept in json.loads(text)["kept"]]
+
+    fill(feed, 1)
+    run = start(declare(spark, root, feed, retained=2))
+    eventually(run, lambda: len(ids(table)) == 3, "a file in the table")
+    run.stop(savepoint="early")
+    (early,) = versions()[-1:]
+    run = start(declare(spark, root, feed, retained=2))
+    for rows in range(6, 42, 3):
+        fill(feed, 1)
+        eventually(run, lambda: len(ids(table)) == rows, "a file more in the table")  # noqa: B023 - called here
+    after = versions()[-1]
+    eventually(run, lambda: versions()[1] > after, "what no restore asks for is forgotten")
+    run.stop()
+    assert versions()[0] == early
+    newest = max(manifest.id for manifest in manifests(str(root)))
+    spark_abs.restore(str(root), newest)
+    spark_abs.restore(str(root), "early")
+    assert ids(table) == list(range(3))
+    start(declare(spark, root, feed), available_now=True).await_termination()
+    assert ids(table) == list(range(39))
 
 
 def test_many_rows_are_written_by_tasks_and_committed_once_by_the_driver(

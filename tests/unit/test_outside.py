@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from spark_abs.model import AttemptId, Branch, CheckpointId, Version
+from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import (
+    Epoch,
     Mark,
+    Owner,
+    asked_for,
     is_on,
     line_to,
     mark_after_rollback,
@@ -141,3 +146,14 @@ def test_what_lies_behind_the_fork_to_a_kept_branch_may_be_undone_whatever_its_n
     assert undone_from(line, [path((1, 30), (3, 60)), path((1, 30), (3, 70))]) == 60
     assert undone_from(line, [path((1, -1))]) == 0
     assert undone_from(line, []) == 0
+
+
+def test_a_restore_asks_for_the_cuts_of_kept_checkpoints_and_for_forks() -> None:
+    line = path((1, 30), (3, 70))
+    kept = [path((1, 30), (3, 60)), path((1, 10), (2, 50)), path((1, 10)), path((1, 30), (3, 80))]
+    asked = asked_for(line, kept)
+    assert asked == (10, 60, 70)
+    epoch = Epoch(Owner("root", "job", "sink", RunId(1)), mark(3, 6, 70), mark(3, 7, 80), asked=asked)
+    found = [v for v in range(0, 100, 10) if epoch.may_return_to(Version(v))]
+    assert found == [10, 60, 70, 80, 90]
+    assert replace(epoch, asked=(), floor=Version(20)).may_return_to(Version(30))

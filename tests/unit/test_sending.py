@@ -54,7 +54,9 @@ def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
     cuts.told.join()
     assert sender.waits
     sender._send_one(mark(1), mark(2))
+    sender.asked = (Version(10), Version(20))
     sender._send_one(mark(2), mark(3))
+    assert [epoch.asked for epoch in epochs] == [(), (), (10, 20)]
     assert [epoch.savepoint for epoch in epochs] == ["one", "two", None]
 
 
