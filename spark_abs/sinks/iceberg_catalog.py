@@ -92,9 +92,8 @@ def _open(name: str, given: dict[str, str]) -> Catalog:
     if PY_CATALOG_IMPL not in given and URI in found:
         inferred = None if found.get(TYPE) else infer_catalog_type(name, {**found})
         if inferred is CatalogType.REST or str(found.get(TYPE)).lower() == CatalogType.REST.value:
-            from spark_abs.sinks.iceberg_rest import (
-                TimedRestCatalog,
-            )  # half a second, which tasks do not need
+            # Half a second, which tasks do not need.
+            from spark_abs.sinks.iceberg_rest import TimedRestCatalog
 
             return TimedRestCatalog(name, **found)
     return load_catalog(name, **given)
