@@ -111,7 +111,8 @@ class DeltaSink:
     def begin(self, take_over: bool = False) -> None:
         """Fence the table against older runs; once, before the stage starts.
 
-        Repeatable. The first time of an attempt it marks the version at which the attempt came.
+        Repeatable. It marks the version at which the attempt came to the table, and the one at which the
+        stage took it over from another stage of the attempt: what that had written is there at every cut.
 
         Args:
             take_over: fence all other roots that have written to the table, too: they commit nothing more,
@@ -126,19 +127,27 @@ class DeltaSink:
             self._table.refresh()
             self._require_current()
             others = other_writers(self._table, self._writer.job, self._writer.root) if take_over else None
-            if self._table.transaction(fence) == self._run and others is None:
-                return
             new = all(
                 self._table.transaction(app) is None for app in (self._writer.app, self._writer.restore_app)
             )
+            comes = self._newest_is_of_another_stage()
+            if self._table.transaction(fence) == self._run and others is None and not comes:
+                return
             if new:
                 self._refuse_epochs()
-            note = replace(self._note(attached=new), took_over=others is not None)
+            note = replace(self._note(attached=new or comes), took_over=others is not None)
             fences = dict.fromkeys(others or (), FENCED) | {fence: int(self._run)}
             try:
                 commit_mark(self._table, Marked(fences, note), self._session)
             except CommitConflict:
                 continue
+
+    def _newest_is_of_another_stage(self) -> bool:
+        """Say whether another stage of this attempt has committed what counts since this one has."""
+        for _, note in self._of_attempt(self._table):
+            if note is not None and (note.begins or note.batch > NO_BATCH):
+                return not self._is_mine(note)
+        return False
 
     def _refuse_epochs(self) -> None:
         writer = self._writer
@@ -343,6 +352,13 @@ class DeltaSink:
 
         What is passed is left out, unless the log was cleaned up and does not hold `passed.own` any more.
         """
+        for version, note in self._of_attempt(table, passed):
+            yield version, note if note is not None and self._is_mine(note) else None
+
+    def _of_attempt(
+        self, table: Table, passed: _Passed = _NOTHING_PASSED
+    ) -> Iterator[tuple[Version, SinkMetadata | None]]:
+        """Do as `_backwards`, with the notes of all stages of this attempt."""
         version = int(table.version)
         while version >= 0:
             commit = table.read_commit(passed.own) if version == passed.newest else None
@@ -350,17 +366,20 @@ class DeltaSink:
             if commit is None:
                 return
             note = note_of(commit, self.uri)
-            yield commit.version, note if note is not None and self._is_mine(note) else None
+            yield commit.version, note if note is not None and self._is_of_attempt(note) else None
             version = commit.version - 1
 
     def _is_mine(self, note: SinkMetadata) -> bool:
         """Say whether a commit is one of this stage in this attempt, or brought the table back for it."""
-        mine = (note.job, note.root, note.attempt)
-        if mine != (self._writer.job, self._writer.root, self._writer.attempt):
+        if not self._is_of_attempt(note):
             return False
         if not self._writer.root:
             return note.sink == self._writer.name
         return note.restored is not None or note.stage == self._writer.stage
+
+    def _is_of_attempt(self, note: SinkMetadata) -> bool:
+        writer = self._writer
+        return (note.job, note.root, note.attempt) == (writer.job, writer.root, writer.attempt)
 
     def _note(
         self, batch: BatchId = NO_BATCH, restored: Version | None = None, attached: bool = False

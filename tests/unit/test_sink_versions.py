@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from spark_abs import restore
 from spark_abs.errors import DamageError
 from spark_abs.model import BatchId, RunId, StageId
 from spark_abs.sinks.delta import DeltaSink
@@ -142,3 +143,66 @@ def test_a_log_that_was_cleaned_up_is_looked_through_again(job: SmallJob) -> Non
 def _name(job: SmallJob) -> str:
     state = job.state
     return state.writer(state.attempt, StageId("b"), "totals").name
+
+
+class Moving:
+    """The table of a job whose sink goes from stage to stage, each of which begins it in a run of its own."""
+
+    def __init__(self, job: SmallJob) -> None:
+        self.job = job
+        self.stage = "b"
+        self.batches = dict[str, int]()
+
+    def begin(self, stage: str) -> None:
+        """Start with the sink at a stage; the table is first fenced as the last one had it."""
+        self.job.run = RunId(self.job.run + 1)
+        fenced, self.job.sink = self._sink(self.stage), self._sink(stage)
+        fenced.begin()
+        self.job.sink.begin()
+        self.stage = stage
+        self.job.batch = self.batches.get(stage, -1)
+
+    def write(self, *values: int) -> None:
+        self.job.step(*values)
+        self.batches[self.stage] = self.job.batch
+
+    def cut(self) -> list[int]:
+        """Return what the table holds at the version of a cut now, before the stage has more rows."""
+        version = int(self.job.sink.version_at(BatchId(self.batches.get(self.stage, -1))))
+        return sorted(DeltaTable(self.job.table, version=version).to_pyarrow_table()["n"].to_pylist())
+
+    def _sink(self, stage: str) -> DeltaSink:
+        state = self.job.state
+        writer = state.writer(state.attempt, StageId(stage), "totals")
+        return DeltaSink(self.job.root, self.job.table, writer, self.job.run, no_session)
+
+
+def test_a_cut_of_a_stage_that_took_a_table_over_has_what_was_written_before(job: SmallJob) -> None:
+    """Renamed, or moved to another stage and back: none of these has a batch of its own there yet."""
+    moving = Moving(job)
+    moving.begin("b")
+    moving.write(1, 2)
+    moving.write(3)
+    moving.begin("c")
+    assert moving.cut() == [1, 2, 3]
+    moving.begin("c")  # another run
+    assert moving.cut() == [1, 2, 3]
+    moving.write(4)
+    assert moving.cut() == [1, 2, 3, 4]
+    moving.begin("b")
+    assert moving.cut() == [1, 2, 3, 4]
+    moving.write(5)
+    assert moving.cut() == [1, 2, 3, 4, 5]
+
+
+def test_a_cut_of_a_stage_that_took_a_table_over_after_a_restore_has_all_of_it(job: SmallJob) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    restore(job.root.uri, 1)
+    job.start()
+    moving = Moving(job)
+    moving.begin("b")
+    assert moving.cut() == [1]
+    moving.write(7)
+    moving.begin("c")
+    assert moving.cut() == [1, 7]
