@@ -253,7 +253,9 @@ class Outputs:
         at = first.refresh()
         for entry in first.after(self._searched):
             self.progress.in_first(Marker(entry.barrier, entry.cancel).id)
-            if entry.barrier is not None and entry.batch < 0 and entry.run == self._ctx.run:
+            # Of one that all have, the entries of the others may have been cleaned up.
+            lacking = entry.barrier is not None and entry.barrier.id > self.progress.every
+            if entry.barrier is not None and lacking and entry.batch < 0 and entry.run == self._ctx.run:
                 for writer in rest:
                     writer.commit_barrier(entry.barrier)
                 self.progress.in_every(entry.barrier.id)

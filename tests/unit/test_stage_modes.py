@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from spark_abs.channels.trim import trim
 from spark_abs.codec import to_json
 from spark_abs.model import (
     AttemptId,
     Barrier,
+    ChannelId,
     CheckpointId,
     CheckpointMode,
     Position,
@@ -46,8 +48,8 @@ class Both:
         self.native = Path(root.path("native/1/both"))
         self.start()
 
-    def start(self) -> None:
-        """Begin anew, with no memory."""
+    def start(self, *outputs: str) -> None:
+        """Begin anew, with no memory; writes the outputs given, `main` if none are."""
         root = self.root
         ctx: Any = SimpleNamespace(
             root=root,
@@ -62,12 +64,13 @@ class Both:
             native=lambda stage: root.native("native", AttemptId(1), stage),
         )
         spec: Any = SimpleNamespace(name=StageId("both"), outputs={})
-        outputs = Outputs(ctx, spec, [make_writer(root, "both")], {}, [])
-        outputs.evaluated = self._evaluated  # type: ignore[method-assign,assignment]
+        writers = [make_writer(root, "both", output) for output in outputs or ("main",)]
+        written = Outputs(ctx, spec, writers, {}, [])
+        written.evaluated = self._evaluated  # type: ignore[method-assign,assignment]
         snapshots: Any = SimpleNamespace(submit=self.taken.append, permits=lambda *_: True)
         first = (position("a.main", 0), position("b.main", 0))
         credit = Credit(ctx, (), Consumers(ctx, {}), Version(0), 0)
-        self.runner = StageRunner(ctx, StageId("both"), outputs, first, snapshots, credit)
+        self.runner = StageRunner(ctx, StageId("both"), written, first, snapshots, credit)
 
     @contextmanager
     def _evaluated(self, *_: object) -> Iterator[Evaluated]:
@@ -220,3 +223,17 @@ def test_a_barrier_ahead_of_a_batch_whose_cut_was_not_handed_over_is_declined_by
     both.run(0)
     assert both.written() == [(-1, 1), (0, None)]
     assert (both.cuts(), declined(both)) == (([], [1]) if failed else ([(1, -1)], []))
+
+
+def test_barriers_that_all_channels_have_may_be_cleaned_up_in_any_of_them(both: Both) -> None:
+    """A slow reader keeps one channel back while others are trimmed; the next batch looks for none."""
+    both.start("early", "late")
+    for number in range(1, 7):
+        offered(both, replace(UNALIGNED, id=CheckpointId(number)))
+        both.runner.offer_idle()
+    assert both.cuts() == [(number, -1) for number in range(1, 7)]
+    trim(both.root, ChannelId("both.late"), Version(6))
+    both.batch(0, position("a.main", 1), position("b.main", 1))
+    writer = make_writer(both.root, "both", "late")
+    writer.refresh()
+    assert [e.batch for e in writer.after(Version(6))] == [0]
