@@ -40,9 +40,8 @@ def require_records(
     Raises:
         Refused: names partitions, the offsets that are wanted and those that there are.
     """
-    shape = past.shape(stage)
     positions = _positions(stage, past, at_checkpoint)
-    for source, wanted in by_source(sources, shape.sources if shape is not None else (), positions):
+    for source, wanted in by_source(sources, _recorded(stage, past, at_checkpoint), positions):
         try:
             gone = tuple(missing(wanted, available(spark, source, wanted)))
         except (Py4JError, TypeError) as error:  # TypeError: a JVM that has Kafka's client under another name
@@ -71,7 +70,7 @@ def by_source(
 
     Args:
         sources: as they are declared, in the order of the plan.
-        recorded: all sources of the stage, as the newest checkpoint has them.
+        recorded: all sources of the stage, as they are in an offset file.
         positions: the line of each place in an offset file.
     """
     free = {place: found for place, offset in positions.items() if (found := kafka_offsets(offset))}
@@ -92,6 +91,15 @@ def by_source(
             else:
                 yield source, free.pop(place)
         sources = left
+
+
+def _recorded(stage: StageId, past: Past, at_checkpoint: bool) -> Sequence[SourceShape]:
+    """Return the sources of a stage in the order of `_positions`: a start may have rearranged them since."""
+    now = past.control.attempt.shapes
+    shape = past.shape(stage)
+    if now and not at_checkpoint:
+        shape = next((found for found in now if found.stage == stage), None)
+    return shape.sources if shape is not None else ()
 
 
 def _positions(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[str, str]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 
-from spark_abs.compatibility.kafka import by_source
-from spark_abs.manifest import SourceShape
+from spark_abs.compatibility import kafka
+from spark_abs.compatibility.kafka import by_source, require_records
+from spark_abs.compatibility.restored import Past
+from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
+from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.plan.kafka import KafkaSource
-from spark_abs.snapshots.kafka_offsets import KAFKA, Available, kafka_offsets, missing
+from spark_abs.protocol.control import begin_job
+from spark_abs.snapshots.kafka_offsets import KAFKA, Available, Partition, kafka_offsets, missing
+from spark_abs.store.root import Root
 
 WANTED = {("orders", 0): 12, ("orders", 1): 30}
 
@@ -83,3 +93,32 @@ def test_a_source_goes_on_where_the_same_one_stood(
 
 def test_options_are_in_no_message() -> None:
     assert "hush" not in repr(KafkaSource(SourceShape(KAFKA, ""), {"kafka.sasl.jaas.config": "hush"}))
+
+
+def test_after_a_start_with_sources_in_another_order_each_is_asked_for_its_own_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That run was killed before its first checkpoint: the newest one still names them as they were."""
+    stage, root = StageId("u"), Root(str(tmp_path))
+    east, west = source("orders", "east"), source("orders", "west")
+    then = StageShape(stage, (), {}, {}, {}, sources=(east.shape, west.shape))
+    now = replace(then, sources=(west.shape, east.shape))
+    kind = CheckpointKind.CHECKPOINT
+    part = StageSnapshot(stage, BatchId(0))
+    manifest = Manifest(CheckpointId(1), AttemptId(1), RunId(1), "job", kind, None, 0, 1, 2, (then,), (part,))
+    state = begin_job("job", 0)
+    state = replace(state, attempts=(replace(state.attempts[0], shapes=(now,)),))
+    native = Path(root.path("native/1/u"))
+    offsets = 'v1\n{}\n{"orders":{"0":7}}\n{"orders":{"0":9000}}'
+    for log, text in (("offsets", offsets), ("commits", "v1\n{}")):
+        (native / log).mkdir(parents=True)
+        (native / log / "0").write_text(text)
+    asked = dict[str, int]()
+
+    def available(_: object, one: KafkaSource, wanted: Mapping[Partition, int]) -> Mapping[Partition, object]:
+        asked[one.shape.at] = wanted["orders", 0]
+        raise TypeError("no client")
+
+    monkeypatch.setattr(kafka, "available", available)
+    require_records(cast(Any, None), stage, [west, east], Past(root, state, manifest), at_checkpoint=False)
+    assert asked == {"west": 7, "east": 9000}
