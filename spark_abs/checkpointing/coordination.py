@@ -88,6 +88,8 @@ class Coordination:
         self._events = events
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
+        self._declined: set[tuple[CheckpointId, StageId]] = set()
+        """What stages have declined of checkpoints without an outcome."""
         self._commands_ms = self._beat_ms = 0
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
 
@@ -177,7 +179,10 @@ class Coordination:
             with storing(f"pass a barrier on from stage {stage.name}"):
                 stage.offer_idle()
             for declined in stage.declined(self._ctx.settings.alignment_limit):
-                self.put(declined)
+                said = declined.id, declined.stage
+                if said not in self._declined:  # stages say it again until there is an outcome
+                    self._declined.add(said)
+                    self.put(declined)
         now = steady_ms()
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:
             self._commands_ms = now
@@ -323,6 +328,7 @@ class Coordination:
 
     def _notify(self, effect: protocol.Notify) -> None:
         self._barriers.pop(effect.id, None)
+        self._declined = {(n, stage) for n, stage in self._declined if n != effect.id}
         for stage in self._stages.values():
             stage.notify(effect.id, effect.completed)
         self._snapshots.settle(effect.id, completed=effect.completed)
