@@ -12,7 +12,7 @@ from dataclasses import replace
 from deltalake.exceptions import DeltaError
 
 from spark_abs.errors import AbsError, RunAlive, UsageError
-from spark_abs.fencing.lease import own_lease, read_lease, renew, write_lease
+from spark_abs.fencing.lease import own_lease, read_lease, renew
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.outcomes import abort_open
 from spark_abs.model import RunId, StageId
@@ -113,6 +113,7 @@ def begin(
                 f"run {now} of job {job.name!r} has begun meanwhile: stop it, or start with takeover=True "
                 "to fence it"
             )
+        refuse_second(job, control, takeover)  # that run was there and has taken the lease since
         return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms())
 
     before = read_lease(job.root)
@@ -146,7 +147,7 @@ def begin(
         bounded=bounded,
         failpoint=job.failpoint,
     )
-    write_lease(job.root, own_lease(run, now_ms()))
+    renew(job.root, own_lease(run, now_ms()), now_ms())  # not from a newer run: this one may have been frozen
     try:
         clear_ahead(job.root.anywhere(ctx.natives), run)
         job.failpoint("start.abort.before")

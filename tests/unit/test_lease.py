@@ -8,12 +8,21 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from spark_abs.codec import from_json, to_json
-from spark_abs.fencing.lease import Lease, own_lease
+from spark_abs.errors import RunAlive
+from spark_abs.fencing.lease import Lease, own_lease, write_lease
 from spark_abs.model import RunId
+from spark_abs.protocol.control import begin_run
+from spark_abs.run.registration import begin, refuse_second
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.root import Root
 
 TIMEOUT_MS = 30_000
 OF_THE_OTHER = (
@@ -80,3 +89,22 @@ def test_a_lease_that_does_not_say_whose_pid_it_has_counts_by_its_beat() -> None
     assert old == Lease(RunId(1), socket.gethostname(), 2**22 + 1, plain["process_started"], 0)
     assert later(old) == (True, False)
     assert later(Lease(RunId(1), socket.gethostname(), os.getpid(), "", 0)) == (True, False)
+
+
+def test_a_run_that_takes_its_lease_while_another_one_starts_is_not_replaced(tmp_path: Path) -> None:
+    """The other one had seen its number, and the lease of the run before it."""
+    root = Root(str(tmp_path))
+    control = Control.create(root, "job", 0)
+    state = control.update(lambda s: begin_run(s, "here", 1, now_ms()))
+
+    def taken(at: str) -> None:
+        if at == "start.run.before":
+            write_lease(root, own_lease(state.runs[-1].id, now_ms()))
+
+    settings = SimpleNamespace(lease_timeout_ms=30_000)
+    job: Any = SimpleNamespace(root=root, name="job", settings=settings, failpoint=taken)
+    newest = refuse_second(job, control, takeover=False)
+    assert newest == state.runs[-1].id
+    with pytest.raises(RunAlive, match="already running: run 1"):
+        begin(job, control, newest, takeover=False, bounded=False)
+    assert control.state.newest_run == newest
