@@ -20,6 +20,7 @@ from spark_abs.errors import (
     ConfigError,
     Refused,
     SinkUnreachable,
+    StageFailed,
     UsageError,
 )
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
@@ -314,6 +315,11 @@ class Run:
                 self._recovery.take(StageEnd(name, failure.batch, failure.error))
             elif error is not None:
                 self._recovery.take(StageEnd(name, stage.runner.native.newest_planned(), error))
+            elif stage.runner.reads_channels or not self._ctx.bounded:  # no source that has come to its end
+                raise StageFailed(
+                    f"the query of stage {name!r} was stopped, and not by the job: end a job with stop(), or "
+                    "with `spark-abs stop ROOT`; start it again, nothing is lost"
+                )
 
     def _last_checkpoint(self) -> None:
         answers = self._coordination.request(Request("end-of-input", CheckpointKind.CHECKPOINT))

@@ -293,6 +293,26 @@ def test_a_failing_stage_stops_the_job_with_one_error(line: Line, start: Start) 
     line.assert_cuts()
 
 
+def test_a_query_that_somebody_stops_while_it_waits_ends_the_job_with_an_error(
+    line: Line, start: Start
+) -> None:
+    """As a notebook does with all that run in its session; the next start goes on."""
+    line.write(1)
+    run = start(line.job())
+    eventually(run, line.has_all, "all rows through")
+    run.query("twice").processAllAvailable()
+    run.query("twice").stop()
+    with pytest.raises(
+        StageFailed, match=r"query of stage 'twice' was stopped, and not by the job: .*stop\(\)"
+    ):
+        run.await_termination(60)
+    line.write(1)
+    again = start(line.job())
+    eventually(again, line.has_all, "the rest through")
+    again.stop()
+    line.assert_all_once()
+
+
 def test_a_job_fails_when_more_checkpoints_fail_in_a_row_than_it_tolerates(line: Line, start: Start) -> None:
     """Rows go on until then, and the next run has them all (P3)."""
 
