@@ -138,7 +138,7 @@ def open_senders(
         if before is not None and (before.stage, before.output) != (sending.stage, sending.output):
             raise Refused(
                 f"sink {sending.name!r} took output {before.output!r} of stage {before.stage!r}, and its "
-                "mark is about that channel: give it another name"
+                "mark is about that channel: give it another name, and a Delta table that it has for itself"
             )
         gone = None if before is not None else away(state, sending.channel, manifests)
         first = _first(before, path, cuts, state) if gone is None else _behind(ctx, sending, path, gone)

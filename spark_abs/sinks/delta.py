@@ -33,7 +33,7 @@ from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata, note_of
 from spark_abs.sinks.delta_back import bring_back
-from spark_abs.sinks.delta_marks import Marked, commit_mark, epochs_app, other_writers
+from spark_abs.sinks.delta_marks import Marked, commit_mark, epoch_sinks, other_writers
 from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.store.root import Root
@@ -150,10 +150,9 @@ class DeltaSink:
         return False
 
     def _refuse_epochs(self) -> None:
-        writer = self._writer
-        if self._table.transaction(epochs_app(writer.job, writer.root, writer.sink)) is not None:
+        if before := epoch_sinks(self._table, self._writer.job, self._writer.root):
             raise Refused(
-                f"sink {writer.sink!r} wrote {self.uri} with visible='checkpoint'; with visible='batch' the "
+                f"sink {before[-1]!r} wrote {self.uri} with visible='checkpoint'; with visible='batch' the "
                 "rows that still wait for a checkpoint would never be written: declare it with "
                 "visible='checkpoint' again, or with another table"
             )

@@ -52,6 +52,19 @@ def epochs_app(job: str, root: str, sink: str) -> str:
     return f"{owner_of(job, root)}/{sink}/epochs"
 
 
+def epoch_sinks(table: Table, job: str, root: str) -> tuple[str, ...]:
+    """Name the sinks of a root that have written a table after checkpoints, as far as its log goes."""
+    found: set[str] = set()
+    for version in range(table.version, -1, -1):
+        commit = table.read_commit(version)
+        if commit is None:
+            break
+        note = note_of(commit, table.uri)
+        if note is not None and note.epoch is not None and (note.job, note.root) == (job, root):
+            found.add(note.sink.rpartition("/")[2])
+    return tuple(sorted(found))
+
+
 def other_writers(table: Table, job: str, root: str) -> tuple[str, ...] | None:
     """Return the ids that fence all other roots that have written since this one took the table over.
 

@@ -278,6 +278,21 @@ def test_a_table_is_not_written_both_ways(spark: SparkSession, make: Make, uri: 
         Sending(make(root="b"), root="b", run=2)
 
 
+def test_a_table_keeps_the_name_of_its_sink(
+    spark: SparkSession, make: Make, uri: str, tmp_path: Path
+) -> None:
+    """What the old name had not sent yet would be lost."""
+    Sending(make()).send(Some("a", 1))
+    with pytest.raises(Refused, match=r"has the checkpoints of sink 'out': .*under that name again"):
+        Sending(make(), run=2, name="renamed")
+    writer = SinkWriter(JOB, "a", StageId("s"), "renamed", AttemptId(1))
+    batches = DeltaSink(Root(str(tmp_path / "a")), uri, writer, RunId(2), lambda: spark)
+    with pytest.raises(Refused, match=r"sink 'out' wrote .*visible='checkpoint' again"):
+        batches.begin()
+    Sending(make(root="b"), root="b", name="renamed").send(Some("b", 2))
+    assert ids(uri) == [1, 2]
+
+
 def test_a_log_that_does_not_go_back_to_the_mark_is_said(make: Make, uri: str) -> None:
     sending = Sending(make())
     sending.send(Some("a", 1))
