@@ -12,6 +12,7 @@ import click
 
 from spark_abs.cli.check import check
 from spark_abs.cli.checkpoints import list_checkpoints
+from spark_abs.cli.dispose import dispose
 from spark_abs.cli.forget import forget
 from spark_abs.cli.guide import guide
 from spark_abs.cli.history import history
@@ -92,6 +93,7 @@ for command in (
     set_settings,
     stop,
     forget,
+    dispose,
     restore,
     verify,
     prepared,

@@ -360,6 +360,21 @@ class JobRoot:
         """
         forget_query(self.root, stage, self.clock_ms, self.pause)
 
+    def dispose(self, savepoint: str | int) -> CheckpointId:
+        """Remove a savepoint, and return its id; what only it needed goes with the next clean-up of a run.
+
+        Args:
+            savepoint: its id or name. The job may run.
+
+        Raises:
+            CheckpointNotFound: there is no such savepoint.
+            DamageError: its row cannot be read.
+            Refused: it is no savepoint, or the job may still need it.
+        """
+        from spark_abs.restore.dispose import dispose_savepoint
+
+        return dispose_savepoint(self.root, savepoint, self.clock_ms).id
+
     def _session(self) -> SparkSession:
         return self.spark if self.spark is not None else active_session()
 

@@ -1,0 +1,66 @@
+"""Dispose of a savepoint: nobody goes back to it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spark_abs.errors import Refused
+from spark_abs.lookup.find import choose
+from spark_abs.lookup.target import on_path
+from spark_abs.manifests.checkpoints import Checkpoints, Summary
+from spark_abs.manifests.listing import list_manifests
+from spark_abs.protocol.control import ControlState
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.root import Root
+
+
+def dispose_savepoint(root: Root, savepoint: str | int, clock_ms: Callable[[], int]) -> Summary:
+    """Take the manifest of a savepoint away; what only it needed goes with the next clean-up of a run.
+
+    One commit decides; beside a run and its clean-up it may be made at any time. A restore to the savepoint
+    that begins meanwhile finds it gone, and says so before it has changed anything.
+
+    Args:
+        root: the job's root.
+        savepoint: its id or name.
+        clock_ms: the wall clock.
+
+    Raises:
+        UsageError: there is no job at this root.
+        CheckpointNotFound: there is no such savepoint.
+        DamageError: its row cannot be read.
+        Refused: it is a checkpoint that goes by itself, or the job may still need it.
+    """
+    control = Control.open(root)
+    checkpoints = Checkpoints.open(root, control.state.job)
+    while True:
+        state, found = control.state, list_manifests(root, control.state.job)
+        chosen = choose(savepoint, found, state)
+        _require_needless(chosen, found.completed, state)
+        newest = state.newest_run
+        assert newest is not None, "a run has taken it"
+        if checkpoints.retire([chosen.id], newest):
+            break
+    row = HistoryRow(
+        clock_ms(), HistoryEvent.RETIRED, chosen.attempt, None, chosen.id, chosen.kind, chosen.name
+    )
+    History(root).append([row])
+    return chosen
+
+
+def _require_needless(chosen: Summary, completed: tuple[Summary, ...], state: ControlState) -> None:
+    if not chosen.kind.owned_by_user:
+        raise Refused(
+            f"{chosen.id} is a checkpoint and no savepoint: it goes by itself, as "
+            "spark.abs.checkpoint.numRetained says"
+        )
+    if not state.attempt.ready and state.attempt.checkpoint == chosen.id:
+        raise Refused(
+            f"a restore to savepoint {chosen.id} is not finished: run `{state.attempt.command}` again"
+        )
+    if on_path(chosen, state) and not any(on_path(s, state) and s.id > chosen.id for s in completed):
+        raise Refused(
+            f"savepoint {chosen.id} is the newest checkpoint of the job: it goes on from it if a native "
+            "checkpoint is lost; wait for a newer one"
+        )
