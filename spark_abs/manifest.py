@@ -181,12 +181,17 @@ class OperatorShape:
     computed: tuple[str, ...] | None = None
     """How columns in its keys or its condition are computed below it, down to the sources; None in what
     earlier versions recorded."""
+    apart: tuple[tuple[str, ...], ...] = ()
+    """Of a join, what the rows of each side are known by: its sources with where they are, and what it is
+    filtered by. Empty in what earlier versions recorded."""
 
     def __str__(self) -> str:
         """Return it as messages show it."""
         further = [sql for sql in self.computed or () if not any(sql in part for part in self.parts)]
         computed = f", from {', '.join(further)}" if further else ""
-        return f"{self.name}({'; '.join(self.parts)}{computed})"
+        known = zip(("left", "right"), self.apart or self.sides, strict=False)
+        sides = "".join(f"; {name}: {', '.join(side)}" for name, side in known)
+        return f"{self.name}({'; '.join(self.parts)}{computed}{sides})"
 
 
 @dataclass(frozen=True, slots=True)

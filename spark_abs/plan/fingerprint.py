@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from spark_abs.errors import UsageError
@@ -13,6 +14,7 @@ from spark_abs.plan.columns import without_marks
 from spark_abs.plan.jvm import channel_of, items, nodes, of_streams
 from spark_abs.plan.kafka import BROKERS, KafkaSource
 from spark_abs.snapshots.kafka_offsets import KAFKA, is_kafka
+from spark_abs.state.packing import GROUP, PACKED
 from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
@@ -22,16 +24,13 @@ _NAMING = ("path", "subscribe", "subscribePattern", "assign", "topic", "streamNa
 """Options that say what a native source reads; all others may change between two runs."""
 _GLOB = "pathGlobFilter"
 _KEYED = frozenset(("Deduplicate", "DeduplicateWithinWatermark"))
-_OPAQUE = frozenset(
-    (
-        "GlobalLimit",
-        "FlatMapGroupsWithState",
-        "FlatMapGroupsInPandasWithState",
-        "TransformWithState",
-        "TransformWithStateInPySpark",
-    )
+_IN_PYTHON = "TransformWithStateInPySpark"
+_GROUPED = frozenset(
+    ("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "TransformWithState", _IN_PYTHON)
 )
-"""Operators whose state is not described by expressions; stateful functions have a form of their own."""
+"""Operators that call a function with the state of a key."""
+_LIMIT = "GlobalLimit"
+"""An operator whose state is not described by expressions."""
 _GENERATED = re.compile(r"\b_gen_alias_\d+")
 """A name that Spark gives a column, another one with each analysis."""
 
@@ -48,8 +47,9 @@ def source_shapes(frame: DataFrame) -> tuple[SourceShape, ...]:
 
 def operator_shapes(frame: DataFrame) -> tuple[OperatorShape, ...]:
     """Return the stateful operators of a plan, from the root down."""
-    streaming = (n for n in nodes(frame._jdf.queryExecution().analyzed()) if n.isStreaming())
-    return tuple(shape for node in streaming if (shape := _operator(node)) is not None)
+    plan = frame._jdf.queryExecution().analyzed()
+    streaming = (n for n in nodes(plan) if n.isStreaming())
+    return tuple(shape for node in streaming if (shape := _operator(node, plan)) is not None)
 
 
 def kept_by_place(plan: Any | None) -> tuple[tuple[str, ...], ...] | None:
@@ -128,7 +128,7 @@ def _named(option: str, value: str) -> str:
         return value
 
 
-def _operator(node: Any) -> OperatorShape | None:
+def _operator(node: Any, plan: Any) -> OperatorShape | None:
     name = str(node.getClass().getSimpleName())
     keys: list[Any]
     if name == "Aggregate":
@@ -143,14 +143,69 @@ def _operator(node: Any) -> OperatorShape | None:
         keys = [condition.get()] if condition.isDefined() else []
         on = _sql(keys[0]) if keys else ""
         sides = tuple(tuple(str(_source(n)) for n in nodes(side) if _is_source(n)) for side in _sides(node))
-        found = OperatorShape(f"{node.joinType().toString()}Join", (f"on {on}",), sides)
+        apart = tuple(_known_by(side, plan, keys) for side in _sides(node))
+        found = OperatorShape(f"{node.joinType().toString()}Join", (f"on {on}",), sides, apart=apart)
+    elif name in _GROUPED and not _is_own(node):
+        keys = list(_grouping(node))
+        found = OperatorShape(name, (f"by {', '.join(_key(node, e) for e in keys)}",))
     else:
-        return OperatorShape(name) if name in _OPAQUE else None
+        return OperatorShape(name) if name in _GROUPED or name == _LIMIT else None
     return replace(found, computed=tuple(_computed_down(node, keys)))
+
+
+def _grouping(node: Any) -> Iterator[Any]:
+    """Iterate the keys of an operator in `_GROUPED`."""
+    if node.getClass().getSimpleName() != _IN_PYTHON:
+        return items(node.groupingAttributes())
+    return islice(items(node.leftAttributes()), node.groupingAttributesLen())
+
+
+def _is_own(node: Any) -> bool:
+    """Say whether an operator in `_GROUPED` runs a function of ours: it has a form, which names its key."""
+    if node.getClass().getSimpleName() != _IN_PYTHON:
+        return False
+    return [str(a.name()) for a in items(node.left().output())] == [GROUP, *PACKED.names]
 
 
 def _sides(join: Any) -> tuple[Any, Any]:
     return join.left(), join.right()
+
+
+def _known_by(side: Any, plan: Any, conditions: Iterable[Any]) -> tuple[str, ...]:
+    """Return what the rows of a side of a join are known by, in a plan.
+
+    That are its sources, its filters, and what is asked of its columns alone by the conditions of the join
+    and by filters after it: Spark moves these below the join.
+    """
+    sources = (_source(n) for n in nodes(side) if _is_source(n))
+    found = [f"{source}@{source.at}" if source.at else str(source) for source in sources]
+    found += map(_unqualified, _filters(side))
+    after = chain(_filters(plan), (c for condition in conditions for c in _conjuncts(condition)))
+    of_side = (c for c in after if c.references().nonEmpty() and c.references().subsetOf(side.outputSet()))
+    return tuple(dict.fromkeys([*found, *map(_unqualified, of_side)]))
+
+
+def _filters(plan: Any) -> Iterator[Any]:
+    """Iterate what a plan filters by."""
+    for node in nodes(plan):
+        if node.getClass().getSimpleName() == "Filter":
+            yield from _conjuncts(node.condition())
+
+
+def _conjuncts(condition: Any) -> Iterator[Any]:
+    if condition.getClass().getSimpleName() != "And":
+        yield condition
+        return
+    for part in items(condition.children()):
+        yield from _conjuncts(part)
+
+
+def _unqualified(expression: Any) -> str:
+    """Return an expression in SQL without the aliases of the frames whose columns it has."""
+    sql = _sql(expression)
+    for column in items(expression.references().toSeq()):
+        sql = sql.replace(str(column.sql()), str(column.withQualifier(column.qualifier().take(0)).sql()))
+    return _GENERATED.sub("_gen_alias", sql)
 
 
 def _sql(expression: Any) -> str:

@@ -49,7 +49,10 @@ def _fits(before: Sequence[OperatorShape], now: Sequence[OperatorShape]) -> bool
     recorded = [(o.computed, n.computed) for o, n in zip(before, now, strict=True)]
     if any(one is not None and _unseeded(one) != _unseeded(other or ()) for one, other in recorded):
         return False
-    return not any(_crossed(one.sides, other.sides) for one, other in zip(before, now, strict=True))
+    return not any(
+        _crossed(one.sides, other.sides) or _swapped(one.apart, other.apart)
+        for one, other in zip(before, now, strict=True)
+    )
 
 
 def _moved(before: StageShape, now: StageShape) -> bool:
@@ -78,3 +81,14 @@ def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> b
         for i, side in enumerate(now)
         for source in side
     )
+
+
+def _swapped(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> bool:
+    """Say whether something that the rows of one side of a join were known by has gone over to the other.
+
+    It must have left the one and come to the other: a filter that one side gets or loses swaps nothing.
+    """
+    was, are = ([set(_unseeded(side)) for side in sides] for sides in (before, now))
+    gone = [held - kept for held, kept in zip(was, are, strict=False)]
+    come = [kept - held for held, kept in zip(was, are, strict=False)]
+    return any(left & new for i, left in enumerate(gone) for j, new in enumerate(come) if i != j)

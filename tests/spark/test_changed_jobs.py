@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from spark_abs import restore
 from spark_abs.cli.main import main
@@ -392,6 +394,69 @@ def test_an_aggregate_by_another_key_is_refused(numbers: Numbers) -> None:
     with pytest.raises(Refused, match="stateful operators have changed"):
         numbers.run(counted("three"))
     numbers.run(counted("two"))
+
+
+PARTS = {"even": "id % 2 = 0", "odd": "id % 2 = 1"}
+
+
+def joined(left: str, right: str) -> Declare:
+    """Even and odd numbers of one channel, an even one with the odd one after it, with the table `pairs`."""
+
+    def pair(frame: DataFrame) -> DataFrame:
+        one, two = (frame.where(PARTS[part]).selectExpr("id", "id div 2 AS half") for part in (left, right))
+        paired = one.alias("one").join(two.alias("two"), F.expr("one.half = two.half"))
+        return paired.selectExpr("one.id", "two.id AS next")
+
+    def declare(numbers: Numbers, job: Job) -> None:
+        pairs = job.stage("pairs", [numbers.source(job, "a")], pair, shuffle_partitions=1)
+        numbers.sink(job, "pairs", pairs)
+
+    return declare
+
+
+def test_the_parts_of_a_channel_that_are_joined_do_not_change_sides(numbers: Numbers) -> None:
+    """Number 2 waits on the side of the even ones."""
+    numbers.write("a", 3)
+    numbers.run(joined("even", "odd"))
+    numbers.write("a")
+    with pytest.raises(Refused, match=r"was: InnerJoin.*left: .*= .*0.*right: .*= .*1"):
+        numbers.run(joined("odd", "even"))
+    numbers.run(joined("even", "odd"))
+    pairs = read_table(numbers.tmp / "tables" / "pairs").to_pylist()
+    assert sorted((row["id"], row["next"]) for row in pairs) == [(0, 1), (2, 3)]
+
+
+def count_of(key: tuple[int], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Say how many rows a key has had."""
+    n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
+    state.update((n,))
+    yield pd.DataFrame({"key": [key[0]], "n": [n]})
+
+
+def counted_by(key: str) -> Declare:
+    """A count of rows by a function of Spark's, by one of two columns of one type."""
+
+    def count(frame: DataFrame) -> DataFrame:
+        grouped = frame.selectExpr("id", "id % 2 AS two", "id % 3 AS three").groupBy(key)
+        no_timeout = GroupStateTimeout.NoTimeout
+        return grouped.applyInPandasWithState(count_of, "key long, n long", "n long", "append", no_timeout)
+
+    def declare(numbers: Numbers, job: Job) -> None:
+        counts = job.stage("counts", [numbers.source(job, "a")], count, shuffle_partitions=1)
+        numbers.sink(job, "counts", counts)
+
+    return declare
+
+
+def test_a_function_of_sparks_does_not_use_the_state_of_another_key(numbers: Numbers) -> None:
+    numbers.write("a", 3)
+    numbers.run(counted_by("two"))
+    numbers.write("a")
+    with pytest.raises(Refused, match=r"was: .*by two bigint.*\n.*now: .*by three bigint"):
+        numbers.run(counted_by("three"))
+    numbers.run(counted_by("two"))
+    counts = read_table(numbers.tmp / "tables" / "counts").to_pylist()
+    assert {key: max(r["n"] for r in counts if r["key"] == key) for key in (0, 1)} == {0: 2, 1: 2}
 
 
 def summed(first: str, last: str) -> Declare:

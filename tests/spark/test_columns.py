@@ -11,8 +11,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
+from pyspark.sql.streaming.state import GroupStateTimeout
 
+import spark_abs
 from spark_abs.job import Job
+from spark_abs.manifest import OperatorShape
 from spark_abs.model import ChannelId
 from spark_abs.plan.columns import narrowed, used_columns, widened
 from spark_abs.plan.fingerprint import kept_by_place, operator_shapes
@@ -20,6 +23,7 @@ from spark_abs.plan.frames import draft_gate
 from spark_abs.plan.jvm import optimized
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start
+from tests.spark.shapes import Visit
 
 
 def fields(**kinds: t.DataType) -> t.StructType:
@@ -198,3 +202,76 @@ def test_the_condition_of_a_join_has_what_it_is_computed_from(spark: SparkSessio
     (shape,) = operator_shapes(left.join(right.select(F.lower("b").alias("low")), F.expr("b = low")))
     assert shape.parts == ("on (b = low)",)
     assert shape.computed == ("lower(b)",)
+
+
+def in_sql(frame: DataFrame, sql: str) -> DataFrame:
+    return frame.sparkSession.sql(sql, f=frame)
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda f: f.where("b = 'click'").join(f.where("b = 'order'").alias("o"), "k"),
+        lambda f: f.where("b = 'click' AND a > 0").join(f.where("b = 'order'").where("a > 0"), "k"),
+        lambda f: f.alias("l").where("l.b = 'click'").join(f.alias("r").where("r.b = 'order'"), "k"),
+        lambda f: f.where("b = 'click'").select("k").join(f.where("b = 'order'").select("k"), "k"),
+        lambda f: in_sql(f, "SELECT l.k FROM {f} l JOIN {f} r USING (k) WHERE l.b='click' AND r.b='order'"),
+        lambda f: in_sql(f, "SELECT l.k FROM {f} l JOIN {f} r ON l.k=r.k AND l.b='click' AND r.b='order'"),
+        lambda f: f.where("b = 'click'").join(f.where("b = 'order'"), "k", "left"),
+    ],
+)
+def test_the_filters_of_each_side_of_a_join(
+    spark: SparkSession, join: Callable[[DataFrame], DataFrame]
+) -> None:
+    (shape,) = operator_shapes(join(draft_gate(spark, LEFT, SCHEMA).where("k > 0")))
+    left, right = map(set, shape.apart)
+    assert left - right == {"(b = 'click')"}
+    assert right - left == {"(b = 'order')"}
+    assert left & right >= {"channel left.main", "(k > CAST(0 AS BIGINT))"}
+
+
+def test_the_sources_of_each_side_of_a_join_have_where_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    files = (spark.readStream.schema("k long").option("pathGlobFilter", glob) for glob in ("*.a", "*.b"))
+    left, right = (reader.json(str(tmp_path)) for reader in files)
+    (shape,) = operator_shapes(left.join(right, "k"))
+    assert shape.sides[0] == shape.sides[1]
+    assert [[name.rpartition("@")[2] for name in side] for side in shape.apart] == [["*.a"], ["*.b"]]
+
+
+def in_pandas(frame: DataFrame, *key: str) -> DataFrame:
+    no_timeout = GroupStateTimeout.NoTimeout
+    return frame.groupBy(*key).applyInPandasWithState(
+        lambda key, frames, state: frames, "n long", "n long", "append", no_timeout
+    )
+
+
+def transformed(frame: DataFrame, *key: str) -> DataFrame:
+    return frame.groupBy(*key).transformWithStateInPandas(Visit(), "n long", "append", "None")
+
+
+def transformed_by_row(frame: DataFrame, *key: str) -> DataFrame:
+    return frame.groupBy(*key).transformWithState(Visit(), "n long", "append", "None")
+
+
+@pytest.mark.parametrize("function", [in_pandas, transformed, transformed_by_row])
+def test_a_function_of_sparks_with_state_has_its_key(
+    spark: SparkSession, function: Callable[..., DataFrame]
+) -> None:
+    def shape(frame: DataFrame, *key: str) -> OperatorShape:
+        (found,) = operator_shapes(function(frame, *key))
+        return found
+
+    draft = draft_gate(spark, LEFT, SCHEMA).select("k", "b")
+    assert shape(draft, "k").parts == ("by k bigint = CAST(NULL AS BIGINT)",)
+    assert shape(draft, "k").computed == ()
+    two = shape(draft, "k", "b").parts
+    assert two == ("by k bigint = CAST(NULL AS BIGINT), b string = CAST(NULL AS STRING)",)
+    lowered = shape(draft.select(F.lower("b").alias("key"), "k"), "key")
+    assert lowered.parts == ("by key string = lower(b)",)
+    assert lowered.computed == ("lower(b)",)
+
+
+def test_a_function_with_state_of_this_package_has_a_form_and_no_parts(spark: SparkSession) -> None:
+    draft = draft_gate(spark, LEFT, SCHEMA).select("k", "b")
+    counted = spark_abs.map_groups_with_state(draft, "k", lambda key, rows, state: key, "n long", "k long")
+    assert operator_shapes(counted) == (OperatorShape("TransformWithStateInPySpark"),)

@@ -279,6 +279,61 @@ def test_the_sides_of_a_join_stay() -> None:
     assert compare(seen, (shape("m", reading("x.main")), behind)).ok
 
 
+CLICKS, ORDERS = "(kind = 'click')", "(kind = 'order')"
+X = "channel x.main"
+
+
+def joining(left: tuple[str, ...], right: tuple[str, ...]) -> StageShape:
+    """Return a stage that joins two parts of a channel; the channel is on both sides."""
+    apart = ((X, *left), (X, *right)) if left or right else ()
+    join = OperatorShape("InnerJoin", ("on (id = id)",), ((X,), (X,)), apart=apart)
+    return shape("j", reading("x.main"), reading("x.main"), operators=(join,))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "fits"),
+    [
+        (((CLICKS,), (ORDERS,)), ((CLICKS,), (ORDERS,)), True),
+        (((CLICKS,), (ORDERS,)), ((ORDERS,), (CLICKS,)), False),
+        (((CLICKS, "(v > 0)"), (ORDERS,)), ((ORDERS, "(v > 0)"), (CLICKS,)), False),
+        (((CLICKS,), ()), ((), (CLICKS,)), False),
+        (((CLICKS,), (ORDERS,)), (("(kind = 'view')",), (ORDERS,)), True),
+        (((CLICKS,), (ORDERS,)), ((CLICKS, "(v > 0)"), (ORDERS, "(v > 0)")), True),
+        (((CLICKS, "(v > 0)"), (ORDERS,)), ((CLICKS, "(v > 0)"), (ORDERS, "(v > 0)")), True),
+        ((("(rand(1L) < v)",), ("(rand(2L) < w)",)), (("(rand(3L) < w)",), ("(rand(4L) < v)",)), False),
+        ((("in@west:1",), ("in@east:1",)), (("in@east:1",), ("in@west:1",)), False),
+        ((("in@west:1",), ("in@east:1",)), (("in@south:1",), ("in@east:1",)), True),
+        (((), ()), ((ORDERS,), (CLICKS,)), True),  # an earlier version recorded nothing
+    ],
+)
+def test_what_the_sides_of_a_join_are_known_by_does_not_change_sides(
+    before: tuple[tuple[str, ...], ...], now: tuple[tuple[str, ...], ...], fits: bool
+) -> None:
+    stands = {StageId("j"): progress(at("x.main", 3), at("x.main", 3), stateful=True)}
+    seen = Recorded("the last run", (joining(*before),), stands)
+    assert compare(seen, (joining(*now),)).ok == fits
+
+
+def test_a_refusal_shows_what_the_sides_of_a_join_are_known_by() -> None:
+    stands = {StageId("j"): progress(at("x.main", 3), at("x.main", 3), stateful=True)}
+    seen = Recorded("the last run", (joining((CLICKS,), (ORDERS,)),), stands)
+    said = of(compare(seen, (joining((ORDERS,), (CLICKS,)),)), "j").notes[0]
+    assert f"was: InnerJoin(on (id = id); left: {X}, {CLICKS}; right: {X}, {ORDERS})" in said
+    assert f"now: InnerJoin(on (id = id); left: {X}, {ORDERS}; right: {X}, {CLICKS})" in said
+
+
+def test_the_key_of_a_function_with_state_stays() -> None:
+    def keyed(*parts: str) -> StageShape:
+        operators = (OperatorShape("FlatMapGroupsInPandasWithState", parts, computed=()),)
+        return shape("b", reading("a.main"), operators=operators)
+
+    seen = replace(SEEN, shapes=(A, keyed("by user bigint")))
+    assert compare(seen, (A, keyed("by user bigint"))).ok
+    assert not compare(seen, (A, keyed("by item bigint"))).ok
+    earlier = replace(SEEN, shapes=(A, keyed()))
+    assert compare(earlier, (A, keyed("by item bigint"))).ok, "an earlier version recorded no key"
+
+
 def test_what_spark_keeps_by_place_stays_in_its_order() -> None:
     def summing(*functions: str) -> StageShape:
         return shape("b", reading("a.main"), operators=(COUNT,), by_place=(functions,))

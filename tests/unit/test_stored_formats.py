@@ -23,9 +23,11 @@ from spark_abs.fencing.lease import Lease
 from spark_abs.manifest import (
     Location,
     Manifest,
+    OperatorShape,
     OperatorState,
     Origin,
     OutputVersion,
+    SourceShape,
     StageShape,
     StageSnapshot,
     StateFunction,
@@ -191,7 +193,7 @@ def words_of_the_record() -> set[str]:
     "stored",
     [
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
-        *(StateFunction, Head, SegmentNote, Record, Origin),
+        *(OperatorShape, SourceShape, StateFunction, Head, SegmentNote, Record, Origin),
         *(Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
         *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch),
