@@ -15,7 +15,7 @@ from spark_abs.manifest import CHANNEL, Manifest, OutputVersion
 from spark_abs.model import CheckpointId, RunId, StageId, Version, checked_name
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Mark, Owner
-from spark_abs.sinks.delta_epochs import EpochTable, epoch_version
+from spark_abs.sinks.delta_epochs import EpochTable, epoch_version, had_left
 from spark_abs.sinks.kinds import DELTA
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -61,10 +61,10 @@ def table_at(root: Root, name: str, checkpoint: str | int = "latest") -> TableAt
     manifest = lookup(root, checkpoint).manifest
     sinks = {o.output: (s.stage, o) for s in manifest.stages for o in s.outputs if o.kind != CHANNEL}
     behind = {record.sink: record for record in _behind_checkpoints(root, manifest)}
-    if name in behind:
-        return _epoch_table(root, manifest, behind[name])
+    if name in behind and (found := _epoch_table(root, manifest, behind[name])) is not None:
+        return found
     if name not in sinks:
-        known = ", ".join(sorted({*sinks, *behind})) or "none"
+        known = ", ".join(sorted({*sinks, *behind} - {name})) or "none"
         raise UsageError(f"checkpoint {manifest.id} has no sink {name!r}: it has {known}")
     stage, output = sinks[name]
     if output.version is None:
@@ -113,7 +113,8 @@ def _tables(root: Root, manifest: Manifest) -> tuple[TableAt, ...]:
         for output in stage.outputs
         if output.kind != CHANNEL and output.version is not None
     ]
-    found += [_epoch_table(root, manifest, record) for record in _behind_checkpoints(root, manifest)]
+    behind = (_epoch_table(root, manifest, record) for record in _behind_checkpoints(root, manifest))
+    found += [at for at in behind if at is not None]
     return tuple(sorted(found, key=lambda at: at.sink))
 
 
@@ -133,13 +134,17 @@ def _cuts(manifest: Manifest, record: OutsideSink) -> Iterator[Mark]:
                 yield Mark(manifest.cut.attempt, manifest.id, output.version)
 
 
-def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt:
+def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt | None:
+    """Return the table of a sink at a checkpoint, None if the sink had left the job."""
     state, table = Control.open(root).state, from_json(EpochTable, record.settings)
     (cut,) = _cuts(manifest, record)
     owner = Owner(state.root, state.job, record.sink, RunId(0))
     ahead = state.on_path(manifest.attempt, manifest.id)
     try:
         version = epoch_version(root, table, owner, cut, ahead)
+        # What an edit made has the number of the edit, in which no sink takes part.
+        if version is None and manifest.edited is None and had_left(root, table, owner, manifest.run):
+            return None
     except FileNotFoundError:
         raise Refused(f"sink {record.sink!r} has no table at {table.path} any more") from None
     if version is None:

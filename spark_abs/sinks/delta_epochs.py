@@ -18,7 +18,7 @@ import pyarrow as pa
 from spark_abs.channels.staged import STAGING
 from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, Fenced, Refused
-from spark_abs.model import FENCED, NO_ATTEMPT, Version
+from spark_abs.model import FENCED, NO_ATTEMPT, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
@@ -35,6 +35,7 @@ from spark_abs.sinks.epoch_marks import (
     next_number,
     require_newest,
     version_of,
+    was_absent,
 )
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
@@ -273,6 +274,11 @@ def epoch_version(root: Root, config: EpochTable, owner: Owner, cut: Mark, ahead
         if found is None or found.mark is None or (ahead and found.mark.version < cut.version):
             return None
     return version_of(table, owner, cut)
+
+
+def had_left(root: Root, config: EpochTable, owner: Owner, run: RunId) -> bool:
+    """Say whether a sink had left the job when a run began. Raises as `epoch_version`."""
+    return was_absent(Table.open(root.storage.place(config.path)), owner, run)
 
 
 def _own(owner: Owner) -> Own:

@@ -88,7 +88,7 @@ def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
     That is the newest one, unless rows after the mark were left in it: then the one before these came.
     """
     found: Version | None = None
-    for version, epoch in _epochs(table, owner):
+    for version, _, epoch in _epochs(table, owner):
         if _same(epoch.mark, mark):
             if epoch.kept:
                 found = None
@@ -99,6 +99,12 @@ def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
         elif found is None and _same(epoch.after, mark):
             found = Version(version - 1)
     return found
+
+
+def was_absent(table: Table, owner: Owner, run: RunId) -> bool:
+    """Say whether a sink was there before a run and not in it: each start with a sink commits a number."""
+    runs = (RunId(number >> _BITS) for _, number, _ in _epochs(table, owner))
+    return next((at < run for at in runs if at <= run), False)
 
 
 def has_written(table: Table, owner: Owner) -> bool:
@@ -113,13 +119,14 @@ def _same(one: Mark | None, other: Mark) -> bool:
     return one is not None and (one.attempt, one.version) == (other.attempt, other.version)
 
 
-def _epochs(table: Table, owner: Owner) -> Iterator[tuple[Version, CommittedEpoch]]:
-    """Iterate what the commits of a sink say, the newest first."""
+def _epochs(table: Table, owner: Owner) -> Iterator[tuple[Version, int, CommittedEpoch]]:
+    """Iterate the commits of a sink, their numbers and what they say, the newest first."""
     app = app_of(owner)
     for version, commit in _backwards(table):
-        note = note_of(commit, table.uri) if app in commit.transactions else None
+        number = commit.transactions.get(app, FENCED)  # with that another root has taken the table over
+        note = note_of(commit, table.uri) if number != FENCED else None
         if note is not None and note.epoch is not None:
-            yield version, note.epoch
+            yield version, number, note.epoch
 
 
 def _backwards(table: Table) -> Iterator[tuple[Version, LogCommit]]:

@@ -22,20 +22,23 @@ from spark_abs.errors import (
     GraphError,
     Refused,
     TakenOver,
+    UsageError,
 )
-from spark_abs.model import AttemptId, CheckpointId, RunId, SinkWriter, StageId, Version
+from spark_abs.model import AttemptId, CheckpointId, RunId, SinkWriter, StageId, Version, channel_id
 from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.restore.outside import cuts_of
 from spark_abs.sinks import delta_back, delta_epochs, delta_marks, epoch_files
 from spark_abs.sinks.create import ensure_sink
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.sinks.delta_epochs import DeltaEpochSink, EpochTable, epoch_version
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.two_phase import Rows
+from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
 from spark_abs.testing import two_phase
-from tests.job_support import Feed, eventually
+from tests.job_support import Feed, eventually, manifests
 from tests.spark.conftest import Start
 
 SCHEMA = t.StructType([t.StructField("id", t.LongType()), t.StructField("text", t.StringType())])
@@ -360,6 +363,53 @@ def test_tables_of_a_job_show_checkpoints_and_go_back_together(
     spark_abs.restore(root, "latest", spark=spark)
     assert shown(base) == expected(9)
     assert "after each checkpoint" in str(declare(spark, root, feed, base).explain())
+
+
+def declare_copies(spark: SparkSession, root: str, feed: Feed, base: Path, *names: str) -> spark_abs.Job:
+    """Declare sinks of one output, each with a table of its own."""
+    job = spark_abs.Job("copies", root=root, spark=spark)
+    numbers = job.source("numbers", feed.stream())
+    for name in names:
+        job.sink(name, numbers, table=spark_abs.Delta(str(base / name), visible="checkpoint"))
+    return job
+
+
+def test_a_sink_that_has_left_the_job_is_not_waited_for(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Its output stays, as another sink takes it."""
+    feed, root, base = Feed(spark, tmp_path / "in", "id long"), str(tmp_path / "root"), tmp_path
+
+    def run(*names: str) -> None:
+        feed.write({"id": len(feed.files)})
+        start(declare_copies(spark, root, feed, base, *names), available_now=True).await_termination()
+
+    def named(checkpoint: str | int = "latest") -> list[str]:
+        found: list[str] = spark_abs.open(root, spark).tables(checkpoint)["sink"].to_pylist()
+        return found
+
+    run("gone", "stays")
+    both = manifests(root)[-1]
+    assert named() == ["gone", "stays"]
+    run("stays")
+    assert (named(), named(both.id)) == (["stays"], ["gone", "stays"])
+    handle = spark_abs.open(root, spark)
+    assert handle.views(prefix="left_")["view"].to_pylist() == ["left_stays"]
+    with pytest.raises(UsageError, match=r"has no sink 'gone': it has stays$"):
+        handle.read("gone")
+    spark_abs.restore(root, "latest", spark=spark)  # it comes to every sink, also to those that have left
+    assert named() == ["stays"]
+
+    # One that is still to come to it is waited for.
+    run("gone", "stays")
+    state = Control.open(Root(root)).state
+    assert state.newest_run == manifests(root)[-1].run
+    owner = Owner(state.root, state.job, "gone", state.newest_run)
+    sink = DeltaEpochSink(EpochTable(str(base / "gone")), Root(root), lambda: spark)
+    (cut,) = cuts_of([both], channel_id(StageId("numbers"), "main"))
+    sink.abort(owner, cut, keep=True)
+    with pytest.raises(Refused, match="sink 'gone' gets its rows .* ask again"):
+        named()
 
 
 def test_rows_of_a_stage_that_replaces_them_are_refused(spark: SparkSession, tmp_path: Path) -> None:
