@@ -9,11 +9,11 @@ from deltalake import PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
-from spark_abs.channels.entries import note_of
+from spark_abs.channels.entries import entry_of, note_of
 from spark_abs.channels.files import Evaluation, evaluation_of
 from spark_abs.errors import CommitConflict
-from spark_abs.model import NO_BATCH, ChannelId, Version, checked_relative
-from spark_abs.store.log import log_file, log_files_before
+from spark_abs.model import NO_ATTEMPT, NO_BATCH, ChannelId, Entry, Version, checked_relative
+from spark_abs.store.log import log_file, log_files_before, read_commit, versions_in
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -87,6 +87,19 @@ def earliest(root: Root, channel: ChannelId) -> Version:
             break
         found = Version(version - 1)
     return Version(max(found, 0))
+
+
+def left_after(root: Root, channel: ChannelId, version: Version) -> Entry | None:
+    """Return the oldest entry of an attempt in the log if older ones after a version are gone, else None."""
+    place = root.path(root.channel(channel))
+    there = sorted(versions_in(root.fs, place))
+    if there and there[0] > version + 1:
+        for number in there:
+            commit = read_commit(root.fs, place, number)
+            entry = entry_of(commit) if commit is not None else None
+            if entry is not None and entry.attempt != NO_ATTEMPT:
+                return entry
+    return None
 
 
 def _forget_missing(table: Table) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from spark_abs.channels.follow import follow
+from spark_abs.channels.trim import left_after
 from spark_abs.checkpointing.send_tasks import SendTasks
 from spark_abs.errors import (
     CommitConflict,
@@ -121,6 +122,8 @@ class Sender:
         self._cuts, self._savepoints = list(cuts), dict(savepoints)
         self._committed: Mark | None = None
         self._known = False
+        self._gone = FIRST_ENTRY
+        """The entry up to which the channel was trimmed, where nothing of that was to be sent."""
         self._wake = threading.Condition()
         self._closing = self._abandoned = False
         self._trouble = ""
@@ -161,7 +164,8 @@ class Sender:
         """Fence older runs and read the mark; before the first row, and after every failure.
 
         Raises:
-            Refused: the mark is gone, or is of rows that the job was restored to before.
+            Refused: the mark is gone, or is of rows that the job was restored to before; or rows after it
+                were not kept.
             Fenced: a newer run has taken over.
             SinkUnreachable: try again.
         """
@@ -186,7 +190,21 @@ class Sender:
                 f"sink {name!r} has committed up to checkpoint {newest.checkpoint}, and the job was restored "
                 "to one before that: restore it again, which says what becomes of these rows"
             )
+        self._require_kept(found or self._record.first)
         self._committed, self._known = found, True
+
+    def _require_kept(self, mark: Mark) -> None:
+        """Refuse a mark after which rows are gone; what does not count on the path may be."""
+        left = left_after(self._ctx.root, self.channel, mark.version)
+        if left is None:
+            return
+        if outside.may_miss(self._path, mark, left.attempt):
+            raise Refused(
+                f"sink {self._sending.name!r} has come to checkpoint {mark.checkpoint}, and was not declared "
+                "for some time after it, or its mark was set back: the rows of its output were not kept for "
+                "it. Give it another name: it then starts at the newest checkpoint"
+            )
+        self._gone = Version(left.version - 1)
 
     def start(self, on_failure: Callable[[Exception], None]) -> None:
         """Start to send; `on_failure` is called once, from the thread, if it cannot go on."""
@@ -280,7 +298,7 @@ class Sender:
         mark = self.mark
         if self._batches is None:
             return outside.next_epochs(mark, list(self._cuts), self._path)
-        entries = [entry for entry in self._batches.after(mark.version) if entry.files]
+        entries = [entry for entry in self._batches.after(max(mark.version, self._gone)) if entry.files]
         self._batches.forget(mark.version)
         with self._wake:  # what was told meanwhile is newer, and wakes the thread once more
             self._newest, self._looked = max([self._newest, *(e.version for e in entries)]), True
@@ -294,7 +312,7 @@ class Sender:
             ctx.root,
             self.channel,
             self._path,
-            after.version,
+            max(after.version, self._gone),
             until.version,
             self._sending.schema,
             lambda: ctx.failpoint(f"send.{name}.rows.after"),

@@ -118,6 +118,17 @@ def is_on(path: Sequence[Branch], mark: Mark) -> bool:
     return counts(path, mark.attempt, mark.version)
 
 
+def may_miss(path: Sequence[Branch], mark: Mark, oldest: AttemptId) -> bool:
+    """Say whether entries after a mark that count may be gone, where the next ones are.
+
+    Args:
+        path: what counts in the channel.
+        mark: what the sink has committed.
+        oldest: whose the oldest entry is that is left: what is gone is of that attempt or of older ones.
+    """
+    return any(b.attempt <= oldest and (b.until is None or b.until > mark.version) for b in path)
+
+
 def line_to(path: Sequence[Branch], mark: Mark) -> tuple[Branch, ...]:
     """Cut the path of a mark's attempt off after the mark."""
     return (*path[:-1], Branch(mark.attempt, mark.version))

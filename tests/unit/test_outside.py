@@ -15,6 +15,7 @@ from spark_abs.protocol.outside import (
     is_on,
     line_to,
     mark_after_rollback,
+    may_miss,
     meeting,
     needed_from,
     next_batches,
@@ -60,6 +61,23 @@ def test_two_checkpoints_with_one_cut_are_one_epoch() -> None:
 
 def entries(*found: tuple[int, int]) -> list[tuple[AttemptId, Version]]:
     return [(AttemptId(attempt), Version(version)) for attempt, version in found]
+
+
+@pytest.mark.parametrize(
+    ("sent", "way", "oldest", "missed"),
+    [
+        (mark(1, 1, 10), FIRST, 1, True),
+        (mark(1, 1, 10), BACK, 1, True),  # up to entry 20
+        (mark(1, 2, 20), BACK, 1, False),  # what is gone was abandoned
+        (mark(1, 2, 20), BACK, 2, True),
+        (mark(2, 0, 0), path((1, -1), (2, None)), 1, False),
+        (mark(2, 0, 0), path((1, -1), (2, None)), 2, True),
+    ],
+)
+def test_what_is_gone_is_missed_if_it_counts(
+    sent: Mark, way: tuple[Branch, ...], oldest: int, missed: bool
+) -> None:
+    assert may_miss(way, sent, AttemptId(oldest)) == missed
 
 
 def test_batches_are_sent_one_by_one_and_say_which_checkpoint_they_are_behind() -> None:

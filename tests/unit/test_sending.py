@@ -73,6 +73,7 @@ def test_that_a_sink_has_a_mark_is_recorded_until_the_store_has_taken_it(
 
     monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
     monkeypatch.setattr(module, "Control", SimpleNamespace(open=lambda _: SimpleNamespace(update=update)))
+    monkeypatch.setattr(module, "left_after", lambda *_: None)
     sink: Any = SimpleNamespace(
         each_batch=False, commit=lambda *_: None, recover=lambda _: mark(1), mark=lambda _: mark(1)
     )

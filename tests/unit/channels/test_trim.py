@@ -12,7 +12,7 @@ from pyarrow import fs
 
 from spark_abs.channels import trim as room
 from spark_abs.channels.follow import Follower
-from spark_abs.channels.trim import trim
+from spark_abs.channels.trim import left_after, trim
 from spark_abs.errors import DamageError
 from spark_abs.model import AttemptId, BatchId, Branch, ChannelId, Version
 from spark_abs.store.root import Root
@@ -51,6 +51,18 @@ def test_what_is_behind_goes_and_what_is_ahead_stays(root: Root) -> None:
     assert min(int(name[:20]) for name in files(root, "_delta_log") if name[0] == "0") == floor
     with pytest.raises(DamageError, match="missing below newer ones"):
         ahead(root, floor - 2)
+
+
+def test_the_oldest_entry_that_is_left_is_named_where_some_are_gone(root: Root) -> None:
+    log = Log(root)
+    assert left_after(root, CHANNEL, Version(0)) is None
+    commits = [log.batch(n) for n in range(5)]
+    assert left_after(root, CHANNEL, Version(0)) is None
+    trim(root, CHANNEL, Version(commits[3]))
+    left = left_after(root, CHANNEL, Version(commits[1]))
+    assert left is not None
+    assert (left.attempt, left.version) == (1, commits[3])
+    assert left_after(root, CHANNEL, Version(commits[2])) is None
 
 
 def test_the_writer_and_a_stale_handle_go_on(root: Root) -> None:
