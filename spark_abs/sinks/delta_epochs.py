@@ -35,6 +35,7 @@ from spark_abs.sinks.epoch_marks import (
     next_number,
     require_newest,
     version_of,
+    version_to,
     was_absent,
 )
 from spark_abs.sinks.native_writable import why_not_native
@@ -141,7 +142,7 @@ class DeltaEpochSink(TwoPhaseSink):
         found = newest(table, owner)
         if found is None or found.mark is None or found.mark == back:
             return ""
-        target = version_of(table, owner, back)
+        target = version_to(table, owner, back)
         if target is None:
             return "the log of the table does not say any more which version that is"
         return why_not_back(table, target, _own(owner))
@@ -247,7 +248,7 @@ class DeltaEpochSink(TwoPhaseSink):
         if keep:
             commit_mark(table, mark, self._session)
             return
-        target = version_of(table, owner, back)
+        target = version_to(table, owner, back)
         if target is None:
             raise Refused(f"the log of {table.uri} does not say any more which version {back} is")
         bring_back(table, target, _own(owner), mark, self._session)

@@ -101,6 +101,15 @@ def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
     return found
 
 
+def version_to(table: Table, owner: Owner, mark: Mark) -> Version | None:
+    """Return the version to which a way back to a mark leads, None if the log does not say it.
+
+    As `version_of`; or where the mark lies before all that the sink has sent, the one before its first epoch.
+    """
+    found = version_of(table, owner, mark)
+    return _version_before(table, owner, mark) if found is None else found
+
+
 def was_absent(table: Table, owner: Owner, run: RunId) -> bool:
     """Say whether a sink was there before a run and not in it: each start with a sink commits a number."""
     runs = (RunId(number >> _BITS) for _, number, _ in _epochs(table, owner))
@@ -112,6 +121,31 @@ def has_written(table: Table, owner: Owner) -> bool:
     notes = (note_of(commit, table.uri) for _, commit in _backwards(table))
     written = (owner.job, owner.root, None)
     return any(note is not None and (note.job, note.root, note.epoch) == written for note in notes)
+
+
+def _version_before(table: Table, owner: Owner, mark: Mark) -> Version | None:
+    """Return the version before the first epoch, None if the log has not that, or an epoch has older rows.
+
+    Entries of a channel are numbered through all attempts, so their numbers say what is older. None, too,
+    where another sink of the root has written the table: what that has to go back to is not known here.
+    """
+    first: Version | None = None
+    for version, _, epoch in _epochs(table, owner):
+        if epoch.mark is None:
+            return None if first is None or _shared(table, owner) else Version(first - 1)
+        if epoch.after is not None:
+            if epoch.after.version < mark.version:
+                return None
+            first = version
+    return None
+
+
+def _shared(table: Table, owner: Owner) -> bool:
+    """Say whether the root has written a table by another sink, too, as of the version read."""
+    notes = (note_of(commit, table.uri) for _, commit in _backwards(table))
+    own = (owner.job, owner.root)
+    sinks = {note.sink for note in notes if note is not None and (note.job, note.root) == own}
+    return sinks != {f"{owner.job}/{owner.sink}"}
 
 
 def _same(one: Mark | None, other: Mark) -> bool:

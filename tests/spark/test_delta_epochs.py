@@ -44,6 +44,7 @@ from tests.spark.conftest import Start
 SCHEMA = t.StructType([t.StructField("id", t.LongType()), t.StructField("text", t.StringType())])
 CODE = [module.__file__ or "" for module in (delta_epochs, delta_back, delta_marks, epoch_files)]
 JOB = "job"
+UNSAID = "the log of the table does not say any more which version that is"
 BY_DELTA = os.environ.get("CONTRACT") == "1"
 """Whether tables that Delta's own writer writes are checked, too: a step takes it ten seconds. `make soak`
 does; `tests/crash/test_delta.py` kills at their commits each time."""
@@ -184,6 +185,52 @@ def test_killed_between_restore_and_its_mark_the_same_call_ends_it(
     assert (ids(uri), make(delta).mark(again.owner)) == ([1], mark(1))
     again.send(Some("c", 3))
     assert ids(uri) == [1, 3]
+
+
+def older(version: int, attempt: int = 1) -> Mark:
+    return Mark(AttemptId(attempt), CheckpointId(0), Version(version))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_before_its_first_epoch_a_sink_has_nothing(make: Make, uri: str, layout: str) -> None:
+    """Epochs begin with the entry after 10: a mark of any attempt at or before that is before them all."""
+    delta = LAYOUTS[layout]
+    ensure_sink(Place(uri), SCHEMA, delta, SparkSession.active())
+    SparkSession.active().sql(f"INSERT INTO delta.`{uri}` VALUES (99, 'theirs')")
+    sending = Sending(make(delta))
+    sending.first, sending.number = True, CheckpointId(1)
+    sending.send(Some("a", 1))
+    sending.send(Some("b", 2))
+    assert make(delta).why_not(sending.owner, older(15)) == UNSAID
+    sending.sink.abort(sending.owner, older(5), keep=False)
+    assert ids(uri) == [99]
+    sending.sink.commit(Epoch(sending.owner, older(5), mark(4)), Some("c", 3))
+    assert make(delta).why_not(sending.owner, older(8)) == UNSAID
+    sending.sink.abort(sending.owner, older(5), keep=True)
+    sending.sink.commit(Epoch(sending.owner, older(5), mark(5)), Some("c", 4))
+    assert ids(uri) == [3, 4, 99]
+    again = Sending(make(delta), run=2)
+    again.sink.abort(again.owner, older(0, attempt=2), keep=False)
+    assert (ids(uri), make(delta).mark(again.owner)) == ([99], older(0, attempt=2))
+
+
+def test_the_beginning_is_not_known_if_the_log_is_short_or_another_sink_has_written(
+    make: Make, uri: str
+) -> None:
+    """Under another name the root may have written what a restore brings back as well."""
+    sending = Sending(make())
+    sending.first, sending.number = True, CheckpointId(1)
+    sending.send(Some("a", 1))
+    began = DeltaTable(uri).version()
+    assert make().why_not(sending.owner, older(5)) == ""
+    named = Sending(make(), name="other")
+    named.first = True
+    named.send(Some("b", 2))
+    assert make().why_not(sending.owner, older(5)) == UNSAID
+    DeltaTable(uri).create_checkpoint()
+    for version in range(began):
+        (Path(uri) / "_delta_log" / f"{version:020}.json").unlink()
+    assert make().why_not(sending.owner, older(5)) == UNSAID
 
 
 def test_rows_of_another_root_stay(make: Make, uri: str) -> None:
@@ -365,10 +412,13 @@ def test_tables_of_a_job_show_checkpoints_and_go_back_together(
     assert "after each checkpoint" in str(declare(spark, root, feed, base).explain())
 
 
-def declare_copies(spark: SparkSession, root: str, feed: Feed, base: Path, *names: str) -> spark_abs.Job:
-    """Declare sinks of one output, each with a table of its own."""
-    job = spark_abs.Job("copies", root=root, spark=spark)
+def declare_copies(
+    spark: SparkSession, root: str, feed: Feed, base: Path, *names: str, retained: int = 1
+) -> spark_abs.Job:
+    """Declare sinks of one output: of each batch, and of each checkpoint."""
+    job = spark_abs.Job("copies", root=root, spark=spark, num_retained=retained)
     numbers = job.source("numbers", feed.stream())
+    job.sink("each", numbers, table=str(base / "each"))
     for name in names:
         job.sink(name, numbers, table=spark_abs.Delta(str(base / name), visible="checkpoint"))
     return job
@@ -382,7 +432,8 @@ def test_a_sink_that_has_left_the_job_is_not_waited_for(
 
     def run(*names: str) -> None:
         feed.write({"id": len(feed.files)})
-        start(declare_copies(spark, root, feed, base, *names), available_now=True).await_termination()
+        job = declare_copies(spark, root, feed, base, *names, retained=10)
+        start(job, available_now=True).await_termination()
 
     def named(checkpoint: str | int = "latest") -> list[str]:
         found: list[str] = spark_abs.open(root, spark).tables(checkpoint)["sink"].to_pylist()
@@ -390,15 +441,15 @@ def test_a_sink_that_has_left_the_job_is_not_waited_for(
 
     run("gone", "stays")
     both = manifests(root)[-1]
-    assert named() == ["gone", "stays"]
+    assert named() == ["each", "gone", "stays"]
     run("stays")
-    assert (named(), named(both.id)) == (["stays"], ["gone", "stays"])
+    assert (named(), named(both.id)) == (["each", "stays"], ["each", "gone", "stays"])
     handle = spark_abs.open(root, spark)
-    assert handle.views(prefix="left_")["view"].to_pylist() == ["left_stays"]
-    with pytest.raises(UsageError, match=r"has no sink 'gone': it has stays$"):
+    assert handle.views(prefix="left_")["view"].to_pylist() == ["left_each", "left_stays"]
+    with pytest.raises(UsageError, match=r"has no sink 'gone': it has each, stays$"):
         handle.read("gone")
     spark_abs.restore(root, "latest", spark=spark)  # it comes to every sink, also to those that have left
-    assert named() == ["stays"]
+    assert named() == ["each", "stays"]
 
     # One that is still to come to it is waited for.
     run("gone", "stays")
@@ -408,8 +459,63 @@ def test_a_sink_that_has_left_the_job_is_not_waited_for(
     sink = DeltaEpochSink(EpochTable(str(base / "gone")), Root(root), lambda: spark)
     (cut,) = cuts_of([both], channel_id(StageId("numbers"), "main"))
     sink.abort(owner, cut, keep=True)
-    with pytest.raises(Refused, match="sink 'gone' gets its rows .* ask again"):
+    with pytest.raises(Refused, match=r"sink 'gone' gets its rows .* ask again"):
         named()
+
+
+def test_a_sink_for_which_rows_were_not_kept_is_refused_at_the_start(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """It was away for longer than checkpoints are kept, and its output stayed a channel."""
+    feed, root, base = Feed(spark, tmp_path / "in", "id long"), str(tmp_path / "root"), tmp_path
+
+    def run(*names: str) -> None:
+        feed.write({"id": len(feed.files)})
+        start(declare_copies(spark, root, feed, base, *names), available_now=True).await_termination()
+
+    run("away", "stays")
+    run("stays")
+    run("stays")
+    with pytest.raises(Refused, match=r"sink 'away' has come to checkpoint .* Give it another name"):
+        run("away", "stays")
+    run("another", "stays")
+    found = {name: DeltaTable(str(base / name)).to_pyarrow_table()["id"] for name in ("another", "stays")}
+    assert {name: sorted(column.to_pylist()) for name, column in found.items()} == {
+        "another": [3, 4],
+        "stays": [0, 1, 2, 3, 4],
+    }
+
+
+@pytest.mark.parametrize("before", [(), ("old",)], ids=str)
+def test_a_restore_to_before_a_sink_came_takes_back_all_that_it_has_sent(
+    spark: SparkSession, tmp_path: Path, start: Start, before: tuple[str, ...]
+) -> None:
+    """Its output was no channel then, or one in which the sink has begun later."""
+    feed, root, base = Feed(spark, tmp_path / "in", "id long"), str(tmp_path / "root"), tmp_path
+    write_deltalake(str(base / "new"), pa.table({"id": [99]}))
+
+    def run(*names: str) -> None:
+        start(declare_copies(spark, root, feed, base, *names), available_now=True).await_termination()
+
+    def numbers() -> list[int]:
+        found: list[int] = DeltaTable(str(base / "new")).to_pyarrow_table()["id"].to_pylist()
+        return sorted(found)
+
+    feed.write({"id": 0})
+    first = start(declare_copies(spark, root, feed, base, *before))
+    first.savepoint("release")
+    first.stop()
+    feed.write({"id": 1})
+    run(*before)
+    for number in (2, 3):
+        feed.write({"id": number})
+        run(*before, "new")
+    assert numbers() == [2, 3, 99]
+    for _ in range(2):
+        spark_abs.restore(root, "release", spark=spark)
+        assert numbers() == [99]
+        run(*before, "new")
+        assert numbers() == [1, 2, 3, 99]
 
 
 def test_rows_of_a_stage_that_replaces_them_are_refused(spark: SparkSession, tmp_path: Path) -> None:
