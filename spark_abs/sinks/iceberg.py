@@ -42,6 +42,7 @@ from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.iceberg_catalog import REFUSED, Reached, reach
 from spark_abs.sinks.iceberg_files import DataFileWriter, delete, elsewhere, write
 from spark_abs.sinks.iceberg_mark import (
+    CHECKPOINT,
     FORMAT,
     SUMMARY,
     IcebergMark,
@@ -50,6 +51,7 @@ from spark_abs.sinks.iceberg_mark import (
     mark_in,
     property_of,
     since,
+    snapshot_to,
     summary_of,
     tag_of,
 )
@@ -161,7 +163,7 @@ class IcebergSink(TwoPhaseSink):
             found = mark_in(metadata, owner)
             if found is None or found.mark is None or found.mark == back:
                 return ""
-            target = found.snapshot_of(back)
+            target = snapshot_to(metadata, owner, found, back)
             if target is None:
                 return "which snapshot of the table that is is not known any more"
             if metadata.snapshot_by_id(target) is None:
@@ -198,12 +200,13 @@ class IcebergSink(TwoPhaseSink):
             if known.mark is None or known.mark == back or head is None:
                 return
             self._run = None
-            kept = tuple(k for k in known.kept if k.version <= back.version)
-            if keep:
-                kept = (*(k for k in kept if k.version < back.version), Kept(back.version, head))
-            going = None if keep else known.snapshot_of(back)
-            going = None if going == head else going  # nothing was added after it
-            self._commit(catalog, table, owner, replace(known, mark=back, kept=kept), back, going)
+            going = head if keep else snapshot_to(table.metadata, owner, known, back)
+            if going is None:
+                raise Refused(f"which snapshot of table {self._config.target} that is is not known any more")
+            kept = (*(k for k in known.kept if k.version < back.version), Kept(back.version, going))
+            state = replace(known, mark=back, kept=kept)
+            # Where nothing was added after it the branch stays.
+            self._commit(catalog, table, owner, state, back, None if going == head else going)
         self._run = known.run
 
     def close(self) -> None:
@@ -314,7 +317,7 @@ class IcebergSink(TwoPhaseSink):
     def _summary(self, owner: Owner, mark: Mark | None) -> dict[str, str]:
         said = {SUMMARY: summary_of(owner), "spark_abs.run": str(owner.run)}
         if mark is not None:
-            said |= {"spark_abs.attempt": str(mark.attempt), "spark_abs.checkpoint": str(mark.checkpoint)}
+            said |= {"spark_abs.attempt": str(mark.attempt), CHECKPOINT: str(mark.checkpoint)}
         return said
 
     def _fitting(self, making: Transaction, schema: pa.Schema, wrong: type[UsageError | SinkFailed]) -> None:

@@ -16,6 +16,8 @@ from spark_abs.protocol.outside import Epoch, Mark, Owner
 FORMAT = 1
 SUMMARY = "spark_abs.sink"
 """In the summary of every snapshot of a sink: its root and name."""
+CHECKPOINT = "spark_abs.checkpoint"
+"""In those summaries, from the first epoch on: the checkpoint up to which the snapshot has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,28 @@ class IcebergMark:
     def snapshot_of(self, back: Mark) -> int | None:
         """Return the snapshot that has all up to a mark and nothing after it, None if it is forgotten."""
         return next((k.snapshot for k in self.kept if k.version == back.version), None)
+
+
+def snapshot_to(metadata: TableMetadata, owner: Owner, known: IcebergMark, back: Mark) -> int | None:
+    """Return the snapshot to which a way back to a mark leads, None if that is not known.
+
+    Before all that the sink has sent that is the one before its first epoch, if it is there still.
+    """
+    found = known.snapshot_of(back)
+    if found is None and known.kept and back.version < known.kept[0].version:
+        oldest = known.kept[0].snapshot
+        return oldest if _has_nothing(metadata, owner, oldest) else None
+    return found
+
+
+def _has_nothing(metadata: TableMetadata, owner: Owner, snapshot: int | None) -> bool:
+    """Say whether a snapshot is from before the first epoch of a sink: after a start, and no epoch."""
+    while snapshot is not None and (at := metadata.snapshot_by_id(snapshot)) is not None:
+        said = at.summary.additional_properties if at.summary is not None else {}
+        if said.get(SUMMARY) == summary_of(owner):
+            return CHECKPOINT not in said
+        snapshot = at.parent_snapshot_id
+    return False
 
 
 def property_of(owner: Owner) -> str:

@@ -172,6 +172,38 @@ def test_a_restore_goes_back_to_a_snapshot_and_keeps_the_abandoned_one(catalog: 
         assert ids(catalog) == [0, 1, 20, 21]
 
 
+@pytest.mark.parametrize("theirs", [[], [99]])
+def test_before_its_first_epoch_a_sink_has_nothing(catalog: Catalog, theirs: list[int]) -> None:
+    """Epochs begin with the entry after 20: a mark before that is before them all."""
+    table = catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        for number in theirs:
+            table.refresh().append(pa.table({"id": [number], "text": ["theirs"]}))
+        sending.sink.commit(Epoch(sending.owner, mark(2), mark(3), first=True), Some([3]))
+        sending.mark = mark(3)
+        sending.send(Some([4]))
+        for number in (1, 0):
+            sending.back(number)
+            assert (ids(catalog), sending.sink.mark(sending.owner)) == (theirs, mark(number))
+            sending.send(Some([10]))
+            assert ids(catalog) == [10, *theirs]
+        sending.back(0, keep=True)
+        earlier = Mark(AttemptId(1), CheckpointId(0), Version(-1))
+        assert "not known any more" in sending.sink.why_not(sending.owner, earlier)
+
+
+def test_of_a_sink_that_has_forgotten_its_first_epoch_the_beginning_is_not_known(catalog: Catalog) -> None:
+    catalog.create_table("shop.orders", SCHEMA)
+    with Sending() as sending:
+        sending.send(Some([1]))
+        sending.send(Some([2]))
+        sending.send(Some([3]), floor=2)
+        assert "not known any more" in sending.sink.why_not(sending.owner, mark(1))
+        with pytest.raises(Refused, match="not known any more"):
+            sending.back(0)
+    assert ids(catalog) == [1, 2, 3]
+
+
 def test_a_savepoint_has_a_tag_which_stays(catalog: Catalog) -> None:
     table, tag = catalog.create_table("shop.orders", SCHEMA), "spark_abs_release_sent_01234567"
     with Sending() as sending:
