@@ -92,7 +92,7 @@ class DeltaSink:
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
         self._passed = _NOTHING_PASSED
-        """Of `_view`: what others commit between two batches is read once, not at every cut."""
+        """What others commit between two batches is read once, not at every cut."""
 
     @property
     def table_id(self) -> str:
@@ -144,9 +144,12 @@ class DeltaSink:
 
     def _newest_is_of_another_stage(self) -> bool:
         """Say whether another stage of this attempt has committed what counts since this one has."""
-        for _, note in self._of_attempt(self._table):
+        for version, note in self._of_attempt(self._table, self._passed):
             if note is not None and (note.begins or note.batch > NO_BATCH):
-                return not self._is_mine(note)
+                mine = self._is_mine(note)
+                if mine:
+                    self._passed = _Passed(self._table.version, version)
+                return not mine
         return False
 
     def _refuse_epochs(self) -> None:

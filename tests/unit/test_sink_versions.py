@@ -87,7 +87,7 @@ def test_what_others_have_committed_is_read_once(job: SmallJob, read: Callable[[
 def test_marks_of_its_own_without_a_batch_are_passed_as_well(
     job: SmallJob, read: Callable[[int], set[int]]
 ) -> None:
-    """A later run fences the table: what lies between its mark and the last batch is read once, too."""
+    """A later run fences the table, and has read what lies between its mark and the last batch then."""
     job.step(1)
     others(job, 20)
     batch, job.run = job.batch, RunId(job.run + 1)
@@ -97,7 +97,7 @@ def test_marks_of_its_own_without_a_batch_are_passed_as_well(
     )
     job.sink.begin()
     others(job, 2)
-    assert len(read(batch)) == 24
+    assert read(batch) == {2, 23, 24, 25}
     assert read(batch) == {2}
 
 
@@ -206,3 +206,18 @@ def test_a_cut_of_a_stage_that_took_a_table_over_after_a_restore_has_all_of_it(j
     moving.write(7)
     moving.begin("c")
     assert moving.cut() == [1, 7]
+
+
+def test_a_start_reads_what_others_have_committed_once(
+    job: SmallJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin the table, and for the first cut."""
+    job.step(1)
+    others(job, 30)
+    moving = Moving(job)
+    reading = Mock(wraps=read_commit)
+    monkeypatch.setattr(table, "read_commit", reading)
+    moving.begin("b")
+    moving.cut()
+    read = [call.args[2] for call in reading.call_args_list]
+    assert all(read.count(version) <= 2 for version in range(3, 33))  # by the one that fences, and this one
