@@ -107,15 +107,17 @@ def test_without_room_the_job_ends_and_with_room_it_goes_on(
 @contextmanager
 def read_only(place: Path) -> Iterator[None]:
     """Take away the permission to write in a directory and in all below it."""
-    places = [place, *(path for path in place.rglob("*") if path.is_dir())]
-    modes = [path.stat().st_mode for path in places]
-    for path in places:
-        path.chmod(0o555)
+    modes = dict[Path, int]()
+    for path in [place, *(path for path in place.rglob("*") if path.is_dir())]:
+        with suppress(FileNotFoundError):  # Spark removes directories of its own meanwhile
+            modes[path] = path.stat().st_mode
+            path.chmod(0o555)
     try:
         yield
     finally:
-        for path, mode in zip(places, modes, strict=True):
-            path.chmod(mode)
+        for path, mode in modes.items():
+            with suppress(FileNotFoundError):
+                path.chmod(mode)
 
 
 def test_without_permission_to_write_state_a_checkpoint_is_declined_and_rows_keep_coming(
