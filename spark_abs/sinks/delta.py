@@ -16,7 +16,7 @@ from spark_abs.channels.files import directory_name, write_parquet
 from spark_abs.channels.staged import Files, copy_files, staging_of
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import to_json
-from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Refused, TakenOver
+from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, TakenOver
 from spark_abs.fencing.fence import require_current
 from spark_abs.model import (
     FENCED,
@@ -33,7 +33,7 @@ from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata, note_of
 from spark_abs.sinks.delta_back import bring_back
-from spark_abs.sinks.delta_marks import Marked, commit_mark, epoch_sinks, other_writers
+from spark_abs.sinks.delta_marks import Marked, commit_mark, other_writers, refuse_epochs
 from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.store.root import Root
@@ -134,7 +134,7 @@ class DeltaSink:
             if self._table.transaction(fence) == self._run and others is None and not comes:
                 return
             if new:
-                self._refuse_epochs()
+                refuse_epochs(self._table, self._writer.job, self._writer.root)
             note = replace(self._note(attached=new or comes), took_over=others is not None)
             fences = dict.fromkeys(others or (), FENCED) | {fence: int(self._run)}
             try:
@@ -151,14 +151,6 @@ class DeltaSink:
                     self._passed = _Passed(self._table.version, version)
                 return not mine
         return False
-
-    def _refuse_epochs(self) -> None:
-        if before := epoch_sinks(self._table, self._writer.job, self._writer.root):
-            raise Refused(
-                f"sink {before[-1]!r} wrote {self.uri} with visible='checkpoint'; with visible='batch' the "
-                "rows that still wait for a checkpoint would never be written: declare it with "
-                "visible='checkpoint' again, or with another table"
-            )
 
     def _require_current(self) -> None:
         require_current(self._table, self._writer.owner, self._run, self._writer.app)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_abs.codec import to_json
+from spark_abs.errors import Refused
 from spark_abs.model import owner_of, run_app_id
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.commit_metadata import SinkMetadata, note_of
@@ -63,6 +64,20 @@ def epoch_sinks(table: Table, job: str, root: str) -> tuple[str, ...]:
         if note is not None and note.epoch is not None and (note.job, note.root) == (job, root):
             found.add(note.sink.rpartition("/")[2])
     return tuple(sorted(found))
+
+
+def refuse_epochs(table: Table, job: str, root: str) -> None:
+    """Refuse to write a table with each batch that the root has written after checkpoints.
+
+    Raises:
+        Refused: it has; names the sink.
+    """
+    if before := epoch_sinks(table, job, root):
+        raise Refused(
+            f"sink {before[-1]!r} wrote {table.uri} with visible='checkpoint'; with visible='batch' the rows "
+            "that still wait for a checkpoint would never be written: declare it with visible='checkpoint' "
+            "again, or with another table"
+        )
 
 
 def other_writers(table: Table, job: str, root: str) -> tuple[str, ...] | None:
