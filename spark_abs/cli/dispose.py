@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spark_abs.cli.restore import at_terminal
+from spark_abs.cli.restore import confirmed
 from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import UsageError
 from spark_abs.restore.dispose import dispose_savepoint
@@ -21,8 +21,7 @@ def dispose(ctx: Context, root: Root, savepoint: str, yes: bool) -> None:
     What only it needed, of state and of channels, goes with the next clean-up of a run. Do not use its name
     again: the tag that it has in an Iceberg table stays.
     """
-    asked = not ctx.out.json and at_terminal()
-    if not yes and not (asked and click.confirm(f"Remove savepoint {savepoint!r} for good?", err=True)):
+    if not (yes or confirmed(ctx.out, f"Remove savepoint {savepoint!r} for good?")):
         raise UsageError("nothing was changed: give --yes to remove it")
     gone = dispose_savepoint(root, savepoint, ctx.now_ms)
     ctx.out.result(

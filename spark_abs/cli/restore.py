@@ -82,7 +82,7 @@ def restore(
     plan = prepared.plan
     if not out.json:
         _show(out, plan)
-    if dry_run or not (yes or _confirmed(out)):
+    if dry_run or not (yes or confirmed(out, "Carry this out?")):
         if out.json:
             out.result({"applied": False, "plan": plan_plain(plan)}, _silent)
         if not dry_run:
@@ -129,8 +129,9 @@ def at_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _confirmed(out: Output) -> bool:
-    return not out.json and at_terminal() and click.confirm("Carry this out?", err=True)
+def confirmed(out: Output, question: str) -> bool:
+    """Ask whether something is to be done, if somebody can be asked."""
+    return not out.json and at_terminal() and click.confirm(question, err=True)
 
 
 def _silent(_: Output) -> None:

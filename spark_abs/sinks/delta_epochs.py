@@ -24,13 +24,12 @@ from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.commit_metadata import CommittedEpoch, SinkMetadata
 from spark_abs.sinks.delta_back import bring_back, why_not_back
-from spark_abs.sinks.delta_marks import Marked, commit_mark, epoch_sinks, other_writers
+from spark_abs.sinks.delta_marks import Marked, commit_mark, epoch_sinks, notes_of_root, other_writers
 from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.epoch_files import ORDER, delete_rows, write_rows
 from spark_abs.sinks.epoch_marks import (
     Newest,
     app_of,
-    has_written,
     newest,
     next_number,
     require_newest,
@@ -95,13 +94,14 @@ class DeltaEpochSink(TwoPhaseSink):
         while True:
             table = self._read()
             found = require_newest(table, owner)
-            if found is None and (before := epoch_sinks(table, owner.job, owner.root)):
+            notes = tuple(notes_of_root(table, owner.job, owner.root)) if found is None else ()
+            if before := epoch_sinks(notes):
                 raise Refused(
                     f"{table.uri} has the checkpoints of sink {before[-1]!r}: those that it has not sent yet "
                     "would be missing under another name. Declare the sink under that name again, or with "
                     "another table"
                 )
-            if found is None and has_written(table, owner):
+            if notes:
                 raise Refused(
                     f"{table.uri}: this root has written it with each batch, which may be ahead of every "
                     "checkpoint: declare the sink with visible='batch' again, or with another table"

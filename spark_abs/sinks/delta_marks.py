@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_abs.codec import to_json
 from spark_abs.errors import Refused
-from spark_abs.model import owner_of, run_app_id
+from spark_abs.model import Version, owner_of, run_app_id
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.commit_metadata import SinkMetadata, note_of
 from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.store.log import LogCommit
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
@@ -53,17 +54,24 @@ def epochs_app(job: str, root: str, sink: str) -> str:
     return f"{owner_of(job, root)}/{sink}/epochs"
 
 
-def epoch_sinks(table: Table, job: str, root: str) -> tuple[str, ...]:
-    """Name the sinks of a root that have written a table after checkpoints, as far as its log goes."""
-    found: set[str] = set()
+def backwards(table: Table) -> Iterator[tuple[Version, LogCommit]]:
+    """Iterate the commits of a table, from the version read backwards, as far as the log goes."""
     for version in range(table.version, -1, -1):
         commit = table.read_commit(version)
         if commit is None:
-            break
-        note = note_of(commit, table.uri)
-        if note is not None and note.epoch is not None and (note.job, note.root) == (job, root):
-            found.add(note.sink.rpartition("/")[2])
-    return tuple(sorted(found))
+            return
+        yield Version(version), commit
+
+
+def notes_of_root(table: Table, job: str, root: str) -> Iterator[SinkMetadata]:
+    """Iterate what a root has said in the log of a table, the newest first."""
+    notes = (note_of(commit, table.uri) for _, commit in backwards(table))
+    return (note for note in notes if note is not None and (note.job, note.root) == (job, root))
+
+
+def epoch_sinks(notes: Iterable[SinkMetadata]) -> tuple[str, ...]:
+    """Name the sinks of a root that have written a table after checkpoints."""
+    return tuple(sorted({note.sink.rpartition("/")[2] for note in notes if note.epoch is not None}))
 
 
 def refuse_epochs(table: Table, job: str, root: str) -> None:
@@ -72,7 +80,7 @@ def refuse_epochs(table: Table, job: str, root: str) -> None:
     Raises:
         Refused: it has; names the sink.
     """
-    if before := epoch_sinks(table, job, root):
+    if before := epoch_sinks(notes_of_root(table, job, root)):
         raise Refused(
             f"sink {before[-1]!r} wrote {table.uri} with visible='checkpoint'; with visible='batch' the rows "
             "that still wait for a checkpoint would never be written: declare it with visible='checkpoint' "

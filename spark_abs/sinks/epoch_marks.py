@@ -13,8 +13,7 @@ from spark_abs.errors import DamageError, Fenced, TakenOver
 from spark_abs.model import FENCED, RunId, Version, owner_of, run_app_id
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.sinks.commit_metadata import CommittedEpoch, note_of
-from spark_abs.sinks.delta_marks import epochs_app
-from spark_abs.store.log import LogCommit
+from spark_abs.sinks.delta_marks import backwards, epochs_app, notes_of_root
 from spark_abs.store.table import Table
 
 _BITS = 32
@@ -57,7 +56,7 @@ def newest(table: Table, owner: Owner) -> Newest | None:
         )
     if number is None:
         return None
-    for version, commit in _backwards(table):
+    for version, commit in backwards(table):
         if commit.transactions.get(app_of(owner)) == number:
             note = note_of(commit, table.uri)
             if note is None or note.epoch is None:
@@ -116,13 +115,6 @@ def was_absent(table: Table, owner: Owner, run: RunId) -> bool:
     return next((at < run for at in runs if at <= run), False)
 
 
-def has_written(table: Table, owner: Owner) -> bool:
-    """Say whether the root has written a table with each batch, as of the version read."""
-    notes = (note_of(commit, table.uri) for _, commit in _backwards(table))
-    written = (owner.job, owner.root, None)
-    return any(note is not None and (note.job, note.root, note.epoch) == written for note in notes)
-
-
 def _version_before(table: Table, owner: Owner, mark: Mark) -> Version | None:
     """Return the version before the first epoch, None if the log has not that, or an epoch has older rows.
 
@@ -142,10 +134,8 @@ def _version_before(table: Table, owner: Owner, mark: Mark) -> Version | None:
 
 def _shared(table: Table, owner: Owner) -> bool:
     """Say whether the root has written a table by another sink, too, as of the version read."""
-    notes = (note_of(commit, table.uri) for _, commit in _backwards(table))
-    own = (owner.job, owner.root)
-    sinks = {note.sink for note in notes if note is not None and (note.job, note.root) == own}
-    return sinks != {f"{owner.job}/{owner.sink}"}
+    notes = notes_of_root(table, owner.job, owner.root)
+    return {note.sink for note in notes} != {f"{owner.job}/{owner.sink}"}
 
 
 def _same(one: Mark | None, other: Mark) -> bool:
@@ -156,17 +146,8 @@ def _same(one: Mark | None, other: Mark) -> bool:
 def _epochs(table: Table, owner: Owner) -> Iterator[tuple[Version, int, CommittedEpoch]]:
     """Iterate the commits of a sink, their numbers and what they say, the newest first."""
     app = app_of(owner)
-    for version, commit in _backwards(table):
+    for version, commit in backwards(table):
         number = commit.transactions.get(app, FENCED)  # with that another root has taken the table over
         note = note_of(commit, table.uri) if number != FENCED else None
         if note is not None and note.epoch is not None:
             yield version, number, note.epoch
-
-
-def _backwards(table: Table) -> Iterator[tuple[Version, LogCommit]]:
-    """Iterate the commits of a table, from the version read backwards, as far as the log goes."""
-    for version in range(table.version, -1, -1):
-        commit = table.read_commit(version)
-        if commit is None:
-            return
-        yield Version(version), commit

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -104,11 +104,9 @@ class IcebergSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema) -> None:
         """Compare the table with the rows; changes nothing."""
-        look = IcebergSink(self._config)  # this object may be at work for a run, in another thread
-        try:
+        # This object may be at work for a run, in another thread.
+        with closing(IcebergSink(self._config)) as look:
             look._check(schema)
-        finally:
-            look.close()
 
     def _check(self, schema: pa.Schema) -> None:
         config = self._config

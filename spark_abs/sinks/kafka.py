@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -114,10 +114,9 @@ class KafkaSink(TwoPhaseSink):
             raise UsageError(f"topic {config.target} cannot take the rows:\n  {lines}\n{proposal(schema)}")
         if config.topic is None:
             return
-        look = KafkaSink(config)  # this object may be at work for a run, in another thread
-        with look._working() as marks:
+        # This object may be at work for a run, in another thread.
+        with closing(KafkaSink(config)) as look, look._working() as marks:
             partitions = marks.partitions(config.topic)
-        look.close()
         if not partitions:
             raise UsageError(f"there is no topic {config.topic}: make it, with the partitions it should have")
 

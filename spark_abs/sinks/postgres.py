@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,9 @@ class PostgresSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema) -> None:
         """Compare the table with the rows; changes nothing."""
-        look = PostgresSink(self._config)  # this object may be at work for a run, in another thread
-        try:
+        # This object may be at work for a run, in another thread.
+        with closing(PostgresSink(self._config)) as look:
             look._check(schema)
-        finally:
-            look.close()
 
     def _check(self, schema: pa.Schema) -> None:
         config = self._config
