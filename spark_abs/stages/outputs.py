@@ -253,12 +253,12 @@ class Outputs:
         at = first.refresh()
         for entry in first.after(self._searched):
             self.progress.in_first(Marker(entry.barrier, entry.cancel).id)
+            barrier = entry.barrier if entry.batch < 0 and entry.run == self._ctx.run else None
             # Of one that all have, the entries of the others may have been cleaned up.
-            lacking = entry.barrier is not None and entry.barrier.id > self.progress.every
-            if entry.barrier is not None and lacking and entry.batch < 0 and entry.run == self._ctx.run:
+            if barrier is not None and barrier.id > self.progress.every:
                 for writer in rest:
-                    writer.commit_barrier(entry.barrier)
-                self.progress.in_every(entry.barrier.id)
+                    writer.commit_barrier(barrier)
+                self.progress.in_every(barrier.id)
         self._searched = at
         return at
 
