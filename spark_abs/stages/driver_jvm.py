@@ -156,16 +156,26 @@ def drain_events(spark: SparkSession) -> None:
 
 
 def end_session() -> None:
-    """Stop the session and close all state stores, if the JVM belongs to this process and lives."""
+    """Close all state stores and stop the session, if the JVM belongs to this process and lives."""
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None or process.poll() is not None:
         return
     with suppress(Py4JError, OSError):
+        close_state_stores(gateway.jvm)
         if SparkContext._active_spark_context is not None:
             SparkContext._active_spark_context.stop()
-        stores = getattr(gateway.jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
-        getattr(stores, "MODULE$").stop()
+
+
+def close_state_stores(jvm: Any) -> None:
+    """Close the state stores that a JVM has open, once their maintenance has ended.
+
+    `StateStore.stop` alone waits for maintenance with a lock that maintenance wants: it waits for
+    `spark.sql.streaming.stateStore.maintenanceShutdownTimeout`, five minutes, and one more.
+    """
+    stores = getattr(getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$"), "MODULE$")
+    stores.stopMaintenanceTaskWithoutLock()
+    stores.stop()
 
 
 def halt_jvm(code: int) -> None:

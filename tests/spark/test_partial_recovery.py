@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,6 +13,7 @@ from spark_abs.job import Job
 from spark_abs.model import MAIN_OUTPUT, StageId
 from spark_abs.plan.specs import Output
 from spark_abs.run.run import Run
+from spark_abs.stages.driver_jvm import close_state_stores
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.root import Root
@@ -75,13 +75,6 @@ def test_a_stage_that_fails_twice_comes_back_alone_also_with_a_checkpoint_under_
     line.assert_cuts()
 
 
-def unload_state(spark: SparkSession) -> None:
-    """Close all state stores: Spark uploads snapshots of a stopped query later, into what is lost by then."""
-    package: Any = spark._jvm
-    stores = getattr(package.org.apache.spark.sql.execution.streaming.state, "StateStore$")
-    getattr(stores, "MODULE$").stop()
-
-
 def test_stages_without_their_native_checkpoints_are_rebuilt_alone(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
@@ -123,7 +116,8 @@ def test_stages_without_their_native_checkpoints_are_rebuilt_alone(
     sources = [p for stage in ("clicks", "orders") for p in (natives / stage).rglob("*")]
     untouched = {path: path.stat().st_ctime_ns for path in sources}
     written = {name: newest_data(tables / name) for name in ("outer_join", "last")}
-    unload_state(spark)
+    # Spark uploads snapshots of a stopped query later, into what is lost by then.
+    close_state_stores(spark._jvm)
     for lost in written:
         shutil.rmtree(natives / lost)
 

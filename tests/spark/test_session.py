@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import cast
 
 import pyspark
@@ -16,6 +17,7 @@ from spark_abs.config import session_settings
 from spark_abs.errors import ConfigError, UsageError
 from spark_abs.job import Job
 from spark_abs.session import HADOOP_AWS, apply_storage_conf, check_session, configure
+from spark_abs.stages.driver_jvm import close_state_stores
 from spark_abs.store.storage import Storage
 
 
@@ -84,3 +86,23 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(session_module, "version", lambda package: "3.0.0")
     with pytest.raises(UsageError, match=r"needs pyspark 4\.2\.\*, found 3\.0\.0: install it with pip"):
         configure(SparkSession.builder)
+
+
+def test_state_stores_are_closed_while_their_maintenance_is_at_work(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Where maintenance does not end before, closing waits for it for six minutes, more often than not."""
+    own = spark.newSession()
+    own.conf.set("spark.sql.streaming.stateStore.maintenanceInterval", "1ms")
+    own.conf.set("spark.sql.shuffle.partitions", "8")
+    close_state_stores(spark._jvm)  # the next ones have the interval of their session
+    own.range(100).write.parquet(str(tmp_path / "rows"))
+    counted = own.readStream.schema("id long").parquet(str(tmp_path / "rows")).groupBy("id").count()
+    writer = counted.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    for turn in range(3):
+        query = writer.option("checkpointLocation", str(tmp_path / f"{turn}")).start()
+        query.awaitTermination()
+        closing = Thread(target=close_state_stores, args=(spark._jvm,), daemon=True)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
