@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from spark_abs.alignment.gate import Blocked, Limits, Settled, decide
+from spark_abs.alignment.loops import forward
 from spark_abs.channels.follow import Clock, LogTail, Newest, follow
 from spark_abs.channels.offsets import StageOffsets
 from spark_abs.channels.schema import arrow_schema, conformed
@@ -53,7 +54,8 @@ SPEC = "spec"
 """The one option of the source."""
 _ABORTS_POLL_MS = 100
 _UNLIMITED = 2**62
-_REST_S, _LONGEST_REST_S = 0.02, 1.0
+_PAUSE_S = 0.02
+_FIRST_REST_S, _LONGEST_REST_S = 0.2, 1.0
 _KEPT_IN_ORDER = 4
 
 
@@ -159,6 +161,7 @@ class GateReader(DataSourceStreamReader):
         others = (self._root.path(self._root.channel(channel)) for channel in spec.others or ())
         self._others = [Newest(self._root.fs, table) for table in others]
         self._planned: int | None = None
+        self._patience = _FIRST_REST_S
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the first position; asked again whenever batch 0 is repeated."""
@@ -214,32 +217,41 @@ class GateReader(DataSourceStreamReader):
     def _rests(self, own: Position) -> bool:
         """Say whether the stage may wait here: nothing was planned since the last call, and it is the first.
 
+        A stage whose inputs have ended waits for nothing: it ends when Spark says that it has nothing to do.
         If one that is asked later waited, the answers before it would be old, and Spark would tell
         `processAllAvailable` that there is nothing though there was. Spark asks in the order of the offset
         file as long as a Scala `Map` keeps it: up to four. Two at one position cannot be told apart.
         """
         before, self._planned = self._planned, self._stage.batch
-        if self._spec.others is None or before != self._planned:
+        if before != self._planned:
+            self._patience = _FIRST_REST_S
+            return False
+        if self._spec.others is None:
             return False
         if not (positions := self._stage.positions()):
             return not self._spec.others
+        if all(position.is_closed(self._spec.run) for position in forward(positions)):
+            return False
         return positions[0] == own and positions.count(own) == 1 and len(positions) <= _KEPT_IN_ORDER
 
     def _rest(self, own: Position, limits: Limits) -> Position:
         """Wait for news of an input, or a moment; return where this one goes on to, `own` to stay.
 
         A look costs one question to the store for each input. What does not come through an input, the
-        abort of a checkpoint, say, is asked for ten times a second.
+        abort of a checkpoint, say, is asked for ten times a second. `processAllAvailable` has to wait for the
+        end of two such calls, and is often called soon after a batch: the first ones are short.
         """
         began = asked = self._clock()
-        while self._clock() - began < _LONGEST_REST_S:
-            self._pause(max(_REST_S, self._spec.poll_ms / 1000))
+        while self._clock() - began < self._patience:
+            self._pause(max(_PAUSE_S, self._spec.poll_ms / 1000))
             if any(other.moved() for other in self._others):
                 break
             if self._own.moved() or self._clock() - asked >= _ABORTS_POLL_MS / 1000:
                 asked, position = self._clock(), self._next(own, limits)
                 if position != own:
                     return position
+        else:
+            self._patience = min(2 * self._patience, _LONGEST_REST_S)
         return own
 
     def _held_back(self) -> bool:

@@ -152,9 +152,10 @@ def test_a_stage_that_rests_waits_in_one_call_for_news_of_any_of_its_inputs(root
     for pauses in (0, 1):  # the first call sees a batch, the second what there is of the other input
         stage.pauses = 0
         assert (reader.latestOffset(start, LIMITED) is start, stage.pauses) == (True, pauses)
-    stage.pauses = 0
-    assert reader.latestOffset(start, LIMITED) is start
-    assert stage.pauses == 50
+    for pauses in (10, 20, 40, 50, 50):
+        stage.pauses = 0
+        assert reader.latestOffset(start, LIMITED) is start
+        assert pauses <= stage.pauses <= pauses + 1
     stage.meanwhile, stage.pauses = other.batch, 0
     assert (reader.latestOffset(start, LIMITED) is start, stage.pauses) == (True, 1)
     stage.meanwhile, stage.pauses = partial(log.batch, 7), 0
@@ -171,7 +172,7 @@ def test_a_stage_that_rests_asks_for_one_file_of_an_input(
     reader = stage.reader(others=(ChannelId("b.main"),), start=position("a.main", 2))
     stage.planned(position("a.main", 2), position("b.main", 0))
     start = reader.initialOffset()
-    for _ in range(2):
+    for _ in range(6):
         reader.latestOffset(start, LIMITED)
     opening = Mock(wraps=read_commit)
     monkeypatch.setattr(follow, "read_commit", opening)
@@ -214,6 +215,20 @@ def test_a_stage_that_is_at_work_or_reads_something_else_too_never_waits(root: R
         assert mixed.latestOffset(start, LIMITED) is start
         assert reader.latestOffset(start, ALL) is start
     assert stage.pauses == 0
+
+
+def test_a_stage_whose_inputs_have_ended_does_not_wait(root: Root) -> None:
+    """A bounded run would end later for each stage; an end marker of another run counts for nothing."""
+    log, rounds, stage = Log(root), Log(root, "b"), Stage(root)
+    ended = replace(position("a.main", log.batch(1)), closed=RunId(1))
+    open_again = replace(ended, closed=RunId(9))
+    there = replace(position("b.main", rounds.batch()), feedback=True)
+    for own, other, waits in ((ended, there, False), (open_again, there, True), (ended, open_again, True)):
+        reader, stage.pauses = stage.reader(others=(ChannelId("b.main"),)), 0
+        stage.planned(own, other)
+        for _ in range(3):
+            assert after(reader, own) == (own.version, 0, False)
+        assert (stage.pauses > 0) is waits
 
 
 def test_an_input_waits_while_the_way_back_of_its_stage_is_full(root: Root) -> None:
