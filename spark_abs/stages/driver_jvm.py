@@ -156,15 +156,15 @@ def drain_events(spark: SparkSession) -> None:
 
 
 def end_session() -> None:
-    """Close all state stores and stop the session, if the JVM belongs to this process and lives."""
+    """Stop the session, then close all state stores, if the JVM belongs to this process and lives."""
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None or process.poll() is not None:
         return
     with suppress(Py4JError, OSError):
-        close_state_stores(gateway.jvm)
         if SparkContext._active_spark_context is not None:
             SparkContext._active_spark_context.stop()
+        close_state_stores(gateway.jvm)
 
 
 def close_state_stores(jvm: Any) -> None:
