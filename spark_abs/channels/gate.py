@@ -224,7 +224,8 @@ class GateReader(DataSourceStreamReader):
         """
         before, self._planned = self._planned, self._stage.batch
         if before != self._planned:
-            self._patience = _FIRST_REST_S
+            if not any(position.at_barrier for position in self._stage.positions()):
+                self._patience = _FIRST_REST_S
             return False
         if self._spec.others is None:
             return False
@@ -239,7 +240,8 @@ class GateReader(DataSourceStreamReader):
 
         A look costs one question to the store for each input. What does not come through an input, the
         abort of a checkpoint, say, is asked for ten times a second. `processAllAvailable` has to wait for the
-        end of two such calls, and is often called soon after a batch: the first ones are short.
+        end of two such calls, and is often called soon after rows: then the first ones are short. A barrier
+        alone changes nothing, so that a job without input is asked no more often for its checkpoints.
         """
         began = asked = self._clock()
         while self._clock() - began < self._patience:

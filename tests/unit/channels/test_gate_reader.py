@@ -156,6 +156,12 @@ def test_a_stage_that_rests_waits_in_one_call_for_news_of_any_of_its_inputs(root
         stage.pauses = 0
         assert reader.latestOffset(start, LIMITED) is start
         assert pauses <= stage.pauses <= pauses + 1
+    for at_barrier, pauses in ((True, 50), (False, 10)):  # a barrier alone makes no rest short again
+        stage.planned(position("a.main", 0), replace(position("b.main", 0), at_barrier=at_barrier))
+        reader.latestOffset(start, LIMITED)
+        stage.pauses = 0
+        assert reader.latestOffset(start, LIMITED) is start
+        assert pauses <= stage.pauses <= pauses + 1
     stage.meanwhile, stage.pauses = other.batch, 0
     assert (reader.latestOffset(start, LIMITED) is start, stage.pauses) == (True, 1)
     stage.meanwhile, stage.pauses = partial(log.batch, 7), 0
