@@ -78,14 +78,11 @@ def earliest(root: Root, channel: ChannelId) -> Version:
     place = root.path(root.channel(channel))
     table = Table.open(root.place(root.channel(channel)))
     found = table.version
-    for version in range(table.version, -1, -1):
-        commit = table.read_commit(version)
-        if commit is None:
-            break
+    for commit in table.backwards():
         infos = root.fs.get_file_info([f"{place}/{file.path}" for file in commit.adds])
         if any(info.type is not fs.FileType.File for info in infos):
             break
-        found = Version(version - 1)
+        found = Version(commit.version - 1)
     return Version(max(found, 0))
 
 
@@ -135,10 +132,7 @@ def _sweep(filesystem: fs.FileSystem, place: str, table: Table, before: Version)
 
 def _newest(table: Table) -> Evaluation | None:
     """Return the evaluation that was committed last."""
-    for version in range(table.version, -1, -1):
-        commit = table.read_commit(version)
-        if commit is None:
-            return None
+    for commit in table.backwards():
         note = note_of(commit)
         if note is not None and note.batch != NO_BATCH:
             return Evaluation(note.attempt, note.run, note.batch)

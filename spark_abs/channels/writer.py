@@ -310,10 +310,7 @@ class ChannelWriter:
         Older attempts were fenced before this one began, so their first entry ends the walk, as does
         the end of what the clean-up has left.
         """
-        for version in range(self._table.version, -1, -1):
-            commit = self._table.read_commit(version)
-            if commit is None:
-                return
+        for commit in self._table.backwards():
             entry = entry_of(commit)
             if entry.attempt not in (self._attempt, 0):
                 return

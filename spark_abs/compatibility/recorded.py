@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from spark_abs.channels.entries import EntryMetadata, entry_of
 from spark_abs.channels.entries import note_of as entry_note
@@ -255,10 +254,7 @@ class Knowledge:
         for place, app in self._outputs(shape):
             with suppress(FileNotFoundError):
                 table = Table.open(place)
-                for version in range(table.version, -1, -1):
-                    commit = table.read_commit(version)
-                    if commit is None or table.transaction(app) is None:
-                        break
+                for commit in table.backwards() if table.transaction(app) is not None else ():
                     note = self._note(commit, place, shape.stage)
                     if note is not None and (note.attempt, note.batch) == (self._attempt.id, batch):
                         return bool(note.evaluated)
@@ -292,10 +288,7 @@ class Knowledge:
     def _earliest(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
         """Return the entry after which a channel has all the rows of its producer."""
         table, path = Table.open(self._channel(channel)), channel_path(self._state, channel)
-        commits = map(table.read_commit, range(table.version, -1, -1))
-        entries = (
-            entry_of(commit) for commit in takewhile(lambda commit: commit is not None, commits) if commit
-        )
+        entries = map(entry_of, table.backwards())
         counted = (entry for entry in entries if counts(path, entry.attempt, entry.version))
         ended = progress.get(producer(channel), StageProgress()).ended
         return max(earliest(self._root, channel), whole_after(counted, table.version, ended))

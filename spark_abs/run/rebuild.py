@@ -222,10 +222,9 @@ class Rebuilder:
             if not place.exists():
                 continue  # an output that is new
             table = Table.open(place)
-            for version in range(table.version, -1, -1):
-                commit = table.read_commit(version)
-                note = note_of(commit) if commit is not None else None
-                if commit is None or (note is not None and note.attempt != ctx.attempt):
+            for commit in table.backwards():
+                note = note_of(commit)
+                if note is not None and note.attempt != ctx.attempt:
                     break
                 if note is not None and NO_BATCH < note.batch <= cut:
                     break

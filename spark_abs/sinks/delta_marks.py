@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from spark_abs.codec import to_json
 from spark_abs.errors import Refused
-from spark_abs.model import Version, owner_of, run_app_id
+from spark_abs.model import owner_of, run_app_id
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.commit_metadata import SinkMetadata, note_of
 from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.native_writable import why_not_native
-from spark_abs.store.log import LogCommit
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
@@ -54,18 +53,9 @@ def epochs_app(job: str, root: str, sink: str) -> str:
     return f"{owner_of(job, root)}/{sink}/epochs"
 
 
-def backwards(table: Table) -> Iterator[tuple[Version, LogCommit]]:
-    """Iterate the commits of a table, from the version read backwards, as far as the log goes."""
-    for version in range(table.version, -1, -1):
-        commit = table.read_commit(version)
-        if commit is None:
-            return
-        yield Version(version), commit
-
-
 def notes_of_root(table: Table, job: str, root: str) -> Iterator[SinkMetadata]:
     """Iterate what a root has said in the log of a table, the newest first."""
-    notes = (note_of(commit, table.uri) for _, commit in backwards(table))
+    notes = (note_of(commit, table.uri) for commit in table.backwards())
     return (note for note in notes if note is not None and (note.job, note.root) == (job, root))
 
 

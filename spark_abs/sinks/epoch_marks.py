@@ -13,7 +13,7 @@ from spark_abs.errors import DamageError, Fenced, TakenOver
 from spark_abs.model import FENCED, RunId, Version, owner_of, run_app_id
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.sinks.commit_metadata import CommittedEpoch, note_of
-from spark_abs.sinks.delta_marks import backwards, epochs_app, notes_of_root
+from spark_abs.sinks.delta_marks import epochs_app, notes_of_root
 from spark_abs.store.table import Table
 
 _BITS = 32
@@ -56,11 +56,11 @@ def newest(table: Table, owner: Owner) -> Newest | None:
         )
     if number is None:
         return None
-    for version, commit in backwards(table):
+    for commit in table.backwards():
         if commit.transactions.get(app_of(owner)) == number:
             note = note_of(commit, table.uri)
             if note is None or note.epoch is None:
-                raise DamageError(f"version {version} of {table.uri} does not say what it holds")
+                raise DamageError(f"version {commit.version} of {table.uri} does not say what it holds")
             return Newest(number, note.epoch.mark)
     raise DamageError(
         f"the log of {table.uri} does not go back to the last commit of sink {owner.sink!r} any more: what "
@@ -146,8 +146,8 @@ def _same(one: Mark | None, other: Mark) -> bool:
 def _epochs(table: Table, owner: Owner) -> Iterator[tuple[Version, int, CommittedEpoch]]:
     """Iterate the commits of a sink, their numbers and what they say, the newest first."""
     app = app_of(owner)
-    for version, commit in backwards(table):
+    for commit in table.backwards():
         number = commit.transactions.get(app, FENCED)  # with that another root has taken the table over
         note = note_of(commit, table.uri) if number != FENCED else None
         if note is not None and note.epoch is not None:
-            yield version, number, note.epoch
+            yield commit.version, number, note.epoch

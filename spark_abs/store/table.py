@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -197,6 +197,14 @@ class Table:
     def read_commit(self, version: int) -> LogCommit | None:
         """Read one commit file."""
         return read_commit(self.place.fs, self.place.path, version)
+
+    def backwards(self) -> Iterator[LogCommit]:
+        """Iterate the commits from the version read backwards, as far as the log goes."""
+        for version in range(self.version, -1, -1):
+            commit = self.read_commit(version)
+            if commit is None:
+                return
+            yield commit
 
     def commit_next(self, commit: Commit) -> Version:
         """Commit at exactly the version after the one read, and return it.
