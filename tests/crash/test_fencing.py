@@ -26,15 +26,14 @@ def test_a_driver_frozen_before_its_commits_and_replaced_by_a_restore_commits_no
         batches.base: ["batch.tail.files.after@later", "batch.pair.files.after", "batch.events.files.after"],
         outcome.base: ["manifest.before@later"],
     }
-    for job in (batches, outcome):
-        job.feed()  # a stream needs a directory to read
-    first.start(*({"base": str(base), "points": walk} for base, walk in points.items()))
 
     def feed() -> None:
         for job in (batches, outcome):
             first.require_running(job.base)
             job.feed()
 
+    feed()  # a stream needs a directory to read
+    first.start(*({"base": str(base), "points": walk} for base, walk in points.items()))
     first.wait_for(lambda: all(first.at(b) == walk for b, walk in points.items()), "threads to park", feed)
     first.signal(signal.SIGSTOP)
 
