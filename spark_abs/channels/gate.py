@@ -26,7 +26,8 @@ from pyspark.sql.types import StructType
 
 from spark_abs.alignment.gate import Blocked, Limits, Settled, decide
 from spark_abs.alignment.loops import forward
-from spark_abs.channels.follow import Clock, LogTail, Newest, follow
+from spark_abs.channels.aborts import Aborts
+from spark_abs.channels.follow import Clock, Newest, follow
 from spark_abs.channels.offsets import StageOffsets
 from spark_abs.channels.schema import arrow_schema, conformed
 from spark_abs.codec import from_json, from_plain
@@ -37,7 +38,6 @@ from spark_abs.model import (
     Branch,
     ChannelId,
     CheckpointId,
-    CheckpointMode,
     DataFile,
     Position,
     RunId,
@@ -45,7 +45,6 @@ from spark_abs.model import (
     dumps_position,
 )
 from spark_abs.protocol.credit import ANY, Capacity, holds_back, loads_of
-from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
 from spark_abs.store.storage import DEFAULTS, Storage
 
@@ -332,63 +331,3 @@ def read_file(filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> Iterat
                 yield conformed(batch, schema)
     except (OSError, pa.ArrowException) as error:
         raise DamageError(f"{path} of a channel cannot be read: {error}; run `spark-abs verify`") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _ControlNote:
-    """The part of a `control/` commit's metadata that gates look at."""
-
-    v: int
-    aborted: tuple[CheckpointId, ...] | None = None
-    overtaken: tuple[CheckpointId, ...] | None = None
-
-
-class Aborts:
-    """The ids that `control/` has declared aborted, or unaligned, since the run began.
-
-    Looked for only while an input is blocked.
-
-    Its log is trimmed far behind its newest commit: who has not looked for so long reads the table once.
-    """
-
-    def __init__(self, root: Root, after: Version, poll_ms: int, clock: Clock) -> None:
-        self._root, self._poll_ms, self._clock = root, poll_ms, clock
-        self._tail = LogTail(root.fs, root.path("control"), after, poll_ms, clock)
-        self.ids: frozenset[CheckpointId] = frozenset()
-        """Those known to be aborted."""
-        self.overtaken: frozenset[CheckpointId] = frozenset()
-        """Those known to have become unaligned."""
-
-    def poll(self) -> bool:
-        """Read what is new; say whether that was anything of the kind.
-
-        Raises:
-            DamageError: `control/` cannot be read.
-        """
-        before = self.ids, self.overtaken
-        while (commit := self._next()) is not None:
-            if commit.token is None or commit.metadata is None:
-                continue
-            note = from_json(_ControlNote, commit.metadata)
-            if note.v > FORMAT:
-                raise DamageError(
-                    f"control/ has format {note.v}, the newest known is {FORMAT}: upgrade spark_abs"
-                )
-            self.ids |= frozenset(note.aborted or ())
-            self.overtaken |= frozenset(note.overtaken or ())
-        return (self.ids, self.overtaken) != before
-
-    def _next(self) -> LogCommit | None:
-        try:
-            return self._tail.next()
-        except DamageError:
-            # Here, since a gate that never needs it need not load deltalake.
-            from spark_abs.store.control import Control
-
-            control = Control.open(self._root)
-            at = control.version
-            self.ids |= {aborted.id for aborted in control.state.aborted}
-            barriers = [claim.barrier for claim in control.state.claims]
-            self.overtaken |= {b.id for b in barriers if b.mode is CheckpointMode.UNALIGNED}
-            self._tail = LogTail(self._root.fs, self._root.path("control"), at, self._poll_ms, self._clock)
-            return self._tail.next()
