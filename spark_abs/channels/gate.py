@@ -191,7 +191,8 @@ class GateReader(DataSourceStreamReader):
         everything = isinstance(limit, ReadAllAvailable)
         limits = Limits(_UNLIMITED, _UNLIMITED) if everything else Limits(spec.max_entries, spec.max_bytes)
         position = self._next(own, limits)
-        if self._rests(own) and position == own and not everything:
+        at_work = self._has_planned()
+        if position == own and not everything and not at_work and self._may_rest(own):
             position = self._rest(own, limits)
         return start if position == own else dumps_position(position)
 
@@ -213,19 +214,27 @@ class GateReader(DataSourceStreamReader):
             if not isinstance(decision, Blocked) or not self._aborts.poll():
                 return decision.position
 
-    def _rests(self, own: Position) -> bool:
-        """Say whether the stage may wait here: nothing was planned since the last call, and it is the first.
+    def _has_planned(self) -> bool:
+        """Note the newest batch; say whether it is another one than at the last call.
 
-        A stage whose inputs have ended waits for nothing: it ends when Spark says that it has nothing to do.
-        If one that is asked later waited, the answers before it would be old, and Spark would tell
-        `processAllAvailable` that there is nothing though there was. Spark asks in the order of the offset
-        file as long as a Scala `Map` keeps it: up to four. Two at one position cannot be told apart.
+        After rows rests are short again. A barrier alone changes nothing, so that a job without input is
+        asked no more often for its checkpoints.
         """
         before, self._planned = self._planned, self._stage.batch
-        if before != self._planned:
-            if not any(position.at_barrier for position in self._stage.positions()):
-                self._patience = _FIRST_REST_S
+        if before == self._planned:
             return False
+        if not any(position.at_barrier for position in self._stage.positions()):
+            self._patience = _FIRST_REST_S
+        return True
+
+    def _may_rest(self, own: Position) -> bool:
+        """Say whether the stage may wait here, where nothing was planned: in the input that is asked first.
+
+        If one that is asked later waited, the answers before it would be old, and Spark would tell
+        `processAllAvailable` that there is nothing though there was. Spark asks in the order of the offset
+        file as long as a Scala `Map` keeps it: up to four. Two at one position cannot be told apart. A stage
+        whose inputs have ended waits for nothing: it ends when Spark says that it has nothing to do.
+        """
         if self._spec.others is None:
             return False
         if not (positions := self._stage.positions()):
@@ -239,8 +248,7 @@ class GateReader(DataSourceStreamReader):
 
         A look costs one question to the store for each input. What does not come through an input, the
         abort of a checkpoint, say, is asked for ten times a second. `processAllAvailable` has to wait for the
-        end of two such calls, and is often called soon after rows: then the first ones are short. A barrier
-        alone changes nothing, so that a job without input is asked no more often for its checkpoints.
+        end of two such calls, and is often called soon after rows: then the first ones are short.
         """
         began = asked = self._clock()
         while self._clock() - began < self._patience:
