@@ -15,10 +15,9 @@ from xdist.scheduler import LoadScopeScheduling
 from spark_abs.session import spark_session
 from tests.jvm import java_options
 
-ROOMS = {"unit": 0, "sim": 1, "outside": 2, "crash": 2, "soak": 2, "spark": 2, "cli": 3, "s3": 4}
-"""The directories of tests and their order: first what is quick to fail, last short modules, with which two
-processes end at nearly the same time. Modules of rooms with one number take turns: tests of `crash` want more
-than one core, and many others wait as much as they work."""
+ROOMS = ("unit", "sim", "outside", "crash", "soak", "spark", "cli", "s3")
+"""The directories of tests: what is quick to fail comes first, then the longest modules, then shorter ones,
+so that two processes that share them end at nearly the same time."""
 ALONE = ("unit", "sim")
 """The rooms whose tests share nothing that is dear: any process may take any one of them."""
 
@@ -34,19 +33,8 @@ settings.load_profile("project")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order modules by the number of their room, and by the share of the room that comes before them.
-
-    Within a module the order stays. A room without a number is an error.
-    """
-    rooms: dict[str, list[Path]] = {}
-    for path in dict.fromkeys(item.path for item in items):
-        rooms.setdefault(path.relative_to(Path(__file__).parent).parts[0], []).append(path)
-    places = {
-        path: (ROOMS[room], (before + 0.5) / len(modules))
-        for room, modules in rooms.items()
-        for before, path in enumerate(modules)
-    }
-    items.sort(key=lambda item: places[item.path])
+    """Order by room; within a room the order stays. A room without a place here is an error."""
+    items.sort(key=lambda item: ROOMS.index(item.path.relative_to(Path(__file__).parent).parts[0]))
 
 
 class ByModule(LoadScopeScheduling):  # type: ignore[misc]  # it has no types

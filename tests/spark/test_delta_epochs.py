@@ -55,8 +55,6 @@ LAYOUTS = {
     "partitions": Delta("t", partition_by="text"),
     "clusters, merged": Delta("t", cluster_by="id", key="id"),
 }
-"""Spark writes all but the plain ones, and takes those with partitions or clusters back to a checkpoint. A
-test takes each of these ways once: a step of Spark's takes seconds."""
 
 
 class Some(Rows):
@@ -130,7 +128,7 @@ def test_it_keeps_the_contract_of_two_phase_sinks(make: Make, uri: str, layout: 
     two_phase.check(lambda: make(LAYOUTS[layout]), lambda: rows(uri), modules=CODE, every=every)
 
 
-@pytest.mark.parametrize("layout", ["plain", "partitions", "clusters, merged"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_each_checkpoint_is_a_version_and_the_table_goes_back_to_it(
     make: Make, uri: str, tmp_path: Path, layout: str
 ) -> None:
@@ -193,7 +191,7 @@ def older(version: int, attempt: int = 1) -> Mark:
     return Mark(AttemptId(attempt), CheckpointId(0), Version(version))
 
 
-@pytest.mark.parametrize("layout", ["plain", "merged", "clusters, merged"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_before_its_first_epoch_a_sink_has_nothing(make: Make, uri: str, layout: str) -> None:
     """Epochs begin with the entry after 10: a mark of any attempt at or before that is before them all."""
     delta = LAYOUTS[layout]

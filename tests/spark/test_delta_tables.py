@@ -25,9 +25,7 @@ from tests.job_support import Feed
 
 NARROW = t.StructType([t.StructField("key", t.StringType()), t.StructField("part", t.IntegerType())])
 SCHEMA = t.StructType([*NARROW.fields, t.StructField("n", t.LongType())])
-PLAIN: dict[str, str] = {}
-PARTITIONS = {"partition_by": "part"}
-CLUSTERS = {"cluster_by": "key"}
+LAYOUTS = [{}, {"partition_by": "part"}, {"cluster_by": "key"}]
 JOB = "job"
 Rows = list[tuple[str | None, int, int]]
 Make = Callable[..., DeltaSink]
@@ -66,7 +64,7 @@ def rows(uri: str, version: int | None = None) -> Rows:
     return sorted(found, key=lambda row: (row[0] or "", *row[1:]))
 
 
-@pytest.mark.parametrize("layout", [PLAIN, PARTITIONS], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_batches_are_merged_by_key_once(
     spark: SparkSession, uri: str, make: Make, layout: dict[str, str]
 ) -> None:
@@ -100,7 +98,7 @@ def test_two_rows_of_a_key_in_a_batch_are_refused(spark: SparkSession, uri: str,
     assert rows(uri) == []
 
 
-@pytest.mark.parametrize("layout", [PLAIN, CLUSTERS], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_batches_take_the_place_of_all_rows(
     spark: SparkSession, uri: str, make: Make, layout: dict[str, str]
 ) -> None:
@@ -134,7 +132,7 @@ def test_a_table_is_made_as_the_sink_says(spark: SparkSession, uri: str) -> None
         check_sink(Place(uri), SCHEMA, Delta(uri, key="nothing"), spark)
 
 
-@pytest.mark.parametrize("layout", [PLAIN, CLUSTERS], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_columns_are_added_only_where_that_is_said(
     spark: SparkSession, uri: str, make: Make, layout: dict[str, str]
 ) -> None:
@@ -293,6 +291,7 @@ def test_a_job_goes_back_with_tables_of_all_kinds(spark: SparkSession, tmp_path:
             assert sorted((row["key"], row["n"]) for row in found) == sorted(expected.items()), name
 
     feed.write(*({"id": number} for number in range(4)))
+    job().start(available_now=True).await_termination()
     feed.write(*({"id": number} for number in range(4, 7)))
     run = job().start()
     for stage in ("numbers", "counts", "every"):
