@@ -1,4 +1,5 @@
-# What a person types: make demo, check, test, test-all, test-s3, soak, changes, bench, bench-flink. The rest is their set-up.
+# What a person types: make demo, check, test, test-ci, test-all, test-s3, soak, changes, bench, bench-flink. The rest is
+# their set-up.
 PYTHON := python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One process keeps two cores busy for much of the time, two for nearly all: a third gains nothing.
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: bench bench-flink changes check demo soak test test-all test-s3 venv
+.PHONY: bench bench-flink changes check demo soak test test-all test-ci test-s3 venv
 
 demo: venv
 	@$(BIN)/python jobs/demo.py
@@ -29,6 +30,11 @@ PART := tests/sim/test_explore.py tests/cli tests/spark/test_job_life.py tests/s
   tests/crash/test_leftovers.py tests/crash/test_rollback.py
 test: check $(VENV)/.classes
 	@echo "pytest, a part" && $(PYTEST) $(PART)
+
+# What a change must pass to land: `test`, then all else that is not marked `long`. The last line is pytest's own.
+test-ci: test $(VENV)/.broker
+	@echo "pytest, the rest without long tests" && $(PYTEST) -m "not long" \
+	  tests/outside tests/crash tests/soak tests/spark $(addprefix --ignore=,$(PART))
 
 # Cheap checks first; the last line is pytest's own.
 test-all: venv $(VENV)/.classes $(VENV)/.broker

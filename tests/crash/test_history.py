@@ -19,7 +19,7 @@ from tests.crash.jobs import Small
 from tests.crash.points import ONE_BY_ONE, Round, histories
 from tests.crash.process import HERE, PATIENCE_S, DriverProcess
 
-pytestmark = pytest.mark.timeout(36_000 if ONE_BY_ONE else 1800)
+pytestmark = [pytest.mark.timeout(36_000 if ONE_BY_ONE else 1800), pytest.mark.long]
 
 
 @dataclass(slots=True)

@@ -60,6 +60,7 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.long
 def test_killed_and_taken_over_everything_is_everywhere_once(
     tmp_path: Path, broker: KafkaServer, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ SEED, KILLS = 11, 5
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_a_job_that_is_killed_again_and_again_writes_every_row_once_and_in_order(tmp_path: Path) -> None:
     killed = {kill.victim for life in lives(SEED, KILLS) for kill in life.kills}
     assert killed >= {Victim.DRIVER, Victim.JVM, Victim.GATE, Victim.WORKER, Victim.EXECUTOR}

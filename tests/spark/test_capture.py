@@ -252,20 +252,31 @@ class Story:
 
 CASES = [
     (window, "rocksdb"),
-    (window, "rocksdb-2"),
     (window, "rocksdb-changelog-2-zstd"),
     (window, "hdfs-offsets-2"),
     (deduplicate, "rocksdb-changelog"),
-    (deduplicate, "hdfs"),
-    (outer_join, "rocksdb-changelog"),
     (outer_join, "rocksdb-changelog-2"),
     (outer_join, "hdfs"),
     (chained, "rocksdb-changelog-2"),
     (first_rows, "rocksdb-changelog"),
-    (group_state, "hdfs"),
     (group_state, "rocksdb-changelog-2-snappy"),
-    (timers, "rocksdb-changelog"),
     (timers, "rocksdb-2"),
+]
+"""Every operator, and every kind of store."""
+LONG = [
+    (window, "rocksdb-2"),
+    (deduplicate, "hdfs"),
+    (outer_join, "rocksdb-changelog"),
+    (group_state, "hdfs"),
+    (timers, "rocksdb-changelog"),
+]
+"""The other pairs of them that differ."""
+PAIRS = [
+    *(pytest.param(shape, stores, id=f"{shape.__name__}-{stores}") for shape, stores in CASES),
+    *(
+        pytest.param(shape, stores, id=f"{shape.__name__}-{stores}", marks=pytest.mark.long)
+        for shape, stores in LONG
+    ),
 ]
 
 
@@ -286,7 +297,7 @@ def conf(spark: SparkSession) -> Iterator[Callable[[dict[str, str]], None]]:
             spark.conf.set(key, value)
 
 
-@pytest.mark.parametrize(("shape", "stores"), CASES, ids=[f"{s.__name__}-{c}" for s, c in CASES])
+@pytest.mark.parametrize(("shape", "stores"), PAIRS)
 def test_a_cut_brings_the_query_back(
     spark: SparkSession, tmp_path: Path, conf: Callable[[dict[str, str]], None], shape: Shape, stores: str
 ) -> None:

@@ -104,6 +104,7 @@ def kill_after(calls: int) -> Callable[[str], None]:
     return failpoint
 
 
+@pytest.mark.long
 def test_killed_and_restored_at_ten_random_moments_the_loop_gives_what_a_batch_query_gives(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
