@@ -31,6 +31,8 @@ from spark_abs.plan.specs import (
     Stage,
     StageFunction,
     StageSpec,
+    listed_inputs,
+    require_one_kind,
 )
 from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.run.run import Run
@@ -172,7 +174,7 @@ class Job:
             raise GraphError(f"stage {name!r}: shuffle_partitions must be at least 1")
         if begin not in get_args(Begin):
             raise GraphError(f"stage {name!r}: begin={begin!r} is not one of {get_args(Begin)}")
-        for given in inputs:
+        for given in listed_inputs(name, inputs):
             if isinstance(given, (Output, Feedback)):
                 if given.job is not self:
                     said = given.channel if isinstance(given, Output) else given.name
@@ -252,12 +254,15 @@ class Job:
                 them, each keeps its rows; `take_over` fences them there for good, as when the root of this
                 job was lost and a new one takes its place.
         """
-        outside = (postgres, kafka, iceberg, two_phase)
-        if sum(one is not None for one in (table, foreach_batch, *outside)) != 1:
-            raise UsageError(
-                f"sink {name!r} needs one of table=, foreach_batch=, postgres=, kafka=, iceberg= and "
-                "two_phase="
-            )
+        require_one_kind(
+            name,
+            table=table,
+            foreach_batch=foreach_batch,
+            postgres=postgres,
+            kafka=kafka,
+            iceberg=iceberg,
+            two_phase=two_phase,
+        )
         if not isinstance(source, Output) or source.job is not self:
             raise GraphError(f"sink {name!r} takes an output of a stage of this job")
         if existing not in get_args(Existing):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from spark_abs.config import Settings
-from spark_abs.errors import GraphError
+from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.changes import Begin
@@ -205,6 +205,37 @@ class JobSpec:
             if id(feedback) not in read:
                 raise GraphError(f"feedback {feedback.name!r} is no stage's input: nothing would come back")
         return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
+
+
+def listed_inputs(stage: str, inputs: object) -> Sequence[Output | Feedback | DataFrame]:
+    """Return the inputs of a stage, which are given as a list.
+
+    Raises:
+        GraphError: they are not: a single input was given as it is, for example.
+    """
+    if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)):
+        return inputs
+    said = f"{inputs!r} is not a list"
+    if isinstance(inputs, (Output, Feedback)) or hasattr(inputs, "isStreaming"):
+        said = "a single input was given without a list"
+    raise GraphError(f"stage {stage!r}: inputs must be a list, and {said}: job.stage({stage!r}, [input], …)")
+
+
+def require_one_kind(sink: str, **kinds: object) -> None:
+    """Require that a sink is of one kind; `kinds` has what was given for each, None for nothing.
+
+    Raises:
+        UsageError: it is of none, or of several.
+    """
+    *others, last = (f"{kind}=" for kind in kinds)
+    given = [f"{kind}=" for kind, value in kinds.items() if value is not None]
+    if not given:
+        raise UsageError(f"sink {sink!r} needs one of {', '.join(others)} and {last}")
+    if len(given) > 1:
+        raise UsageError(
+            f"sink {sink!r} has {' and '.join(given)}: a sink writes to one place; declare a sink for each, "
+            "with a name of its own"
+        )
 
 
 def query_name(job: str, stage: StageId) -> str:

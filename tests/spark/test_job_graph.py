@@ -71,6 +71,18 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
         lambda job: job.stage("s", ["ticks"], lambda frame: frame),  # type: ignore[list-item]
         "stage 's': input 'ticks' is neither a stage nor a DataFrame",
     ),
+    "a stage in place of a list of inputs": (
+        lambda job: job.stage("s", source(job), lambda frame: frame),  # type: ignore[arg-type]
+        "stage 's': inputs must be a list, and a single input was given without a list",
+    ),
+    "a frame in place of a list of inputs": (
+        lambda job: job.stage("s", rate(job), lambda frame: frame),  # type: ignore[arg-type]
+        "stage 's': inputs must be a list, and a single input was given without a list",
+    ),
+    "a name in place of a list of inputs": (
+        lambda job: job.stage("s", "ticks", lambda frame: frame),  # type: ignore[arg-type]
+        "stage 's': inputs must be a list, and 'ticks' is not a list",
+    ),
     "an output that is not there": (lambda job: source(job)["late"], "stage 'ticks' has no output 'late'"),
     "an input of another job": (
         lambda job: job.stage("s", [source(Job("b", root="/tmp/b", spark=job.spark))], lambda frame: frame),
@@ -131,6 +143,10 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
         "stage 's' reads from 'socket', which cannot be replayed",
     ),
     "a sink of nothing": (lambda job: job.sink("out", source(job)), "needs one of table=, foreach_batch="),
+    "a sink of two kinds": (
+        lambda job: job.sink("out", source(job), table="/tmp/t", kafka="orders"),
+        "sink 'out' has table= and kafka=: a sink writes to one place",
+    ),
     "one table for two sinks": (two_sinks, "is the target of two sinks"),
     "a delay that is too short": (
         in_a_row("10 seconds", "10 seconds"),
