@@ -28,7 +28,7 @@ from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.root import Root
-from spark_abs.testing.invariants import Edge, Outcome, consistent_cut, one_outcome, only_completed, require
+from tests.invariants import Edge, Outcome, consistent_cut, one_outcome, only_completed, require
 
 EPOCH = 1_700_000_000
 """Second 0 of event time; files have rising modification times from here, so that they are read in order."""

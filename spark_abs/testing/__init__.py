@@ -1,1 +1,1 @@
-"""What tests of a job need, shipped with it: the invariants, and a simulated cluster to run them against."""
+"""For users' own tests: a driver of stateful functions, and the check of a two-phase sink."""

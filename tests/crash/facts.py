@@ -41,7 +41,8 @@ from spark_abs.snapshots.state_storage import active_packs
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
-from spark_abs.testing.invariants import (
+from tests.crash.expected import Event, Pair, Total, events_of, file_of, pairs_of, totals_of
+from tests.invariants import (
     Edge,
     Logged,
     NamedBytes,
@@ -57,7 +58,6 @@ from spark_abs.testing.invariants import (
     same_order,
     same_rows,
 )
-from tests.crash.expected import Event, Pair, Total, events_of, file_of, pairs_of, totals_of
 
 _SHAPES: Mapping[str, type[Event | Pair | Total]] = {"arrivals": Event, "pairs": Pair, "totals": Total}
 SINKS = tuple(_SHAPES)

@@ -33,10 +33,10 @@ from spark_abs.protocol.changes import (
 from spark_abs.protocol.compare import compare
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.stage_progress import under_way
-from spark_abs.testing.changing import main, simulate_changes, simulate_two_roots
-from spark_abs.testing.cluster import Checkpoint
-from spark_abs.testing.invariants import InvariantViolated
-from spark_abs.testing.parts import Parts, Sinks
+from tests.invariants import InvariantViolated
+from tests.simulator.changing import main, simulate_changes, simulate_two_roots
+from tests.simulator.cluster import Checkpoint
+from tests.simulator.parts import Parts, Sinks
 
 SEEDS = range(150)
 TWO_ROOTS = range(40)

@@ -14,9 +14,9 @@ from spark_abs.model import NO_EPOCH, Barrier, CheckpointMode, Position, StageId
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.trigger import TriggerSettings
-from spark_abs.testing.explore import Choice, TooLarge, Violation, explore
-from spark_abs.testing.parts import Parts
-from spark_abs.testing.systems import (
+from tests.simulator.explore import Choice, TooLarge, Violation, explore
+from tests.simulator.parts import Parts
+from tests.simulator.systems import (
     SYSTEMS,
     Small,
     System,

@@ -43,7 +43,7 @@ from spark_abs.protocol.trigger import (
     Request,
     TriggerSettings,
 )
-from spark_abs.testing.alignment import Alignment, barrier
+from tests.simulator.alignment import Alignment, barrier
 
 CHANNELS = st.integers(0, 2)
 ACTIONS = st.sampled_from(("pass", "pass", "pass", "later", "cancel"))

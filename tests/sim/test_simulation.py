@@ -18,12 +18,12 @@ from spark_abs.model import NO_EPOCH, AttemptId, BatchId, CheckpointMode, Positi
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.messages import Effect
-from spark_abs.testing import recovery
-from spark_abs.testing.cluster import Checkpoint, Graph, Native, Stage, State, Storage
-from spark_abs.testing.invariants import InvariantViolated
-from spark_abs.testing.parts import Parts
-from spark_abs.testing.simulate import FIVE, GRAPHS, LOOP, main, simulate
-from spark_abs.testing.strategies import graphs
+from tests.invariants import InvariantViolated
+from tests.simulator import recovery
+from tests.simulator.cluster import Checkpoint, Graph, Native, Stage, State, Storage
+from tests.simulator.parts import Parts
+from tests.simulator.simulate import FIVE, GRAPHS, LOOP, main, simulate
+from tests.simulator.strategies import graphs
 
 MUTANT_SEEDS = range(150)
 

@@ -14,7 +14,7 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol.credit import ANY, Capacity, Load, Unread, at_once, grants, load_of, unread
-from spark_abs.testing.alignment import barrier
+from tests.simulator.alignment import barrier
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
 

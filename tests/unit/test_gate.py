@@ -7,7 +7,7 @@ from dataclasses import replace
 from spark_abs.alignment.cut import Cancelled, Cut, Free, Nothing, emission
 from spark_abs.alignment.gate import Advance, Blocked, Idle, Limits, Settled, decide, exceeds, waiting
 from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, RunId, Version
-from spark_abs.testing.alignment import ROOMY, Alignment
+from tests.simulator.alignment import ROOMY, Alignment
 
 
 def test_one_input_is_cut_at_the_barrier_at_once() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from spark_abs.model import AttemptId, ChannelId, CheckpointId, Position, RunId, StageId, Version
-from spark_abs.testing.invariants import (
+from tests.invariants import (
     BlockedInput,
     Edge,
     InvariantViolated,

@@ -26,7 +26,7 @@ from spark_abs.model import (
 )
 from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl, Watermark, watermark_findings
 from spark_abs.protocol.credit import Capacity, Load, holds_back
-from spark_abs.testing.alignment import Alignment
+from tests.simulator.alignment import Alignment
 
 RUN = RunId(1)
 ONE = CheckpointId(1)

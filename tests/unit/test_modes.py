@@ -20,7 +20,7 @@ from spark_abs.model import (
 )
 from spark_abs.protocol import control
 from spark_abs.protocol.overtaken import overtake, overtaken
-from spark_abs.testing.alignment import Alignment, barrier
+from tests.simulator.alignment import Alignment, barrier
 
 ALIGNED, UNALIGNED, COUNTED = CheckpointMode.ALIGNED, CheckpointMode.UNALIGNED, CheckpointMode.AT_LEAST_ONCE
 ONE, TWO = CheckpointId(1), CheckpointId(2)

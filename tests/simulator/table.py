@@ -25,7 +25,7 @@ from spark_abs.model import (
     counts,
     run_app_id,
 )
-from spark_abs.testing.invariants import Logged
+from tests.invariants import Logged
 
 JOB = "sim"
 ROW_BYTES = 10

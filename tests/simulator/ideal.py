@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from spark_abs.model import ChannelId, channel_id
-from spark_abs.testing.cluster import Graph, State, apply, carried, record
-from spark_abs.testing.table import Row
+from tests.simulator.cluster import Graph, State, apply, carried, record
+from tests.simulator.table import Row
 
 
 @cache

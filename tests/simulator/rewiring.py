@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
-from spark_abs.testing.cluster import LATE, Graph, Stage
+from tests.simulator.cluster import LATE, Graph, Stage
 
 Hop = tuple[str, str]
 """A stage and the output by which rows leave it; the output is empty where they go to a sink."""

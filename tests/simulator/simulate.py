@@ -1,7 +1,7 @@
 """Seeded runs of a simulated job under faults, held against the six invariants.
 
-    python -m spark_abs.testing.simulate --runs 2000
-    python -m spark_abs.testing.simulate --seed 4711        # see one again
+    python -m tests.simulator.simulate --runs 2000
+    python -m tests.simulator.simulate --seed 4711        # see one again
 
 The protocol that runs is the product's own; what is simulated is Spark, storage, time and bad luck.
 It is long because all faults and all invariants of one story draw from one seed, in one order.
@@ -24,13 +24,13 @@ from spark_abs.protocol.trigger import (
     Request,
     TriggerSettings,
 )
-from spark_abs.testing.chance import Luck
-from spark_abs.testing.checks import check_checkpoint, check_end, check_retention, gaps, rows_in_flight
-from spark_abs.testing.cluster import AGAIN, LATE, Checkpoint, Graph, Stage, Storage
-from spark_abs.testing.driver import Driver
-from spark_abs.testing.invariants import InvariantViolated
-from spark_abs.testing.parts import Parts
-from spark_abs.testing.recovery import rebuilt, restore
+from tests.invariants import InvariantViolated
+from tests.simulator.chance import Luck
+from tests.simulator.checks import check_checkpoint, check_end, check_retention, gaps, rows_in_flight
+from tests.simulator.cluster import AGAIN, LATE, Checkpoint, Graph, Stage, Storage
+from tests.simulator.driver import Driver
+from tests.simulator.parts import Parts
+from tests.simulator.recovery import rebuilt, restore
 
 _MODES = (*[CheckpointMode.ALIGNED] * 4, *[CheckpointMode.UNALIGNED] * 3, *[CheckpointMode.AT_LEAST_ONCE] * 3)
 RETAINED = 4
@@ -113,7 +113,7 @@ class Simulation:
     """One seeded run."""
 
     def __init__(self, seed: int, graph: Graph, parts: Parts) -> None:
-        self.rng = Random(seed)  # noqa: S311 -- a schedule that can be repeated, no secret
+        self.rng = Random(seed)
         self.parts = parts if parts.capacity.bounded else replace(parts, capacity=self._capacity())
         self.storage = Storage(graph)
         self.seen: Counter[str] = Counter()

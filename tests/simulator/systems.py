@@ -34,15 +34,15 @@ from spark_abs.model import CheckpointKind, CheckpointMode, StageId, channel_id
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.messages import Acked, Tick
 from spark_abs.protocol.trigger import Request, TriggerSettings
-from spark_abs.testing.checks import check_checkpoint, check_end
-from spark_abs.testing.cluster import AGAIN, LATE, Graph, Native, Stage, Storage
-from spark_abs.testing.driver import Driver
-from spark_abs.testing.explore import Choice, World
-from spark_abs.testing.memory import Batch, detached
-from spark_abs.testing.names import Names
-from spark_abs.testing.parts import Parts
-from spark_abs.testing.story import inputs, told
-from spark_abs.testing.table import Table
+from tests.simulator.checks import check_checkpoint, check_end
+from tests.simulator.cluster import AGAIN, LATE, Graph, Native, Stage, Storage
+from tests.simulator.driver import Driver
+from tests.simulator.explore import Choice, World
+from tests.simulator.memory import Batch, detached
+from tests.simulator.names import Names
+from tests.simulator.parts import Parts
+from tests.simulator.story import inputs, told
+from tests.simulator.table import Table
 
 TIMEOUT_MS = 1_000
 _NEVER_MS = 1_000_000
@@ -80,7 +80,7 @@ class Fixed:
         self.driver: Driver
         self.picked = 0
 
-    def happens(self, what: str, likelihood: float) -> bool:  # noqa: ARG002 -- no likelihoods here
+    def happens(self, what: str, likelihood: float) -> bool:
         """Say what always happens and what never does."""
         match what:
             case "a message comes":
@@ -90,7 +90,7 @@ class Fixed:
             case _:
                 return False
 
-    def pick(self, what: str, count: int) -> int:  # noqa: ARG002
+    def pick(self, what: str, count: int) -> int:
         """Return what was picked; a source takes one record in a batch, everything else the least."""
         match what:
             case "message" | "capture":

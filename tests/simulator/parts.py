@@ -25,8 +25,8 @@ from spark_abs.protocol.compare import compare
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.rebuild import Repeat
-from spark_abs.testing.cluster import Checkpoint, Native, SinkApp, Stage, State, Storage, named_by_writer
-from spark_abs.testing.table import Planned, Table
+from tests.simulator.cluster import Checkpoint, Native, SinkApp, Stage, State, Storage, named_by_writer
+from tests.simulator.table import Planned, Table
 
 Paths = Mapping[ChannelId, Sequence[Branch]]
 Sinks = Iterable[tuple[StageId, str]]

@@ -10,8 +10,8 @@ from spark_abs.model import FENCED, NO_BATCH, AttemptId, BatchId, CheckpointId, 
 from spark_abs.protocol import attempts, control
 from spark_abs.protocol.path import BranchPoint
 from spark_abs.protocol.rebuild import LostStage, Repeat
-from spark_abs.testing.cluster import Checkpoint, Native, Stage, Storage
-from spark_abs.testing.table import Planned
+from tests.simulator.cluster import Checkpoint, Native, Stage, Storage
+from tests.simulator.table import Planned
 
 Clock = Callable[[], int]
 

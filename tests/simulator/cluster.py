@@ -34,7 +34,7 @@ from spark_abs.model import (
 )
 from spark_abs.protocol import control
 from spark_abs.protocol.path import channel_path
-from spark_abs.testing.table import JOB, Planned, Row, Table
+from tests.simulator.table import JOB, Planned, Row, Table
 
 LATE, AGAIN = "late", "again"
 ROUNDS = 2  # how often a row goes round in loops

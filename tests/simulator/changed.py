@@ -10,11 +10,11 @@ from spark_abs.errors import DamageError, Refused
 from spark_abs.model import AttemptId, Barrier, CheckpointKind, StageId
 from spark_abs.protocol import control
 from spark_abs.protocol.changes import Begin, Comparison
-from spark_abs.testing.cluster import Graph, Native, Stage
-from spark_abs.testing.driver import Driver
-from spark_abs.testing.process import Process
-from spark_abs.testing.recovery import abort_open, fence
-from spark_abs.testing.root import Root
+from tests.simulator.cluster import Graph, Native, Stage
+from tests.simulator.driver import Driver
+from tests.simulator.process import Process
+from tests.simulator.recovery import abort_open, fence
+from tests.simulator.root import Root
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,13 @@ from spark_abs.protocol.trigger import (
     Request,
     TriggerSettings,
 )
-from spark_abs.testing.chance import Chance
-from spark_abs.testing.cluster import Checkpoint, Lost, Native, Stage, Storage, digest
-from spark_abs.testing.memory import Captured, Deciding, detached
-from spark_abs.testing.parts import Parts
-from spark_abs.testing.process import Process
-from spark_abs.testing.recovery import Clock, fence, settle
-from spark_abs.testing.running import Capture, Run
+from tests.simulator.chance import Chance
+from tests.simulator.cluster import Checkpoint, Lost, Native, Stage, Storage, digest
+from tests.simulator.memory import Captured, Deciding, detached
+from tests.simulator.parts import Parts
+from tests.simulator.process import Process
+from tests.simulator.recovery import Clock, fence, settle
+from tests.simulator.running import Capture, Run
 
 _PACE = (1, 1, 1, 2, 5)
 """How many steps a process takes before another one is looked at."""

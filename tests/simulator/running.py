@@ -20,11 +20,11 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.messages import Acked
-from spark_abs.testing.chance import Chance
-from spark_abs.testing.cluster import Stage, Storage
-from spark_abs.testing.memory import detached
-from spark_abs.testing.parts import Parts
-from spark_abs.testing.table import Planned
+from tests.simulator.chance import Chance
+from tests.simulator.cluster import Stage, Storage
+from tests.simulator.memory import detached
+from tests.simulator.parts import Parts
+from tests.simulator.table import Planned
 
 Capture = tuple[Barrier, Stage, BatchId]
 """A cut that the snapshotter is to copy: the batch of a stage that passed the barrier on."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from spark_abs.model import ChannelId, StageId, channel_id
-from spark_abs.testing.cluster import AGAIN, LATE, Graph, Stage
+from tests.simulator.cluster import AGAIN, LATE, Graph, Stage
 
 MOST = 8
 """Stages of a graph."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from spark_abs.model import Entry, Position
 from spark_abs.protocol.messages import Acked, Claimed
-from spark_abs.testing.cluster import Native
-from spark_abs.testing.driver import Driver
-from spark_abs.testing.memory import Batch
+from tests.simulator.cluster import Native
+from tests.simulator.driver import Driver
+from tests.simulator.memory import Batch
 
 
 def told(driver: Driver) -> Iterator[str]:

@@ -24,10 +24,10 @@ class Luck:
     def __init__(self, rng: Random) -> None:
         self.rng = rng
 
-    def happens(self, what: str, likelihood: float) -> bool:  # noqa: ARG002 -- luck asks not what for
+    def happens(self, what: str, likelihood: float) -> bool:
         """Throw a coin."""
         return self.rng.random() < likelihood
 
-    def pick(self, what: str, count: int) -> int:  # noqa: ARG002
+    def pick(self, what: str, count: int) -> int:
         """Throw a die."""
         return int(self.rng.random() * count)

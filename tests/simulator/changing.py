@@ -1,7 +1,7 @@
 """Seeded runs of a simulated job that is declared otherwise at each start, and goes on exactly once.
 
-    python -m spark_abs.testing.changing --runs 500
-    python -m spark_abs.testing.changing --seed 4711        # see one again
+    python -m tests.simulator.changing --runs 500
+    python -m tests.simulator.changing --seed 4711        # see one again
 
 What decides is the product's own: the comparison, what it rests on, gates, cuts, the coordinator.
 It is long because a change, what a start makes of it and what must hold then share one seeded story.
@@ -24,16 +24,16 @@ from spark_abs.protocol.changes import Begin
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.trigger import Request, TriggerSettings
 from spark_abs.snapshots.retention import channel_floors, retired
-from spark_abs.testing.chance import Luck
-from spark_abs.testing.changed import ChangingDriver, Declared
-from spark_abs.testing.cluster import Checkpoint
-from spark_abs.testing.invariants import InvariantViolated, require
-from spark_abs.testing.lanes import Step, check_lanes
-from spark_abs.testing.memory import Batch
-from spark_abs.testing.parts import Parts
-from spark_abs.testing.rewiring import Path, Renamed, Rewired, Rewiring
-from spark_abs.testing.root import Root, shapes
-from spark_abs.testing.table import Table
+from tests.invariants import InvariantViolated, require
+from tests.simulator.chance import Luck
+from tests.simulator.changed import ChangingDriver, Declared
+from tests.simulator.cluster import Checkpoint
+from tests.simulator.lanes import Step, check_lanes
+from tests.simulator.memory import Batch
+from tests.simulator.parts import Parts
+from tests.simulator.rewiring import Path, Renamed, Rewired, Rewiring
+from tests.simulator.root import Root, shapes
+from tests.simulator.table import Table
 
 STARTS = 14
 """Starts under faults; then the job is left in peace until it ends."""
@@ -59,7 +59,7 @@ class Changing:
     def __init__(
         self, seed: int, parts: Parts, tables: dict[str, Table] | None = None, identity: str = "root"
     ) -> None:
-        self.rng = Random(f"{seed} {identity}")  # noqa: S311 -- a schedule that can be repeated, no secret
+        self.rng = Random(f"{seed} {identity}")
         rng = self.rng
         capacity = Capacity(rng.choice((None, None, 2, 4)))
         self.storage = Root(parts, {} if tables is None else tables, identity)
@@ -361,7 +361,7 @@ def simulate_two_roots(seed: int, parts: Parts | None = None) -> Counter[str]:
     """
     tables: dict[str, Table] = {}
     roots = [Changing(seed, parts or Parts(), tables, identity) for identity in ("root", "other")]
-    turns = Random(seed)  # noqa: S311 -- a schedule that can be repeated, no secret
+    turns = Random(seed)
     try:
         while running := [root for root in roots if root.starts < STARTS]:
             turns.choice(running).step()

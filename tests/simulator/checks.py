@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from spark_abs.model import NO_BATCH, AttemptId, CheckpointMode, Position, Version, counts
-from spark_abs.testing.cluster import Checkpoint, Stage, State, Storage, apply, carried, digest, record
-from spark_abs.testing.ideal import ideal
-from spark_abs.testing.invariants import (
+from tests.invariants import (
     Edge,
     NamedBytes,
     Need,
@@ -24,7 +22,9 @@ from spark_abs.testing.invariants import (
     same_rows,
     state_and_flight,
 )
-from spark_abs.testing.table import Row
+from tests.simulator.cluster import Checkpoint, Stage, State, Storage, apply, carried, digest, record
+from tests.simulator.ideal import ideal
+from tests.simulator.table import Row
 
 
 def check_checkpoint(storage: Storage, row: Checkpoint) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spark_abs.errors import AbsError
-from spark_abs.testing.invariants import InvariantViolated
+from tests.invariants import InvariantViolated
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,11 @@ from spark_abs.protocol.changes import (
 )
 from spark_abs.protocol.path import BranchPoint
 from spark_abs.protocol.stage_progress import begins_at, current_cut, sources_after, whole_after
-from spark_abs.testing.cluster import Checkpoint, Graph, Native, Stage, Storage
-from spark_abs.testing.parts import Parts
-from spark_abs.testing.recovery import Clock, abort_open
-from spark_abs.testing.rewiring import parted
-from spark_abs.testing.table import JOB, Planned, Table
+from tests.simulator.cluster import Checkpoint, Graph, Native, Stage, Storage
+from tests.simulator.parts import Parts
+from tests.simulator.recovery import Clock, abort_open
+from tests.simulator.rewiring import parted
+from tests.simulator.table import JOB, Planned, Table
 
 _NUMBERS = "numbers"
 

@@ -25,13 +25,13 @@ from spark_abs.model import (
     Version,
     barrier_app_id,
 )
-from spark_abs.testing.cluster import Stage, State, apply, carried
-from spark_abs.testing.cluster import record as native_record
-from spark_abs.testing.flow import check_bound, is_held_back, may_begin
-from spark_abs.testing.invariants import BlockedInput, none_blocked, require
-from spark_abs.testing.memory import Batch, Ending, Taking
-from spark_abs.testing.running import Run, is_it
-from spark_abs.testing.table import JOB, Planned, Row, Table
+from tests.invariants import BlockedInput, none_blocked, require
+from tests.simulator.cluster import Stage, State, apply, carried
+from tests.simulator.cluster import record as native_record
+from tests.simulator.flow import check_bound, is_held_back, may_begin
+from tests.simulator.memory import Batch, Ending, Taking
+from tests.simulator.running import Run, is_it
+from tests.simulator.table import JOB, Planned, Row, Table
 
 
 class Process:

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, Branch, Position, Version
 from spark_abs.protocol import credit
-from spark_abs.testing.cluster import Native, Storage
-from spark_abs.testing.invariants import within_bound
-from spark_abs.testing.parts import Parts, Paths
-from spark_abs.testing.running import Run
-from spark_abs.testing.table import Planned, Table
+from tests.invariants import within_bound
+from tests.simulator.cluster import Native, Storage
+from tests.simulator.parts import Parts, Paths
+from tests.simulator.running import Run
+from tests.simulator.table import Planned, Table
 
 
 class Planning(Protocol):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spark_abs.model import channel_id
-from spark_abs.testing.cluster import LATE, Graph
-from spark_abs.testing.rewiring import Hop, Path, Renamed, paths
-from spark_abs.testing.table import Row
+from tests.simulator.cluster import LATE, Graph
+from tests.simulator.rewiring import Hop, Path, Renamed, paths
+from tests.simulator.table import Row
 
 _NUMBERED = re.compile(r"#(\d+)")
 _COUNTED = re.compile(r"\[\d+\]")

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from spark_abs.model import Barrier, BatchId, CheckpointId, Version
 from spark_abs.protocol.messages import Decided, Effect
-from spark_abs.testing.cluster import Stage, State
-from spark_abs.testing.table import Planned, Row
+from tests.simulator.cluster import Stage, State
+from tests.simulator.table import Planned, Row
 
 _OWNED = {list, dict, set, deque}
 _T = TypeVar("_T")
