@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack, get_args
 
+from spark_abs.channels.schema import struct_of
 from spark_abs.codec import to_json
 from spark_abs.compatibility.explain import Explanation, explain_job
 from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
@@ -216,7 +217,7 @@ class Job:
         """
         if any(f.name == name for f in self.feedbacks):
             raise GraphError(f"feedback {name!r} is declared twice")
-        declared = _struct(schema) if isinstance(schema, str) else schema
+        declared = struct_of(schema) if isinstance(schema, str) else schema
         found = Feedback(self, checked_name(name, "feedback"), declared)
         self.feedbacks.append(found)
         return found
@@ -232,7 +233,7 @@ class Job:
         kafka: Kafka | str | None = None,
         iceberg: Iceberg | str | None = None,
         two_phase: TwoPhaseSink | None = None,
-        existing: Existing = "append",
+        existing: Existing | None = None,
     ) -> None:
         """Write an output of a stage to a Delta table, hand it to a function, or send it outside.
 
@@ -250,9 +251,10 @@ class Job:
             iceberg: a table of Iceberg, or `spark_abs.Iceberg` to say more of it: gets a snapshot after each
                 checkpoint that has rows.
             two_phase: a sink of your own that commits rows and mark at once, see `TwoPhaseSink`.
-            existing: what becomes of other roots that have written to the table: `append` writes beside
-                them, each keeps its rows; `take_over` fences them there for good, as when the root of this
-                job was lost and a new one takes its place.
+            existing: what becomes of rows that others have written to a table before the sink first comes to
+                it. None: the sink is refused there. `append` writes beside them, each keeps its rows;
+                `take_over` fences all other roots there for good, as when the root of this job was lost and
+                a new one takes its place. Topics, functions and sinks of your own are not asked.
         """
         require_one_kind(
             name,
@@ -265,8 +267,10 @@ class Job:
         )
         if not isinstance(source, Output) or source.job is not self:
             raise GraphError(f"sink {name!r} takes an output of a stage of this job")
-        if existing not in get_args(Existing):
+        if existing is not None and existing not in get_args(Existing):
             raise UsageError(f"sink {name!r}: existing={existing!r} is not one of {get_args(Existing)}")
+        if existing == "take_over" and table is None:
+            raise UsageError(f"sink {name!r}: existing='take_over' is for Delta tables")
         delta = Delta(table) if isinstance(table, str) else table
         location = None if delta is None else location_of(delta.path)
         kind, settings = OWN, ""
@@ -388,12 +392,3 @@ class Job:
             DamageError: what is recorded cannot be read.
         """
         return explain_job(self.spec(), allow_non_restored_state)
-
-
-def _struct(schema: str) -> StructType:
-    from pyspark.sql.types import StructType
-
-    found = StructType.fromDDL(schema)
-    if not isinstance(found, StructType):
-        raise UsageError(f"{schema!r} is not the schema of rows: name each column and its type")
-    return found

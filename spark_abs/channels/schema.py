@@ -124,3 +124,15 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         else:
             raise pa.ArrowInvalid(f"column {field.name} is missing and may not be null")
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def struct_of(schema: str) -> t.StructType:
+    """Read the schema of rows in SQL's words.
+
+    Raises:
+        UsageError: it is the type of one value.
+    """
+    found = t.StructType.fromDDL(schema)
+    if not isinstance(found, t.StructType):
+        raise UsageError(f"{schema!r} is not the schema of rows: name each column and its type")
+    return found

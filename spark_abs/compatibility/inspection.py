@@ -10,6 +10,7 @@ from functools import partial
 
 from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.writer import check_channel
+from spark_abs.compatibility.existing import refuse_rows_of_others
 from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
@@ -23,6 +24,7 @@ from spark_abs.plan.specs import JobSpec
 from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.protocol.changes import Comparison, Recorded
 from spark_abs.protocol.compare import compare
+from spark_abs.protocol.control import ControlState
 from spark_abs.settings_table import WatermarkCheck
 from spark_abs.sinks.create import check_sink
 from spark_abs.store.control import PATH as CONTROL
@@ -115,7 +117,7 @@ def check_drafted(
     if not at.place(CONTROL).exists():
         declared = declare(job, drafted.graph, drafted.frames, drafted.plans)
         first = compare(Recorded("a new root"), declared.shapes, begin=declared.begin)
-        return replace(first, obstacles=tuple(_obstacles(_tables(job, drafted, at))))
+        return replace(first, obstacles=tuple(_obstacles(_tables(job, drafted, at, None))))
     state = Control.open(at).state
     past = past_of(at, state)
     if to is not None:
@@ -203,10 +205,12 @@ def _checks(
     for stage in graph.stages:
         if kafka := drafted.plans[stage.name].kafka:
             yield partial(require_records, job.spark, stage.name, kafka, past, at_checkpoint)
-    yield from _tables(job, drafted, root)
+    yield from _tables(job, drafted, root, past.control)
 
 
-def _tables(job: JobSpec, drafted: Drafted, root: Root) -> Iterator[Callable[[], object]]:
+def _tables(
+    job: JobSpec, drafted: Drafted, root: Root, state: ControlState | None
+) -> Iterator[Callable[[], object]]:
     """Iterate the checks of the tables of sinks, which may be older than the root."""
     for spec in job.sinks:
         table = spec.table or spec.epoch_table
@@ -215,6 +219,7 @@ def _tables(job: JobSpec, drafted: Drafted, root: Root) -> Iterator[Callable[[],
             yield partial(check_sink, place, schema, spec.delta, job.spark)
         if spec.outside is not None:
             yield partial(spec.outside.check, delta_schema(drafted.frames.schemas[spec.source.channel]))
+        yield partial(refuse_rows_of_others, job, spec, root, state)
 
 
 def _obstacles(checks: Iterator[Callable[[], object]]) -> Iterator[str]:

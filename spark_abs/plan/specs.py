@@ -153,7 +153,7 @@ class SinkSpec:
     source: Output
     table: str | None
     function: BatchFunction | None
-    existing: Existing = "append"
+    existing: Existing | None = None
     outside: TwoPhaseSink | None = None
     kind: str = OWN
     """Of a sink outside."""

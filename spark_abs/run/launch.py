@@ -14,6 +14,7 @@ from spark_abs.channels.writer import create_channel
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.checkpointing.sending import Senders, open_senders, sendings
+from spark_abs.compatibility.existing import is_recorded
 from spark_abs.errors import CheckpointNotFound, Refused, UsageError
 from spark_abs.manifest import StageShape
 from spark_abs.manifests.checkpoints import Checkpoints
@@ -275,7 +276,10 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     overwrites = given.graph.stage(source.stage).output_mode == "complete"
     writer = ctx.writer(source.stage, sink.name)
     table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: spark, sink.key, overwrites)
-    table.begin(take_over=sink.existing == "take_over")
+    table.begin(
+        take_over=sink.existing == "take_over",
+        alone=sink.existing is None and not is_recorded(given.control.state, sink, table.table_id),
+    )
     return table
 
 

@@ -36,6 +36,7 @@ from spark_abs.sinks.delta_back import bring_back
 from spark_abs.sinks.delta_marks import Marked, commit_mark, other_writers, refuse_epochs
 from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.sinks.others import refuse_others, rows_there
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
 
@@ -108,7 +109,7 @@ class DeltaSink:
         """Read what came since."""
         self._table.refresh()
 
-    def begin(self, take_over: bool = False) -> None:
+    def begin(self, take_over: bool = False, alone: bool = False) -> None:
         """Fence the table against older runs; once, before the stage starts.
 
         Repeatable. It marks the version at which the attempt came to the table, and the one at which the
@@ -117,10 +118,11 @@ class DeltaSink:
         Args:
             take_over: fence all other roots that have written to the table, too: they commit nothing more,
                 now or when they are started again.
+            alone: refuse a table with rows to which nothing of this root has come yet.
 
         Raises:
             Fenced: a newer run or attempt, or another root, has taken over.
-            Refused: the sink has written the table after checkpoints.
+            Refused: the sink has written the table after checkpoints, or rows of others are there.
         """
         fence = run_app_id(self._writer.owner)
         while True:
@@ -135,6 +137,8 @@ class DeltaSink:
                 return
             if new:
                 refuse_epochs(self._table, self._writer.job, self._writer.root)
+            if alone and self._table.transaction(fence) is None:
+                refuse_others(self._writer.sink, f"table {self.uri}", rows_there(self._table))
             note = replace(self._note(attached=new or comes), took_over=others is not None)
             fences = dict.fromkeys(others or (), FENCED) | {fence: int(self._run)}
             try:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from spark_abs.channels.staged import STAGING
 from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, Fenced, Refused
-from spark_abs.model import FENCED, NO_ATTEMPT, RunId, Version
+from spark_abs.model import FENCED, NO_ATTEMPT, RunId, Version, owner_of, run_app_id
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
@@ -38,6 +38,7 @@ from spark_abs.sinks.epoch_marks import (
     was_absent,
 )
 from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.sinks.others import rows_there
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
@@ -78,6 +79,15 @@ class DeltaEpochSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema) -> None:
         """Do nothing: `check_sink` compares the table with the rows, before there is one."""
+
+    def rows_of_others(self, owner: Owner) -> str:
+        """Say which rows are there, if no sink of the root has been there; needs no Spark."""
+        try:
+            table = self._read()
+        except FileNotFoundError:
+            return ""
+        ids = (app_of(owner), run_app_id(owner_of(owner.job, owner.root)))
+        return rows_there(table) if all(table.transaction(app) is None for app in ids) else ""
 
     def mark(self, owner: Owner) -> Mark | None:
         """Return the mark; changes nothing, needs no Spark."""

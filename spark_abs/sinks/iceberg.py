@@ -50,6 +50,7 @@ from spark_abs.sinks.iceberg_mark import (
     head_of,
     mark_in,
     property_of,
+    rows_of,
     since,
     snapshot_to,
     summary_of,
@@ -120,6 +121,12 @@ class IcebergSink(TwoPhaseSink):
                     f"  {columns}"
                 ) from None
             self._fitting(table.transaction(), schema, UsageError)
+
+    def rows_of_others(self, owner: Owner) -> str:
+        """Say which rows the branch has, if the sink has not been there."""
+        with self._working() as catalog:
+            metadata = catalog.load_table(self._config.table).metadata
+        return "" if mark_in(metadata, owner) is not None else rows_of(metadata, self._config.branch)
 
     def mark(self, owner: Owner) -> Mark | None:
         """Return the mark; changes nothing."""

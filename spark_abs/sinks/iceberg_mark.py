@@ -119,6 +119,16 @@ def head_of(metadata: TableMetadata, branch: str) -> int | None:
     return None if ref is None else ref.snapshot_id
 
 
+def rows_of(metadata: TableMetadata, branch: str) -> str:
+    """Say for a person which rows a branch has, empty if it has none."""
+    head = head_of(metadata, branch)
+    found = None if head is None else metadata.snapshot_by_id(head)
+    if found is None or found.summary is None:
+        return "" if found is None else "rows"
+    said = found.summary.additional_properties.get("total-records")
+    return "" if said == "0" else "rows" if said is None else f"{said} rows"
+
+
 @dataclass(frozen=True, slots=True)
 class Since:
     """What a branch has after one of its snapshots, as far as that is still there."""

@@ -69,6 +69,15 @@ class PostgresSink(TwoPhaseSink):
         if found:
             raise UsageError(f"table {config.target} cannot take the rows:\n  " + "\n  ".join(found))
 
+    def rows_of_others(self, owner: Owner) -> str:
+        """Say whether the table has rows, if no sink of the root has been there."""
+        with self._connection.working() as server:
+            row = self._row(server, owner)
+            if row is not None and row.target == self._config.target:
+                return ""
+            found = server.execute(self._statements().look()).fetchone()
+        return "rows" if found is not None else ""
+
     def mark(self, owner: Owner) -> Mark | None:
         """Return the mark; changes nothing."""
         with self._connection.working() as server:

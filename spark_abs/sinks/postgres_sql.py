@@ -64,6 +64,10 @@ class Statements:
         """The table itself."""
         return Identifier(self.schema, self.table)
 
+    def look(self) -> Composed:
+        """Read whether there is a row."""
+        return SQL("SELECT 1 FROM {} LIMIT 1").format(self.target)
+
     def make_marker(self) -> Composed:
         """Make the table of marks."""
         return SQL(

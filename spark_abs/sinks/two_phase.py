@@ -71,6 +71,15 @@ class TwoPhaseSink(ABC):
             UsageError: they cannot; names every column.
         """
 
+    def rows_of_others(self, owner: Owner) -> str:
+        """Say for a person which rows are there, empty if none are or the owner's root has been there.
+
+        Asked before the sink first comes, unless somebody has said that it writes beside them. Changes
+        nothing. Empty, too, where writing beside others is what one does, as with a topic.
+        """
+        del owner
+        return ""
+
     @abstractmethod
     def mark(self, owner: Owner) -> Mark | None:
         """Return what was committed last, None if nothing was; changes nothing, refuses nobody.

@@ -766,3 +766,13 @@ def test_names_of_columns_are_any_text(catalog: Catalog) -> None:
         sending.back(1)
     (row,) = catalog.load_table("shop.orders").scan().to_arrow().to_pylist()
     assert {name: row[name] for name in names} == {name: name for name in names}
+
+
+def test_rows_of_others_are_told_from_those_of_the_root(catalog: Catalog) -> None:
+    table = catalog.create_table("shop.orders", SCHEMA)
+    comes = Owner("0123456789abcdef0123456789abcdef", "job", "sent", RunId(1))
+    assert IcebergSink(ORDERS).rows_of_others(comes) == ""
+    table.append(pa.table({"id": [1, 2], "text": ["a", "b"]}, schema=SCHEMA))
+    assert IcebergSink(ORDERS).rows_of_others(comes) == "2 rows"
+    with Sending():  # killed right after it came
+        assert IcebergSink(ORDERS).rows_of_others(comes) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -270,3 +271,15 @@ def test_whoever_holds_a_mark_for_long_is_not_waited_for_without_end(
         frozen.execute("SET LOCAL idle_in_transaction_session_timeout = '20s'")
         with pytest.raises(SinkUnreachable, match="lock timeout"):
             Sending(Postgres("sent"), run=2)
+
+
+def test_rows_of_others_are_told_from_those_of_the_root(server: PostgresServer) -> None:
+    server.run("CREATE TABLE taken (id bigint)")
+    comes = Owner("0123456789abcdef0123456789abcdef", "job", "sent", RunId(1))
+    with closing(PostgresSink(Postgres("taken"))) as look:
+        assert look.rows_of_others(comes) == ""
+        server.run("INSERT INTO taken VALUES (1)")
+        assert look.rows_of_others(comes) == "rows"
+        with Sending(Postgres("taken")):  # killed right after it came
+            assert look.rows_of_others(comes) == ""
+        assert look.rows_of_others(replace(comes, root="another")) == "rows"

@@ -1,0 +1,62 @@
+"""Whether a sink that first comes to a table finds rows of others there, and nobody has said that it may."""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext, suppress
+
+from spark_abs.model import RunId, owner_of, run_app_id
+from spark_abs.plan.specs import JobSpec, SinkSpec
+from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.outside import Owner
+from spark_abs.sinks.kinds import made_again
+from spark_abs.sinks.others import refuse_others, rows_there
+from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+_NO_ROOT = "none yet"
+"""Stands for the identity of a root that is not there: nothing is of it."""
+
+
+def refuse_rows_of_others(job: JobSpec, sink: SinkSpec, root: Root, state: ControlState | None) -> None:
+    """Refuse a sink that first comes to rows of others, unless it is said that they are meant.
+
+    Changes nothing. A sink that the root has recorded is not new, nor is one whose table has a commit of the
+    root: so a start that was killed after it came is not refused.
+
+    Args:
+        job: whose sink.
+        sink: the sink.
+        root: the root of the job, or that it is compared with.
+        state: what its `control/` says; None if there is none.
+
+    Raises:
+        Refused: names the rows and the ways on.
+    """
+    if sink.existing is not None:
+        return
+    if sink.table is not None:
+        with suppress(FileNotFoundError):
+            table = Table.open(root.storage.place(sink.table))
+            if not (state is not None and (is_recorded(state, sink, table.id) or _is_marked(state, table))):
+                refuse_others(sink.name, f"table {table.uri}", rows_there(table))
+    elif sink.outside is not None and not (state is not None and _is_outside(state, sink)):
+        owner = Owner(_NO_ROOT if state is None else state.root, job.name, sink.name, RunId(0))
+        # That of a run may be at work, in another thread.
+        look = made_again(sink.kind, sink.settings, root, lambda: job.spark)
+        target = "its target" if sink.epoch_table is None else f"table {sink.epoch_table}"
+        with nullcontext(sink.outside) if look is None else closing(look) as at:
+            refuse_others(sink.name, target, at.rows_of_others(owner))
+
+
+def is_recorded(state: ControlState, sink: SinkSpec, table_id: str) -> bool:
+    """Say whether a root has recorded that it came to the table of a sink."""
+    return any(table_id == known.table_id or sink.table == known.table for known in state.sinks)
+
+
+def _is_marked(state: ControlState, table: Table) -> bool:
+    """Say whether a root has committed to a table: a start may have been killed before it recorded that."""
+    return table.transaction(run_app_id(owner_of(state.job, state.attempt.root))) is not None
+
+
+def _is_outside(state: ControlState, sink: SinkSpec) -> bool:
+    return any(known.sink == sink.name for known in state.outside)
