@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2
 
 .PHONY: bench bench-flink changes check demo soak test test-all test-ci test-s3 venv
 
-demo: venv
+demo: $(VENV)/.jars
 	@$(BIN)/python jobs/demo.py
 
 # All of tests/sim but the search of whole state spaces, which takes as long as everything else here.
@@ -45,7 +45,7 @@ test-all: venv $(VENV)/.classes $(VENV)/.broker
 	@echo "pytest" && $(PYTEST)
 
 # A Kafka broker, Spark's connector and a REST catalog of Iceberg, fetched once, not in two tests at a time.
-$(VENV)/.broker: $(VENV)/.jars
+$(VENV)/.broker: $(VENV)/.installed $(VENV)/.jars
 	@echo "fetching a Kafka broker and a REST catalog"
 	@$(BIN)/python -m tests.outside.kafka_server >$@.log 2>&1 || { cat $@.log; exit 1; }
 	@$(BIN)/python -m tests.outside.rest_catalog >>$@.log 2>&1 || { cat $@.log; exit 1; }
@@ -89,16 +89,22 @@ soak: venv
 
 venv: $(VENV)/.installed $(VENV)/.jars
 
-$(VENV)/.installed: setup.cfg pyproject.toml
+# What a job needs, and nothing of the tests.
+$(VENV)/.installed-job: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
 	  { echo "python3.11 is missing: apt-get install python3.11-venv, or: pyenv install 3.11 && pyenv global 3.11"; exit 1; }
 	@echo "installing into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.installed-job
+	@echo "installing the tools of the tests"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
 
 # Spark fetches the Delta jars into Ivy's cache at the first start: once here, not in two tests at a time.
-$(VENV)/.jars: $(VENV)/.installed
+$(VENV)/.jars: $(VENV)/.installed-job
 	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(17|21)[."]' || \
 	  { echo "Java 17 is missing: apt-get install openjdk-17-jre-headless, or set JAVA_HOME to one"; exit 1; }
 	@echo "fetching Delta's jars"
@@ -107,7 +113,7 @@ $(VENV)/.jars: $(VENV)/.installed
 	@touch $@
 
 # A third of a short JVM's work is to load Spark's classes: an archive of them, for the tests' own.
-$(VENV)/.classes: $(VENV)/.jars tests/jvm.py
+$(VENV)/.classes: $(VENV)/.installed $(VENV)/.jars tests/jvm.py
 	@echo "archiving Spark's classes"
 	@$(BIN)/python -m tests.jvm >$@.log 2>&1 || { cat $@.log; exit 1; }
 	@touch $@
