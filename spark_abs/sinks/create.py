@@ -10,6 +10,8 @@ from spark_abs.channels.schema import check_schema, delta_schema, plain_schema
 from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.delta_options import Delta
+from spark_abs.sinks.native_writable import why_not_sink
+from spark_abs.sinks.table_shape import shape_of
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
@@ -76,6 +78,8 @@ def _check_names(place: Place, schema: StructType, delta: Delta) -> None:
 def _check(table: Table, schema: StructType, delta: Delta, session: SparkSession) -> None:
     from pyspark.sql.types import StructType
 
+    if why := why_not_sink(shape_of(table.delta), rewrites=bool(delta.key)):
+        raise UsageError(f"table {table.place} cannot be that of a sink: {why}")
     lacking = _lacking(table, schema) if delta.evolve else frozenset()
     there = StructType([field for field in schema.fields if field.name not in lacking])
     check_schema(f"table {table.place}", table.delta.schema().to_json(), there, may_lack=True)

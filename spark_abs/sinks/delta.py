@@ -7,16 +7,16 @@ the id is read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.files import directory_name, write_parquet
 from spark_abs.channels.staged import Files, copy_files, staging_of
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import to_json
-from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, TakenOver
+from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, TakenOver, UsageError
 from spark_abs.fencing.fence import require_current
 from spark_abs.model import (
     FENCED,
@@ -31,29 +31,19 @@ from spark_abs.model import (
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
-from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata, note_of
+from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata
 from spark_abs.sinks.delta_back import bring_back
 from spark_abs.sinks.delta_marks import Marked, commit_mark, other_writers, refuse_epochs
 from spark_abs.sinks.delta_spark_writer import Stamp
-from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
 from spark_abs.sinks.others import refuse_others, rows_there
+from spark_abs.sinks.sink_log import NOTHING_PASSED, Passed, SinkLog
+from spark_abs.sinks.table_shape import KeptShape, TableShape
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """Commits that need not be read again: those after `own` up to `newest` have no batch of the writer's."""
-
-    newest: Version
-    own: Version
-    """The last that has one, or brought the attempt to the table; the oldest in the log if there is none."""
-
-
-_NOTHING_PASSED = _Passed(Version(-1), Version(-1))
 
 
 class DeltaSink:
@@ -92,7 +82,11 @@ class DeltaSink:
         self._key, self.overwrites = tuple(key), overwrites
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
-        self._passed = _NOTHING_PASSED
+        self._log = SinkLog(self._table, writer)
+        self._shape = KeptShape(self._table)
+        self._judged: tuple[TableShape, bool] | None = None
+        """A shape, and whether it is of a plain table."""
+        self._passed = NOTHING_PASSED
         """What others commit between two batches is read once, not at every cut."""
 
     @property
@@ -123,11 +117,14 @@ class DeltaSink:
         Raises:
             Fenced: a newer run or attempt, or another root, has taken over.
             Refused: the sink has written the table after checkpoints, or rows of others are there.
+            UsageError: the table cannot be that of a sink.
         """
         fence = run_app_id(self._writer.owner)
         while True:
             self._table.refresh()
             self._require_current()
+            if why := why_not_sink(self._shape.now, rewrites=bool(self._key) or self.overwrites):
+                raise UsageError(f"table {self.uri} cannot be that of a sink: {why}")
             others = other_writers(self._table, self._writer.job, self._writer.root) if take_over else None
             new = all(
                 self._table.transaction(app) is None for app in (self._writer.app, self._writer.restore_app)
@@ -148,11 +145,11 @@ class DeltaSink:
 
     def _newest_is_of_another_stage(self) -> bool:
         """Say whether another stage of this attempt has committed what counts since this one has."""
-        for version, note in self._of_attempt(self._table, self._passed):
+        for version, note in self._log.of_attempt(self._passed):
             if note is not None and (note.begins or note.batch > NO_BATCH):
-                mine = self._is_mine(note)
+                mine = self._log.is_mine(note)
                 if mine:
-                    self._passed = _Passed(self._table.version, version)
+                    self._passed = Passed(self._table.version, version)
                 return not mine
         return False
 
@@ -161,7 +158,10 @@ class DeltaSink:
 
     @property
     def _native(self) -> bool:
-        return why_not_native(self._table.delta) is None
+        shape = self._shape.now
+        if self._judged is None or self._judged[0] is not shape:
+            self._judged = shape, why_not_plain(shape) is None
+        return self._judged[1]
 
     @property
     def plain(self) -> bool:
@@ -232,14 +232,14 @@ class DeltaSink:
 
     def note_of_batch(self, batch: BatchId) -> SinkMetadata | None:
         """Return what the commit of a batch says, as of the version read; None if there is none."""
-        found = self._commit_of(batch)
+        found = self._log.commit_of(batch)
         return None if found is None else found[1]
 
     def plans(self, after: BatchId) -> dict[BatchId, str]:
         """Return what its commits say of batches after `after`."""
         self._table.refresh()
         found: dict[BatchId, str] = {}
-        for _, note in self._backwards(self._table):
+        for _, note in self._log.backwards():
             if note is not None and (note.begins or NO_BATCH < note.batch <= after):
                 break
             found |= {p.batch: p.offsets for p in (note.plans if note else ()) if p.batch > after}
@@ -258,7 +258,7 @@ class DeltaSink:
         self._view.refresh()
         found = self._view.version
         own: list[Version] = []
-        for found, note in self._backwards(self._view, self._passed):
+        for found, note in SinkLog(self._view, self._writer).backwards(self._passed):
             if note is None or not (note.begins or note.batch > NO_BATCH):
                 continue
             own.append(found)
@@ -270,7 +270,7 @@ class DeltaSink:
                 raise DamageError(
                     f"the log of {self.uri} begins at {found}, after batch {batch} of {self._writer.name}"
                 )
-        self._passed = _Passed(self._view.version, own[0] if own else found)
+        self._passed = Passed(self._view.version, own[0] if own else found)
         return found
 
     def fence(self, apps: Iterable[str]) -> None:
@@ -302,7 +302,7 @@ class DeltaSink:
             if self._table.transaction(writer.restore_app) is not None:
                 return next(
                     found
-                    for found, note in self._backwards(self._table)
+                    for found, note in self._log.backwards()
                     if note is not None and note.restored is not None
                 )
             with suppress(TakenOver):  # its own rows may go back all the same
@@ -332,52 +332,8 @@ class DeltaSink:
 
     def _standing(self, batch: BatchId) -> Standing | None:
         """Return what stands for a batch as of the version read; None if it had no rows."""
-        found = self._commit_of(batch)
+        found = self._log.commit_of(batch)
         return None if found is None else Standing(_entry(*found), fresh=False)
-
-    def _commit_of(self, batch: BatchId) -> tuple[Version, SinkMetadata] | None:
-        for version, note in self._backwards(self._table):
-            if note is not None and note.batch == batch:
-                return version, note
-            if note is not None and (note.begins or NO_BATCH < note.batch < batch):
-                return None
-        return None
-
-    def _backwards(
-        self, table: Table, passed: _Passed = _NOTHING_PASSED
-    ) -> Iterator[tuple[Version, SinkMetadata | None]]:
-        """Iterate the log from the version read backwards, with the notes of this writer.
-
-        What is passed is left out, unless the log was cleaned up and does not hold `passed.own` any more.
-        """
-        for version, note in self._of_attempt(table, passed):
-            yield version, note if note is not None and self._is_mine(note) else None
-
-    def _of_attempt(
-        self, table: Table, passed: _Passed = _NOTHING_PASSED
-    ) -> Iterator[tuple[Version, SinkMetadata | None]]:
-        """Do as `_backwards`, with the notes of all stages of this attempt."""
-        version = int(table.version)
-        while version >= 0:
-            commit = table.read_commit(passed.own) if version == passed.newest else None
-            commit = commit or table.read_commit(version)
-            if commit is None:
-                return
-            note = note_of(commit, self.uri)
-            yield commit.version, note if note is not None and self._is_of_attempt(note) else None
-            version = commit.version - 1
-
-    def _is_mine(self, note: SinkMetadata) -> bool:
-        """Say whether a commit is one of this stage in this attempt, or brought the table back for it."""
-        if not self._is_of_attempt(note):
-            return False
-        if not self._writer.root:
-            return note.sink == self._writer.name
-        return note.restored is not None or note.stage == self._writer.stage
-
-    def _is_of_attempt(self, note: SinkMetadata) -> bool:
-        writer = self._writer
-        return (note.job, note.root, note.attempt) == (writer.job, writer.root, writer.attempt)
 
     def _note(
         self, batch: BatchId = NO_BATCH, restored: Version | None = None, attached: bool = False

@@ -15,7 +15,8 @@ from spark_abs.model import NO_TABLE, Version
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Changes, Own, changes_since
 from spark_abs.sinks.delta_marks import Marked, commit_mark
-from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.sinks.native_writable import why_not_native, why_not_plain
+from spark_abs.sinks.table_shape import shape_of
 from spark_abs.sinks.undo import undoing
 from spark_abs.store.table import Commit, Table
 from spark_abs.wording import way
@@ -39,7 +40,8 @@ def bring_back(
         DamageError: the version, or a file of it, is not there any more.
         CommitStateUnknown: the store did not say; repeat the call.
     """
-    changes, plain = changes_since(table, version, own), why_not_native(table.delta) is None
+    changes, shape = changes_since(table, version, own), shape_of(table.delta)
+    plain = why_not_plain(shape) is None
     if changes.of_others and not undo_others:
         force = way("force=['rows']", "--force rows")
         raise Refused(
@@ -49,6 +51,11 @@ def bring_back(
     if not plain and (entangled := why_not_apart(table, version, own, changes)):
         raise Refused(f"{table.uri}: {entangled}")
     said = to_json(mark.note)
+    if plain and shape.append_only and changes and (changes.of_roots or version == NO_TABLE):
+        raise Refused(
+            f"{table.uri} has the property delta.appendOnly=true, which forbids to take rows out of it: "
+            "unset it for the time of the restore"
+        )
     if changes.of_roots:
         undone = undoing(table, version, own)
         table.commit_next(replace(undone, transactions=mark.transactions, metadata=said))

@@ -33,6 +33,8 @@ class LogCommit:
     """The token by which a writer knows its own commit again."""
     at_ms: int = 0
     """When it was written, by the writer's clock; 0 if it does not say."""
+    redefines: bool = False
+    """Whether it sets columns, properties or the protocol of the table."""
 
 
 def log_file(version: int) -> str:
@@ -79,7 +81,7 @@ def _parse(version: Version, text: bytes) -> LogCommit:
     adds: list[DataFile] = []
     transactions: dict[str, int] = {}
     removed: list[str] = []
-    data_change, operation = False, ""
+    data_change, operation, redefines = False, "", False
     metadata = token = None
     at_ms = 0
     for action in json.loads(b"[%b]" % b",".join(line for line in text.splitlines() if line)):
@@ -92,6 +94,8 @@ def _parse(version: Version, text: bytes) -> LogCommit:
             data_change |= bool(remove["dataChange"])
         elif txn := action.get("txn"):
             transactions[txn["appId"]] = int(txn["version"])
+        elif "metaData" in action or "protocol" in action:
+            redefines = True
         elif info := action.get("commitInfo"):
             operation = str(info.get("operation", ""))
             metadata, token = info.get("userMetadata"), info.get("absToken")
@@ -106,4 +110,5 @@ def _parse(version: Version, text: bytes) -> LogCommit:
         metadata,
         token,
         at_ms,
+        redefines,
     )

@@ -60,7 +60,7 @@ class Table:
         self.place = place
         self._table = table
         self._transactions: dict[str, int | None] = {}
-        self._followed = table.version()
+        self._followed = self._defined = table.version()
 
     @classmethod
     def open(cls, place: Place) -> Table:
@@ -114,6 +114,12 @@ class Table:
     def id(self) -> str:
         """The table's own id; a clone has another."""
         return str(self._table.metadata().id)
+
+    @property
+    def defined(self) -> Version:
+        """A version since which columns, properties and protocol are as they are at the version read."""
+        self._follow()
+        return Version(self._defined)
 
     @property
     def delta(self) -> DeltaTable:
@@ -173,7 +179,10 @@ class Table:
             commit = self.read_commit(version)
             if commit is None:  # cleaned up after a checkpoint
                 self._transactions.clear()
+                self._defined = self.version
                 break
+            if commit.redefines:
+                self._defined = version
             self._take(commit.transactions)
         self._followed = self.version
 

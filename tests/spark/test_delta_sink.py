@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -282,12 +283,85 @@ def test_a_frame_that_does_not_fit_is_refused_by_column(spark: SparkSession, uri
         ("(n bigint) using delta tblproperties ('delta.enableRowTracking' = 'true')", "rowTracking"),
         ("(n bigint) using delta tblproperties ('delta.enableDeletionVectors' = 'true')", "deletionVectors"),
         ("(n bigint) using delta cluster by (n)", "clustering"),
+        ("(n bigint, c char(3)) using delta", "column c has __CHAR_VARCHAR_TYPE_STRING"),
+        ("(n bigint, s struct<a:array<varchar(3)>>) using delta", "column s has __CHAR_VARCHAR_TYPE_STRING"),
+        ("(n bigint, s struct<a:int, b:int not null>) using delta", "column s.b is NOT NULL"),
+        (
+            "(n bigint, m int default 7) using delta tblproperties "
+            "('delta.feature.allowColumnDefaults' = 'supported')",
+            "allowColumnDefaults",
+        ),
+        ("(n bigint) using delta tblproperties ('delta.dataSkippingStatsColumns' = 'n')", "StatsColumns=n"),
+        ("(n bigint) using delta tblproperties ('delta.autoOptimize.optimizeWrite' = 'true')", "Write=true"),
+        (
+            "(n bigint comment 'x') using delta tblproperties ('delta.logRetentionDuration' = '9 days', "
+            "'delta.appendOnly' = 'true', 'delta.enableChangeDataFeed' = 'false', 'team.owner' = 'us')",
+            None,
+        ),
     ],
 )
 def test_which_tables_are_plain(spark: SparkSession, uri: str, ddl: str, reason: str | None) -> None:
     spark.sql(f"create table delta.`{uri}` {ddl}")
     found = why_not_native(DeltaTable(uri))
     assert found is None if reason is None else found is not None and reason in found
+
+
+DDL = "(c char(3), v varchar(4), s struct<a: varchar(2)>, many array<char(2)>) using delta"
+
+
+def test_a_table_with_lengths_of_strings_refuses_and_pads_as_plain_spark_does(
+    spark: SparkSession, uri: str, sink: Open
+) -> None:
+    """Too long a value ends the batch, before anything of it is there; the others are as Spark's own."""
+    twin = f"{uri}-twin"
+    for place in (uri, twin):
+        spark.sql(f"create table delta.`{place}` {DDL}")
+    long = "struct<c: string, v: string, s: struct<a: string>, many: array<string>>"
+    first: list[Any] = [("a", "b ", ("x",), ["p"]), (None, "", None, None)]
+    second: list[Any] = [("abc", "1234", ("xy",), ["pq"])]
+
+    def frame(rows: list[Any]) -> DataFrame:
+        return spark.createDataFrame(rows, long)
+
+    def read(place: str) -> list[str]:
+        found = spark.read.format("delta").load(place).selectExpr("*", "length(c)", "length(v)")
+        return sorted(str(row) for row in found.collect())
+
+    table = sink()
+    for number, batch in enumerate((first, second)):
+        frame(batch).write.format("delta").mode("append").save(twin)
+        files = table.write_files(frame(batch), BatchId(number))
+        table.commit_batch(files, BatchId(number))
+        table.commit_batch(files, BatchId(number))  # killed after the commit, and repeated
+    assert read(uri) == read(twin)
+    cut = table.version_at(BatchId(0))
+    for number, wrong in enumerate((("abcd", "x"), ("x", "12345"))):
+        files = table.write_files(frame([(*wrong, None, None)]), BatchId(2 + number))
+        with pytest.raises(Exception, match=r"char/varchar type length|CHAR_VARCHAR"):
+            table.commit_batch(files, BatchId(2 + number))
+        nested = frame([("x", "x", ("xyz",), None)] if number else [("x", "x", None, ["xyz"])])
+        with pytest.raises(Exception, match=r"char/varchar type length|CHAR_VARCHAR"):
+            table.commit_batch(table.write_files(nested, BatchId(2 + number)), BatchId(2 + number))
+    assert read(uri) == read(twin)
+    back = sink(attempt=2, run=2, begin=False)
+    back.restore_to(cut, OWN)
+    again = sink(attempt=2, run=3)
+    assert len(read(uri)) == len(first)
+    again.commit_batch(again.write_files(frame(second), BatchId(1)), BatchId(1))
+    assert read(uri) == read(twin)
+
+
+def test_a_table_that_forgets_transactions_is_no_sink(spark: SparkSession, uri: str, sink: Open) -> None:
+    """Delta drops the ids by which a repeated batch is known: the same rows would come twice."""
+    create(spark, uri, "plain")
+    put(spark, sink(), 0, 1)
+    forget = "tblproperties ('delta.setTransactionRetentionDuration' = 'interval 1 second')"
+    spark.sql(f"alter table delta.`{uri}` set {forget}")
+    with pytest.raises(UsageError, match="setTransactionRetentionDuration=interval 1 second lets the log"):
+        sink(run=2)
+    with pytest.raises(UsageError, match="setTransactionRetentionDuration=interval 1 second lets the log"):
+        ensure_sink(Place(uri), NUMBERS, Delta(uri), spark)
+    assert rows(uri) == [1]
 
 
 def test_others_write_beside_the_sink(spark: SparkSession, uri: str, sink: Open) -> None:
