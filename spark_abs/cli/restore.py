@@ -60,8 +60,9 @@ def restore(
 ) -> None:
     """Bring state, positions, channels and Delta sinks back to one checkpoint; start the job afterwards.
 
-    The plan is shown before anything is changed. Without a terminal and without --yes the command only shows
-    it, with exit code 2. If a restore is interrupted, run the same command again: it goes on.
+    The plan is shown before anything is changed; with --yes each step is told once, when it is carried out.
+    Without a terminal and without --yes the command only shows it, with exit code 2. If a restore is
+    interrupted, run the same command again: it goes on.
     """
     # Sinks know Spark's types; verbs that only read must not load them.
     from spark_abs.restore.apply import apply
@@ -81,7 +82,7 @@ def restore(
     )
     plan = prepared.plan
     if not out.json:
-        _show(out, plan)
+        _show(out, plan, steps=dry_run or not yes)
     if dry_run or not (yes or confirmed(out, "Carry this out?")):
         if out.json:
             out.result({"applied": False, "plan": plan_plain(plan)}, _silent)
@@ -111,7 +112,8 @@ def _partitions(given: tuple[str, ...]) -> Wanted | None:
     return numbers.get("", numbers) if numbers else None
 
 
-def _show(out: Output, plan: RestorePlan) -> None:
+def _show(out: Output, plan: RestorePlan, steps: bool) -> None:
+    """Print the plan; without its steps if each is told when it is carried out, and nobody has to agree."""
     name = f" {plan.name!r}" if plan.name else ""
     out.line(f"Restore of job {plan.job!r} to checkpoint {plan.checkpoint}{name}", "bold")
     for note in plan.notes:
@@ -120,7 +122,7 @@ def _show(out: Output, plan: RestorePlan) -> None:
         out.line("This goes on with a restore that was begun before.")
     if plan.abandons:
         out.line(f"Checkpoints left behind: {', '.join(map(str, plan.abandons))}")
-    for number, step in enumerate(plan.steps, 1):
+    for number, step in enumerate(plan.steps if steps else (), 1):
         out.line(f"{number:3}. {sentence(step)}")
 
 

@@ -212,13 +212,13 @@ class Drain:
         runner = stage.runner
         runner.batch_lock.await_quiet()
         error: BaseException | None = stage.end_query(query, look)
-        batch = runner.native.newest_planned()
+        batch, fixed = runner.native.newest_planned(), ""
         if runner.failure is not None:
-            batch, error = runner.failure.batch, runner.failure.error
+            batch, error, fixed = runner.failure.batch, runner.failure.error, runner.failure.fixed
         if error is not None:
             raise StageFailed(
                 f"stage {stage.name!r} failed in batch {batch} while it was drained: "
-                f"{cause_of(error)}; start the job again, the drain goes on"
+                f"{cause_of(error)}{fixed}; start the job again, the drain goes on"
             ) from error
 
     def _needs_flush(self, stage: StageDecl, runner: StageRunner) -> bool:

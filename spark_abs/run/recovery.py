@@ -29,6 +29,8 @@ class StageEnd:
     stage: StageId
     batch: BatchId
     error: BaseException
+    fixed: str = ""
+    """Which outputs hold the batch, and what follows; empty if none does."""
 
     @property
     def cause(self) -> str:
@@ -152,7 +154,7 @@ def _failed(end: StageEnd) -> str:
 
 
 def _told(end: StageEnd, decision: GiveUp) -> str:
-    said = _failed(end)
+    said = f"{_failed(end)}{end.fixed}"
     before = decision.counted[:-1]
     if not before:
         return said

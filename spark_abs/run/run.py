@@ -312,7 +312,7 @@ class Run:
             error = query.exception()
             failure = stage.runner.failure
             if failure is not None:
-                self._recovery.take(StageEnd(name, failure.batch, failure.error))
+                self._recovery.take(StageEnd(name, failure.batch, failure.error, failure.fixed))
             elif error is not None:
                 self._recovery.take(StageEnd(name, stage.runner.native.newest_planned(), error))
             elif stage.runner.reads_channels or not self._ctx.bounded:  # no source that has come to its end

@@ -14,12 +14,23 @@ from spark_abs.errors import AbsError
 LONGEST_LINE, LONGEST_TEXT = 1000, 64_000
 
 _OURS = "spark_abs.errors."
+_CAPTURED = "pyspark.errors.exceptions.captured."
 _WRAPPERS = ("py4j.", "pyspark.errors.")
 _UNKNOWN = "UnknownException: "
 """What PySpark puts before the name of an error of the JVM's that it has no class for."""
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
-_CAUSED = re.compile(r"\s*Caused by: (.+)")
+_CAUSED = re.compile(r"Caused by: (?!\[CIRCULAR)(.+)")
+"""Not indented: a suppressed error has causes of its own."""
+_BELOW = re.compile(r": ((?:[a-z_][\w$]*\.)+[A-Z].*)")
+"""As py4j writes it below `An error occurred while calling o52.save.`"""
+_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): (.+)")
+_READING = re.compile(r"\[FAILED_READ_FILE\S*\] Encountered error while reading file (\S+?)\.(?:\s|$)")
+_ENDS = re.compile(
+    r"\s+at |\s+\.\.\. \d+ more|\s*Caused by: |\s*Suppressed: |=== |== SQL|: |Driver stacktrace:"
+    r"|JVM stacktrace:|(?:[a-z_][\w$]*\.)+[A-Z][\w$]*(?:: |$)|.*Traceback \(most recent call last\):"
+)
+"""Where the message of an exception ends."""
 _TOO_SLOW = ("Python worker to connect back", "Python worker failed to connect back")
 _CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+([A-Z][\w$]*)")
 
@@ -67,17 +78,44 @@ def chain_of(error: BaseException) -> str:
 
 
 def deepest(text: str) -> str:
-    """Return the line of a message that names the deepest cause.
+    """Return in one line what a message names as the deepest cause, and the file that was being read.
 
     That is what our own code in a Python worker has raised; else what was raised first in Python; else the
-    last `Caused by` of the JVM; else the first line.
+    last `Caused by` of the JVM; else the error of a task; else the Java exception below the line that py4j
+    puts first; else the first line. A Java exception says more in the lines up to its stack.
     """
     lines = text.splitlines()
-    raised = [line for line in _raised(lines) if not line.startswith(_WRAPPERS)]
-    ours = [line for line in raised if line.startswith(_OURS)]
-    caused = [match[1] for line in lines if (match := _CAUSED.match(line))]
-    found = [*ours[-1:], *raised[:1], *caused[-1:], *lines[:1], ""]
-    return one_line(_CLASS.sub(r"\1", found[0].removeprefix(_UNKNOWN), count=1))
+    raised = list(_raised(lines))
+    python = [line for line in raised if not line.startswith(_WRAPPERS)]
+    ours = [line for line in python if line.startswith(_OURS)]
+    caused = [whole for at in range(len(lines)) if (whole := _java(lines, at, _CAUSED)) is not None]
+    task = [match[1] for line in lines if (match := _TASK.search(line))]
+    called = [whole for at in range(len(lines)) if (whole := _java(lines, at, _BELOW)) is not None]
+    wrapped = [line.removeprefix(_CAPTURED) for line in raised if line.startswith(_CAPTURED)]
+    first = [_message(lines, 0, lines[0])] if lines else []
+    found = [*ours[-1:], *python[:1], *caused[-1:], *task[-1:], *called[-1:], *wrapped[:1], *first, ""]
+    said = one_line(_CLASS.sub(r"\1", found[0].removeprefix(_UNKNOWN), count=1))
+    reading = [match[1] for line in lines if (match := _READING.search(line))]
+    if reading and not python and reading[-1] not in said:
+        return f"{said}; while reading file {reading[-1]}"
+    return said
+
+
+def _java(lines: list[str], at: int, form: re.Pattern[str]) -> str | None:
+    """Return the whole message of a Java exception if a line begins one in this form."""
+    found = form.match(lines[at])
+    return None if found is None else _message(lines, at, found[1])
+
+
+def _message(lines: list[str], at: int, first: str) -> str:
+    """Join a message that goes on below its first line, up to a stack, a plan or the next exception."""
+    said = [first.strip()]
+    for line in lines[at + 1 :]:
+        if said[-1].endswith(";") or _ENDS.match(line):
+            break
+        if line.strip():
+            said.append(line.strip())
+    return " ".join(said).removesuffix(";")
 
 
 def _raised(lines: list[str]) -> Iterator[str]:

@@ -129,6 +129,20 @@ class Outputs:
                 return Marker(entry.barrier, entry.cancel)
         return None
 
+    def holding(self, batch: BatchId) -> tuple[str, ...]:
+        """Return the channels and tables that have committed a batch, with their versions, for a person."""
+        found = []
+        for writer in self.channels:
+            writer.refresh()
+            entry = writer.entry_of_batch(batch)
+            if entry is not None:
+                found.append(f"channel {writer.channel!r} (version {entry.version})")
+        for sink, table in self._tables:
+            table.refresh()
+            if table.last_batch() >= batch and table.note_of_batch(batch) is not None:
+                found.append(f"sink {sink.name!r} (version {table.version_at(batch)} of {table.uri})")
+        return tuple(found)
+
     def evaluated(self, frame: DataFrame, batch: BatchId) -> AbstractContextManager[Evaluated]:
         """Evaluate every output once and write the files of all that lack the batch, see `Evaluator`."""
         return self._evaluator.evaluated(frame, batch)

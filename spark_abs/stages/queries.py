@@ -214,7 +214,8 @@ def run_only(
     if runner.native.has_committed(batch):
         forget_plans(runner.native.place)
         return
+    fixed = ""
     if runner.failure is not None:
-        error = runner.failure.error
+        error, fixed = runner.failure.error, runner.failure.fixed
     said = "its query ended without an error" if error is None else cause_of(error)
-    raise StageFailed(f"stage {runner.name!r} failed in batch {batch}: {said}") from error
+    raise StageFailed(f"stage {runner.name!r} failed in batch {batch}: {said}{fixed}") from error

@@ -40,6 +40,7 @@ from spark_abs.stages.batch_lock import BatchLock, StageStopped
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
+from spark_abs.stages.fixed_rows import fixed_rows
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, Taken
@@ -55,6 +56,8 @@ class Failure:
 
     batch: BatchId
     error: Exception
+    fixed: str = ""
+    """Which outputs hold the batch, and what follows, see `fixed_rows`."""
 
 
 class StageRunner:
@@ -123,7 +126,7 @@ class StageRunner:
                 self.batch_lock.park()
             raise
         except Exception as error:
-            self.failure = Failure(batch, error)
+            self.failure = Failure(batch, error, fixed_rows(self._ctx, self._outputs, batch))
             raise
         finally:
             self.credit.waits_for(())

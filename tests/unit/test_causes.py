@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.history import History
 from spark_abs.store.root import Root
 
+SAMPLE_FILES = Path(__file__).parent / "causes"
 STACK = "\tat org.apache.spark.api.python.PythonWorkerFactory.create(PythonWorkerFactory.scala:230)\n" * 20
 WORKER = """[STREAM_FAILED] Query [id = 4f] terminated: Job aborted due to stage failure: Task 0 \
 in stage 5.0 failed 1 times, most recent failure: Lost task 0.0 in stage 5.0 (TID 7) (here executor driver): \
@@ -72,12 +74,45 @@ class FromJvm(Exception):
             f"Caused by: java.net.SocketTimeoutException: {TIMEOUT}\n{STACK}\t... 30 more\n",
             f"SocketTimeoutException: {TIMEOUT}",
         ),
-        ("[STREAM_FAILED] no state directory\nand more", "[STREAM_FAILED] no state directory"),
+        ("[STREAM_FAILED] no state directory\nand more", "[STREAM_FAILED] no state directory and more"),
+        (
+            "SparkException: Job aborted due to stage failure: Task 0 in stage 5.0 failed 4 times, most "
+            "recent failure: Lost task 0.3 in stage 5.0 (TID 7) (10.0.0.7 executor 3): java.io.IOException: "
+            "full\n"
+            f"{STACK}\nDriver stacktrace:\n",
+            "IOException: full",
+        ),
+        (
+            f"Py4JJavaError: An error occurred while calling o5.save.\n: a.b.OutException: [WRITE] no\n"
+            f"{STACK}\tSuppressed: a.b.CloseException: closed\n\t{STACK}\tCaused by: a.b.Other: of that\n",
+            "OutException: [WRITE] no",
+        ),
+        (
+            "StreamingQueryException: [FOREACH_BATCH] error\npy4j.Py4JException: An exception was raised by "
+            "the Python Proxy. Return Message: Traceback (most recent call last):\n  File 'x.py', line 1\n"
+            "pyspark.errors.exceptions.captured.AnalysisException: [NO_COLUMN] none\n",
+            "AnalysisException: [NO_COLUMN] none",
+        ),
         ("", ""),
     ],
 )
 def test_the_deepest_cause_is_one_line(text: str, said: str) -> None:
     assert deepest(text) == said
+
+
+SAMPLES: dict[str, str] = json.loads((SAMPLE_FILES / "causes.json").read_text())
+"""How the cause begins of what Spark 4.2 and Delta 4.4 raised, as `text_of` gave it, stacks cut short."""
+
+
+def test_every_sample_has_its_line() -> None:
+    assert {path.stem for path in SAMPLE_FILES.glob("*.txt")} == SAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_deepest_cause_of_what_spark_and_delta_raise(name: str) -> None:
+    said = deepest((SAMPLE_FILES / f"{name}.txt").read_text())
+    assert said.startswith(SAMPLES[name])
+    assert "\n" not in said
 
 
 def test_what_the_jvm_says_beside_its_message_counts_too() -> None:
