@@ -14,7 +14,7 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
 from spark_abs.plan.columns import unread_columns, used_columns
 from spark_abs.plan.fingerprint import kafka_sources, kept_by_place, operator_shapes, source_shapes
 from spark_abs.plan.graph import JobGraph, PlanFacts, check_plans, watermark_findings
-from spark_abs.plan.jvm import DRAFT, as_active, optimized, plan_facts
+from spark_abs.plan.jvm import DRAFT, as_active, optimized, plan_facts, refusal
 from spark_abs.plan.specs import PROVIDERS, Feedback, JobSpec, Output, StageSpec
 from spark_abs.state.declared import NOTHING, Before, Declared, gathering
 
@@ -130,9 +130,29 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
     """
     plans = {name: _facts(frame, bool(graph.stage(name).inputs)) for name, frame in frames.stages.items()}
     check_plans(graph, plans)
+    refuse_unsupported(graph, frames)
     for name, facts in plans.items():
         frames.declared[name].place(facts.functions)
     return plans, watermark_findings(graph, plans)
+
+
+def refuse_unsupported(graph: JobGraph, frames: Frames) -> None:
+    """Let Spark's own check of streaming plans look at every stage.
+
+    Raises:
+        GraphError: it refuses some; names each with Spark's error.
+    """
+    refused = []
+    for decl in graph.order():
+        frame = frames.stages[decl.name]
+        with as_active(frame.sparkSession):
+            said = refusal(frame, decl.output_mode)
+        if said is not None:
+            refused.append(f"stage {decl.name!r} cannot run in output mode {decl.output_mode!r}: {said}")
+    if refused:
+        raise GraphError(
+            "\n".join([*refused, "change the stage's function, or choose another mode with output_mode="])
+        )
 
 
 def _facts(frame: DataFrame, has_inputs: bool) -> PlanFacts:

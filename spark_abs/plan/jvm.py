@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException
 
 from spark_abs.errors import UsageError
 from spark_abs.model import ChannelId
@@ -96,6 +97,24 @@ def repeatable(frame: DataFrame) -> bool:
     plan = frame._jdf.queryExecution().analyzed()
     leaves = (node.getClass().getSimpleName() for node in nodes(plan) if not node.children().size())
     return bool(plan.deterministic()) and all(name in _GIVEN for name in leaves)
+
+
+def refusal(frame: DataFrame, output_mode: str) -> str | None:
+    """Return in one line why Spark would not start a stream of this plan, None if it would.
+
+    Asked of the checker that every start of a streaming query asks; the session is to be the active one.
+    """
+    spark: Any = frame.sparkSession
+    if spark.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
+        return None
+    modes = spark._jvm.org.apache.spark.sql.streaming.OutputMode
+    mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode]()
+    checker = spark._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
+    except AnalysisException as error:
+        return str(error).strip().partition("\n")[0].rstrip(";")
+    return None
 
 
 def pin_version(frame: DataFrame) -> DataFrame:

@@ -148,6 +148,18 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
         "sink 'out' has table= and kafka=: a sink writes to one place",
     ),
     "one table for two sinks": (two_sinks, "is the target of two sinks"),
+    "an aggregation that appends without a watermark": (
+        lambda job: job.stage("s", [source(job)], lambda frame: frame.groupBy("value").count()),
+        "stage 's' cannot run in output mode 'append': [STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION]",
+    ),
+    "all rows at each batch without an aggregation": (
+        lambda job: job.stage("s", [source(job)], lambda frame: frame, output_mode="complete"),
+        "stage 's' cannot run in output mode 'complete': [STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION]",
+    ),
+    "a sort of a stream": (
+        lambda job: job.stage("s", [source(job)], lambda frame: frame.orderBy("value")),
+        "stage 's' cannot run in output mode 'append': ",
+    ),
     "a delay that is too short": (
         in_a_row("10 seconds", "10 seconds"),
         "stage 'then': a watermark delay of 10000 ms on 'timestamp' is too short: 'match' may send rows",
@@ -163,6 +175,9 @@ def test_what_cannot_run_is_refused_and_nothing_exists(
     job = Job("a", root=str(tmp_path / "root"), spark=spark)
     with pytest.raises(UsageError, match=re.escape(message)):
         refused(job, declare)
+    if "cannot run in output mode" in message:
+        with pytest.raises(GraphError, match=re.escape(message)):
+            job.check()
     assert not (tmp_path / "root").exists()
 
 
