@@ -25,6 +25,7 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.model import AttemptId, CheckpointId, RunId, SinkWriter, StageId, Version, channel_id
+from spark_abs.plan.specs import Existing
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.restore.outside import cuts_of
 from spark_abs.sinks import delta_back, delta_epochs, delta_marks, epoch_files
@@ -415,14 +416,21 @@ def test_tables_of_a_job_show_checkpoints_and_go_back_together(
 
 
 def declare_copies(
-    spark: SparkSession, root: str, feed: Feed, base: Path, *names: str, retained: int = 1
+    spark: SparkSession,
+    root: str,
+    feed: Feed,
+    base: Path,
+    *names: str,
+    retained: int = 1,
+    existing: Existing | None = None,
 ) -> spark_abs.Job:
     """Declare sinks of one output: of each batch, and of each checkpoint."""
     job = spark_abs.Job("copies", root=root, spark=spark, num_retained=retained)
     numbers = job.source("numbers", feed.stream())
     job.sink("each", numbers, table=str(base / "each"))
     for name in names:
-        job.sink(name, numbers, table=spark_abs.Delta(str(base / name), visible="checkpoint"))
+        table = spark_abs.Delta(str(base / name), visible="checkpoint")
+        job.sink(name, numbers, table=table, existing=existing)
     return job
 
 
@@ -497,7 +505,8 @@ def test_a_restore_to_before_a_sink_came_takes_back_all_that_it_has_sent(
     write_deltalake(str(base / "new"), pa.table({"id": [99]}))
 
     def run(*names: str) -> None:
-        start(declare_copies(spark, root, feed, base, *names), available_now=True).await_termination()
+        job = declare_copies(spark, root, feed, base, *names, existing="append")
+        start(job, available_now=True).await_termination()
 
     def numbers() -> list[int]:
         found: list[int] = DeltaTable(str(base / "new")).to_pyarrow_table()["id"].to_pylist()
