@@ -157,8 +157,8 @@ class SourceShape:
     feedback: bool = False
     """Whether the channel closes a loop."""
     at: str = field(default="", compare=False)
-    """What tells sources of one name apart: of Kafka its brokers, of files the `pathGlobFilter`. It may
-    change: a source stays the same."""
+    """What tells sources of one name apart: of Kafka its brokers, of files the `pathGlobFilter`; of Delta
+    `changes` if it reads the change data feed. It may change: a source stays the same."""
 
     def __str__(self) -> str:
         """Return it as messages name it."""

@@ -13,6 +13,7 @@ from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape
 from spark_abs.plan.columns import without_marks
 from spark_abs.plan.jvm import channel_of, items, nodes, of_streams
 from spark_abs.plan.kafka import BROKERS, KafkaSource
+from spark_abs.snapshots.delta_offsets import DELTA, FEED
 from spark_abs.snapshots.kafka_offsets import KAFKA, is_kafka
 from spark_abs.state.packing import GROUP, PACKED
 from spark_abs.store.storage import location_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _NAMING = ("path", "subscribe", "subscribePattern", "assign", "topic", "streamName", "table")
 """Options that say what a native source reads; all others may change between two runs."""
 _GLOB = "pathGlobFilter"
+_FEEDS = ("readChangeFeed", "readChangeData")
 _KEYED = frozenset(("Deduplicate", "DeduplicateWithinWatermark"))
 _IN_PYTHON = "TransformWithStateInPySpark"
 _GROUPED = frozenset(
@@ -93,6 +95,9 @@ def _source(node: Any) -> SourceShape:
         given = {name: str(options.apply(name)) for name in _NAMING if options.contains(name)}
         kind = str(source.className())
         at = str(options.apply(_GLOB)) if options.contains(_GLOB) else ""
+        if kind.lower() == DELTA:
+            read = (str(options.apply(o)).lower() for o in _FEEDS if options.contains(o))
+            at = FEED if "true" in read else at
     else:
         channel = channel_of(node)
         if channel is not None:
@@ -178,7 +183,7 @@ def _known_by(side: Any, plan: Any, conditions: Iterable[Any]) -> tuple[str, ...
     and by filters after it: Spark moves these below the join.
     """
     sources = (_source(n) for n in nodes(side) if _is_source(n))
-    found = [f"{source}@{source.at}" if source.at else str(source) for source in sources]
+    found = [f"{s}@{s.at}" if s.at and s.kind.lower() != DELTA else str(s) for s in sources]
     found += map(_unqualified, _filters(side))
     after = chain(_filters(plan), (c for condition in conditions for c in _conjuncts(condition)))
     of_side = (c for c in after if c.references().nonEmpty() and c.references().subsetOf(side.outputSet()))

@@ -20,6 +20,7 @@ from spark_abs.model import StageId
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.sources import match
+from spark_abs.restore.delta_inputs import DeltaInputs, delta_inputs
 from spark_abs.restore.kafka_inputs import KafkaInputs, kafka_inputs
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
 from spark_abs.store.root import Root
@@ -38,6 +39,8 @@ class InputsSince:
     """Sources that stages do not read any more, each once: what was read of them since is not known."""
     kafka: KafkaInputs = field(default_factory=KafkaInputs)
     """What is read again from Kafka."""
+    delta: DeltaInputs = field(default_factory=DeltaInputs)
+    """What is read again from Delta tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def inputs_since(
     lost = sorted(path for path in set().union(*read.values()) if _is_gone(root, path))
     files = {stage: len(paths) for stage, paths in read.items() if paths}
     kafka = kafka_inputs(manifest) if ask_kafka else KafkaInputs()
-    return InputsSince(files, tuple(lost), tuple(sorted(left)), kafka)
+    return InputsSince(files, tuple(lost), tuple(sorted(left)), kafka, delta_inputs(root, manifest))
 
 
 def _file_sources(manifest: Manifest, stage: StageSnapshot) -> Iterator[_Source]:

@@ -33,7 +33,7 @@ from spark_abs.protocol.attempts import begin_attempt, replaced_by
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.outside import OutsideFacts, outside_steps
-from spark_abs.restore.refusals import Force, alive, forced_by, lost_inputs, lost_records
+from spark_abs.restore.refusals import Force, alive, forced_by, lost_inputs, lost_records, lost_tables
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -199,6 +199,7 @@ def plan_restore(
     living = alive(state, facts.alive, forced=Force.RUN in force, dry_run=dry_run)
     lost = lost_inputs(manifest.id, facts.inputs.lost, forced=Force.INPUTS in force)
     lost += lost_records(manifest.id, facts.inputs.kafka.lost, forced=Force.INPUTS in force)
+    lost += lost_tables(manifest.id, facts.inputs.delta.lost, forced=Force.INPUTS in force)
     # Every attempt before the one that last ran was burnt when that one was restored.
     parent = manifest.cut.attempt
     begins = begin_attempt(state, parent, manifest.id, "", "", 0, 0, natives, partitions).attempt
@@ -222,7 +223,7 @@ def plan_restore(
         "are still there, is not known"
         for source in facts.inputs.left
     ]
-    said += facts.inputs.kafka.unknown
+    said += (*facts.inputs.kafka.unknown, *facts.inputs.delta.unknown)
     if partitions:
         said.append("state is spread over another number of partitions: a Spark session is needed")
     replaces = state.newest_run

@@ -21,7 +21,7 @@ class Force(StrEnum):
     ROWS = "rows"
     """Rows of sinks that others have changed since: they are undone, too; a table that was replaced stays."""
     INPUTS = "inputs"
-    """Input files or records that are gone: their rows are lost."""
+    """Input files, records or versions of tables that are gone: their rows are lost."""
     OUTSIDE = "outside"
     """Rows that a sink outside has committed and cannot take back: they stay, and are sent again."""
 
@@ -107,5 +107,24 @@ def lost_records(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: boo
             f"{what}; their rows would be missing after the restore: go back to a later checkpoint, or pass "
             f"{forced_by(Force.INPUTS)} to accept their loss; the job then needs "
             '.option("failOnDataLoss", "false")'
+        )
+    return (f"{what}; their rows will be missing",)
+
+
+def lost_tables(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool) -> tuple[str, ...]:
+    """Refuse to lose what Delta tables do not hand out any more; returns what a plan says if it is forced to.
+
+    Raises:
+        Refused: names the tables, and what each lacks.
+    """
+    if not lost:
+        return ()
+    what = f"Delta tables do not have any more what is read after checkpoint {checkpoint}: {'; '.join(lost)}"
+    if not forced:
+        raise Refused(
+            f"{what}; the job could not start, or rows would be missing: go back to a later checkpoint, "
+            f"bring files and log back, or pass {forced_by(Force.INPUTS)} to accept the loss; the job then "
+            "starts only where Delta may pass over what is gone: with spark.sql.files.ignoreMissingFiles for "
+            'files, .option("failOnDataLoss", "false") for versions of the log'
         )
     return (f"{what}; their rows will be missing",)

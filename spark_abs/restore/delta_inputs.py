@@ -1,0 +1,303 @@
+"""Delta tables that stages read as streams: whether they still hand out what lies after a checkpoint.
+
+A stream reads the files that each commit has added, not those that the table has now: `OPTIMIZE` and then
+`VACUUM` take them away, the clean-up of the log takes the commits. Costs what lies after the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow import fs
+
+from spark_abs.errors import DamageError, UsageError
+from spark_abs.manifest import Manifest, SourceShape
+from spark_abs.model import StageId
+from spark_abs.snapshots.delta_offsets import DELTA, FEED, DeltaOffset, delta_offset
+from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.snapshots.parallel import THREADS
+from spark_abs.store.log import log_file, versions_in
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
+
+T = TypeVar("T")
+_COMMITS, _FILES = 256, 10_000
+"""So many are looked at at once: what is in memory does not grow with the log."""
+_LISTED = 1_000
+"""So many files of one directory on a store are sooner listed than asked for one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaInputs:
+    """What Delta tables have of what a restore reads again."""
+
+    lost: tuple[str, ...] = ()
+    """Sources from which no stage can go on, a text each."""
+    unknown: tuple[str, ...] = ()
+    """What could not be asked, a text for each source."""
+
+
+def delta_inputs(root: Root, manifest: Manifest) -> DeltaInputs:
+    """Look whether all Delta tables still have what stages read after a checkpoint; changes nothing."""
+    shapes = {shape.stage: shape.sources for shape in manifest.graph}
+    lost: list[str] = []
+    unknown: list[str] = []
+    for snapshot in manifest.stages:
+        tracked = any("_schema_log" in file.path for file in snapshot.files)
+        found = asked(root, snapshot.stage, snapshot.offsets, shapes.get(snapshot.stage, ()), tracked)
+        lost += found.lost
+        unknown += found.unknown
+    return DeltaInputs(tuple(lost), tuple(unknown))
+
+
+def asked(
+    root: Root, stage: StageId, offsets: str, declared: Sequence[SourceShape], tracked: bool = False
+) -> DeltaInputs:
+    """Look whether Delta tables still have what one stage reads after the offsets of a batch.
+
+    Args:
+        root: for the storage.
+        stage: for messages.
+        offsets: the text of the offset file; empty if it has run no batch.
+        declared: its sources, in the order of the file.
+        tracked: whether the source keeps a log of schemas: then they may change.
+    """
+    lost: list[str] = []
+    unknown: list[str] = []
+    for key, text in parse_offsets(offsets).offsets.items() if offsets else ():
+        offset = delta_offset(text)
+        if offset is None:
+            continue
+        shape = declared[int(key)] if key.isdecimal() and int(key) < len(declared) else None
+        if shape is None or shape.kind.lower() != DELTA or not shape.name:
+            unknown.append(
+                f"stage {stage!r} goes on with version {offset.version} of the Delta table with the id "
+                f"{offset.table_id}; where that is was not recorded, so whether it still has what was read "
+                "since is not known"
+            )
+            continue
+        said = f"stage {stage!r} goes on with version {offset.commit} of {shape.name}"
+        try:
+            found = why_not_from(root.storage.place(shape.name), offset, shape.at == FEED, tracked)
+        except (UsageError, OSError, pa.ArrowException) as error:
+            unknown.append(f"{said}; whether it has that is not known: {error}")
+            continue
+        if found:
+            lost.append(f"{said}, and {found}")
+    return DeltaInputs(tuple(lost), tuple(unknown))
+
+
+def why_not_from(place: Place, offset: DeltaOffset, feed: bool = False, tracked: bool = False) -> str:
+    """Say what a table lacks of what a stream reads after an offset, empty if it has all.
+
+    Args:
+        place: the table.
+        offset: where the stream goes on.
+        feed: whether it reads the change data feed.
+        tracked: as for `asked`.
+
+    Raises:
+        OSError: the store cannot be read now.
+    """
+    try:
+        table = Table.open(place)
+    except FileNotFoundError:
+        return "there is no such table any more"
+    except DamageError as error:
+        return str(error)
+    if table.id != offset.table_id:
+        return f"that is another table now: it has the id {table.id}, and {offset.table_id} was read"
+    newest = int(table.version)
+    if offset.version > newest + 1:
+        return f"it ends with version {newest}: an older copy was put back"
+    wanted = range(offset.commit, newest + 1)
+    there = {version for version in versions_in(place.fs, place.path) if version >= offset.commit}
+    if gone := [version for version in wanted if version not in there]:
+        return f"versions {gone[0]} to {gone[-1]} are not in its log any more"
+    missing = _Missing(place)
+    if offset.initial:
+        try:
+            missing.look((offset.version, path) for path in _initial(place, offset))
+        except (DeltaError, FileNotFoundError) as error:
+            return f"version {offset.version}, whose rows it reads first, cannot be opened any more: {error}"
+    columns = _Columns(table)
+    if not tracked and (said := columns.at(offset.version)):
+        return said
+    for commits in _windows(_commits(place, wanted), _COMMITS):
+        for commit in commits:
+            if not tracked and commit.schema and (said := columns.why_not(commit.version, commit.schema)):
+                return said
+        missing.look((c.version, path) for c in commits for path in c.files_after(offset, feed))
+    return str(missing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """What a stream reads of one commit."""
+
+    version: int
+    added: tuple[str, ...]
+    """Files, in the order of the log."""
+    removed: tuple[str, ...]
+    changes: tuple[str, ...]
+    """Files of the change data feed."""
+    schema: str
+    """The table's from here on, as Delta's JSON; empty if it stays."""
+
+    def files_after(self, offset: DeltaOffset, feed: bool) -> tuple[str, ...]:
+        """Return the files that are read after an offset; of a feed all of the commit."""
+        if feed:
+            return self.changes or (*self.added, *self.removed)
+        if self.version > offset.version:
+            return self.added
+        return self.added[max(offset.index, -1) + 1 :]
+
+
+def _commits(place: Place, versions: Iterable[int]) -> Iterator[_Commit]:
+    """Read commits in threads, in their order."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="spark-abs-log") as pool:
+        for window in _windows(iter(versions), _COMMITS):
+            yield from pool.map(lambda version: _read(place, version), window)
+
+
+def _read(place: Place, version: int) -> _Commit:
+    text = place.read(log_file(version))
+    if text is None:
+        raise FileNotFoundError(f"{place}/{log_file(version)} was deleted meanwhile")
+    added, removed, changes, schema = [], [], [], ""
+    for line in text.splitlines():
+        action: Any = json.loads(line) if line else {}
+        if (add := action.get("add")) and add.get("dataChange", True):
+            added.append(unquote(str(add["path"])))
+        elif (remove := action.get("remove")) and remove.get("dataChange", True):
+            removed.append(unquote(str(remove["path"])))
+        elif cdc := action.get("cdc"):
+            changes.append(unquote(str(cdc["path"])))
+        elif metadata := action.get("metaData"):
+            schema = str(metadata.get("schemaString") or "")
+    return _Commit(version, tuple(added), tuple(removed), tuple(changes), schema)
+
+
+def _initial(place: Place, offset: DeltaOffset) -> list[str]:
+    """Return the files of the first version that are still to be read: Delta reads the oldest first."""
+    handle = DeltaTable(place.uri, version=offset.version, storage_options=place.options)
+    actions = pa.table(handle.get_add_actions(flatten=True)).select(["modification_time", "path"])
+    rows = actions.sort_by([("modification_time", "ascending"), ("path", "ascending")])["path"].to_pylist()
+    return [unquote(str(path)) for path in rows[max(offset.index, -1) + 1 :]]
+
+
+class _Columns:
+    """The columns that a stream reads, as the table has them now."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._now = _types(table.delta.schema().to_json())
+
+    def at(self, version: int) -> str:
+        """Say what keeps rows of a version from being read, as far as the log still says it."""
+        before = min(version, int(self._table.version))
+        try:
+            place = self._table.place
+            handle = DeltaTable(place.uri, version=before, storage_options=place.options)
+        except (DeltaError, FileNotFoundError):
+            return ""
+        return self.why_not(before, handle.schema().to_json())
+
+    def why_not(self, version: int, schema: str) -> str:
+        """Say which columns of a version cannot be read any more, empty if all can."""
+        then = _types(schema)
+        other = [name for name in then if name not in self._now or self._now[name] != then[name]]
+        if not other:
+            return ""
+        return (
+            f"its columns have changed since version {version}, which Delta's stream refuses: "
+            f"{', '.join(other)} had another type or name"
+        )
+
+
+_LOOSE = frozenset(("metadata", "nullable", "containsNull", "valueContainsNull"))
+
+
+def _types(schema: str) -> dict[str, str]:
+    fields = json.loads(schema)["fields"]
+    return {str(f["name"]): json.dumps(_bare(f["type"]), sort_keys=True) for f in fields}
+
+
+def _bare(kind: Any) -> Any:
+    """Return a type without metadata and without what may be null."""
+    if isinstance(kind, dict):
+        return {k: _bare(v) for k, v in kind.items() if k not in _LOOSE}
+    return [_bare(v) for v in kind] if isinstance(kind, list) else kind
+
+
+@dataclass(slots=True)
+class _Missing:
+    """Counts the files that are gone."""
+
+    place: Place
+    wanted: int = 0
+    gone: int = 0
+    first: str = ""
+    versions: list[int] = field(default_factory=list)
+    """The first and the last version that lacks one."""
+
+    def look(self, files: Iterable[tuple[int, str]]) -> None:
+        """Look for files, each with the version that has added it."""
+        for window in _windows(iter(files), _FILES):
+            self.wanted += len(window)
+            there = self._there([path for _, path in window])
+            for version, path in window:
+                if path not in there:
+                    self.gone += 1
+                    self.first = self.first or path
+                    self.versions = [*self.versions[:1], version]
+
+    def __str__(self) -> str:
+        if not self.gone:
+            return ""
+        between = " to ".join(str(v) for v in dict.fromkeys((self.versions[0], self.versions[-1])))
+        return (
+            f"{self.gone} of {self.wanted} files that it reads are gone, those of version {between}, the "
+            f"first {self.first} (VACUUM deletes what the table does not need itself)"
+        )
+
+    def _there(self, paths: Sequence[str]) -> set[str]:
+        by_directory: dict[str, list[str]] = {}
+        for path in paths:
+            by_directory.setdefault(path.rpartition("/")[0], []).append(path)
+        there: set[str] = set()
+        single: list[str] = []
+        for directory, inside in by_directory.items():
+            if self.place.local or len(inside) < _LISTED or ":" in directory:
+                single += inside
+                continue
+            selector = fs.FileSelector(f"{self.place.path}/{directory}".rstrip("/"), allow_not_found=True)
+            names = {info.base_name for info in self.place.fs.get_file_info(selector)}
+            there |= {path for path in inside if path.rpartition("/")[2] in names}
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="spark-abs-files") as pool:
+            found = pool.map(self._exists, _windows(iter(single), 100))
+            return there.union(*found)
+
+    def _exists(self, paths: Sequence[str]) -> set[str]:
+        """Ask for files; one of a clone is named by its whole location."""
+        whole = [path for path in paths if ":" in path or path.startswith("/")]
+        found = {path for path in whole if self.place.storage.place(path).exists()}
+        mine = [path for path in paths if path not in whole]
+        infos = self.place.fs.get_file_info([f"{self.place.path}/{path}" for path in mine])
+        there = zip(mine, infos, strict=True)
+        return found | {path for path, info in there if info.type is not fs.FileType.NotFound}
+
+
+def _windows(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    while window := list(islice(items, size)):
+        yield window
