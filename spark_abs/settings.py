@@ -91,7 +91,8 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     restart_delay: str | None
     """Time from a failure to the restart; for `exponential-delay` the first delay; by default 1s."""
     restart_attempts: int | Literal["unlimited"] | None
-    """Restarts before the job fails; not for `failure-rate`; by default unlimited."""
+    """Restarts before the job fails, not for `failure-rate`; with every strategy also the restarts of one
+    stage that do not get it past one batch; unlimited: any number; by default 10."""
     restart_max_delay: str | None
     """`exponential-delay`: the longest delay; by default 1m."""
     restart_multiplier: float | None

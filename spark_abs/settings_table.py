@@ -269,9 +269,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "stage",
         "restartAttempts",
-        UNLIMITED,
+        "10",
         count_or_unlimited,
-        "restarts before the job fails; not for `failure-rate`",
+        "restarts before the job fails, not for `failure-rate`; with every strategy also the restarts of one "
+        "stage that do not get it past one batch; unlimited: any number",
     ),
     Setting("stage", "restartMaxDelay", "1m", duration_ms, "`exponential-delay`: the longest delay"),
     Setting(

@@ -8,7 +8,7 @@ import click
 
 from spark_abs.cli.output import duration
 from spark_abs.cli.root_command import Context, root_command
-from spark_abs.model import RunKind
+from spark_abs.model import NO_BATCH, RunKind
 from spark_abs.observe.live_run import lease_timeout_ms
 from spark_abs.observe.status import JobStatus, job_status
 from spark_abs.store.root import Root
@@ -37,6 +37,11 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
         yield "alive", f"yes, heard of {duration(found.alive.heard_ms)} ago"
     else:
         yield "alive", "no"
+    for stuck in found.stuck:
+        times = "once" if stuck.restarts == 1 else f"{stuck.restarts} times"
+        where = "its first batch" if stuck.batch == NO_BATCH else f"batch {stuck.batch}"
+        said = f"stage {stuck.stage!r} has been restarted {times} without finishing {where}: {stuck.cause}"
+        yield "no progress", said
     for claim in found.open:
         name = f" {claim.name!r}" if claim.name else ""
         yield "open checkpoint", f"{claim.id}, {claim.kind}{name}, for {duration(claim.age_ms)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from spark_abs.model import AttemptId, CheckpointId, RunId, RunKind
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
 from spark_abs.observe.live_run import LiveRun, live_run
+from spark_abs.observe.stuck import StuckStage, stuck_stages
 from spark_abs.protocol.control import Aborted, Command, Run
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -48,6 +49,8 @@ class JobStatus:
     last_aborted: Aborted | None
     pending: tuple[Command, ...]
     """Commands without an answer."""
+    stuck: tuple[StuckStage, ...] = ()
+    """Stages of the live run that were started again and have not finished their batch."""
 
 
 def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
@@ -80,4 +83,5 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         last=current[-1] if current else None,
         last_aborted=state.aborted[-1] if state.aborted else None,
         pending=tuple(c for c in state.commands if not c.answered),
+        stuck=() if alive is None else stuck_stages(root, state, alive.run),
     )

@@ -12,6 +12,7 @@ from typing import assert_never
 import spark_abs.errors as errors
 from spark_abs.config import Settings
 from spark_abs.errors import ConfigError, DamageError, Fenced, Refused, UsageError
+from spark_abs.protocol.final_errors import cannot_go_away
 from spark_abs.settings_table import SETTINGS, RestartStrategy
 
 _FINAL: tuple[type[Exception], ...] = (Fenced, DamageError, UsageError, Refused)
@@ -34,7 +35,9 @@ _USES = {
             "restartResetAfter",
         )
     ),
-    RestartStrategy.FAILURE_RATE: frozenset(("restartDelay", "restartFailures", "restartInterval")),
+    RestartStrategy.FAILURE_RATE: frozenset(
+        ("restartDelay", "restartAttempts", "restartFailures", "restartInterval")
+    ),
 }
 
 
@@ -45,8 +48,11 @@ class RestartPolicy:
     strategy: RestartStrategy = RestartStrategy.NONE
     delay_ms: int = 1_000
     """From a failure to the restart; for `exponential-delay` the first one."""
-    attempts: int | None = None
-    """Restarts before the job fails, None for any number; `exponential-delay` counts from its last reset."""
+    attempts: int | None = 10
+    """Restarts before the job fails, None for any number; `exponential-delay` counts from its last reset.
+
+    Whatever the strategy, so many restarts of one stage that do not get it past one batch are the last.
+    """
     max_delay_ms: int = 60_000
     multiplier: float = 1.5
     jitter: float = 0.1
@@ -86,6 +92,12 @@ class Failures:
     """When the last restart was due."""
     slow_starts: int = 0
     """Those that were waited out whatever the strategy says."""
+    stuck: tuple[Failed, ...] = ()
+    """By stage, the failures in a row at the batch at which it failed last."""
+
+    def at(self, failed: Failed) -> tuple[Failed, ...]:
+        """Return the failures of a stage in a row at the batch of its last one."""
+        return tuple(f for f in self.stuck if (f.stage, f.batch) == (failed.stage, failed.batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,8 @@ class RestartAt:
 
     ms: int
     number: int
+    in_row: int = 1
+    """How many restarts of the stage this makes that have not finished the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,8 @@ def decide(
     if failed.slow_start and past.slow_starts < SLOW_STARTS:
         now = replace(past, total=past.total + 1, slow_starts=past.slow_starts + 1)
         return now, RestartAt(failed.at_ms, now.total)
+    in_row = (*past.at(failed), failed)
+    past = replace(past, stuck=(*(f for f in past.stuck if f.stage != failed.stage), *in_row))
     match policy.strategy:
         case RestartStrategy.NONE:
             return past, GiveUp("restarts are off")
@@ -141,11 +157,14 @@ def decide(
             assert_never(policy.strategy)
     if used_up:
         return now, GiveUp(why, now.counted)
+    if policy.attempts is not None and len(in_row) > policy.attempts:
+        why = f"{policy.attempts} restarts have not finished batch {failed.batch} of the stage"
+        return now, GiveUp(why, in_row)
     delay = now.delay_ms
     if policy.strategy is RestartStrategy.EXPONENTIAL_DELAY:
         delay *= 1 + policy.jitter * (2 * luck - 1)
     due = failed.at_ms + int(delay)
-    return replace(now, total=past.total + 1, until_ms=due), RestartAt(due, past.total + 1)
+    return replace(now, total=past.total + 1, until_ms=due), RestartAt(due, past.total + 1, len(in_row))
 
 
 def _backed_off(policy: RestartPolicy, past: Failures, failed: Failed) -> Failures:
@@ -155,12 +174,16 @@ def _backed_off(policy: RestartPolicy, past: Failures, failed: Failed) -> Failur
     return replace(past, counted=(*past.counted, failed), delay_ms=longer)
 
 
-def is_final(error: BaseException) -> bool:
+def is_final(error: BaseException, cause: str = "") -> bool:
     """Say whether a stage that failed with this would fail again: then nobody waits for a restart.
 
     An error that was raised in a gate or an executor comes back as text that names it.
+
+    Args:
+        error: as it was raised.
+        cause: the deepest cause of it, in one line; of Spark's errors that decides.
     """
-    if isinstance(error, _FINAL):
+    if isinstance(error, _FINAL) or cannot_go_away(cause):
         return True
     named = (getattr(errors, name, None) for name in _NAMED.findall(str(error)))
     return any(isinstance(kind, type) and issubclass(kind, _FINAL) for kind in named)

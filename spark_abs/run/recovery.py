@@ -69,6 +69,7 @@ class Recovery:
         """What has failed and is to be started again, for a person; empty if nothing has."""
         return "; ".join(
             f"{_failed(due.end)}, and is started again after {due.decision.ms - due.failed_ms} ms"
+            f"{_without_progress(due)}"
             for due in self._due.values()
         )
 
@@ -84,7 +85,7 @@ class Recovery:
         self._require_current()
         now = steady_ms()
         slow = is_slow_start(end.error)
-        failed = Failed(now, end.stage, end.batch, end.cause, is_final(end.error), slow)
+        failed = Failed(now, end.stage, end.batch, end.cause, is_final(end.error, end.cause), slow)
         luck = random.random()  # noqa: S311 - spreads restarts, no secret
         self._past, decision = decide(self._policy, self._past, failed, luck)
         match decision:
@@ -146,6 +147,11 @@ class Recovery:
         )
         with unless_refused():
             History(self._ctx.root).append([row])
+
+
+def _without_progress(due: _Due) -> str:
+    in_row = due.decision.in_row
+    return f"; {in_row} restarts have not finished the batch" if in_row > 1 else ""
 
 
 def _failed(end: StageEnd) -> str:

@@ -144,6 +144,16 @@ class History:
         if next(self._appends) % self.COMPACT_EVERY == 0:
             self._table.delta.optimize.compact()
 
+    def restarts(self, run: RunId) -> list[tuple[StageId, BatchId, str]]:
+        """Return stage, batch and cause of each restart of a run, oldest first."""
+        self._table.refresh()
+        columns = ("at_ms", "stage", "batch", "detail")
+        if not {*columns} <= {*self._table.schema.names}:
+            return []
+        mine = [("event", "=", HistoryEvent.STAGE_RESTARTED.value), ("run", "=", int(run))]
+        found = self._table.read(columns, mine).sort_by("at_ms").to_pylist()
+        return [(StageId(row["stage"]), BatchId(row["batch"]), row["detail"] or "") for row in found]
+
     def read(self) -> pa.Table:
         """Return all events by time, in the columns of `SCHEMA`; one that the table has not yet is null."""
         self._table.refresh()

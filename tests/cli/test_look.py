@@ -13,8 +13,10 @@ from click.testing import CliRunner
 from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.cli.output import moment
+from spark_abs.model import AttemptId, BatchId, RunId, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from tests.cli.conftest import Cli
 from tests.root_support import SmallJob, with_failpoint
 
@@ -120,6 +122,36 @@ def test_status_tells_how_a_run_ended_and_what_it_was(job: SmallJob, cli: Cli) -
     job.start()
     Control.open(job.root).update(lambda s: ledger.end_run(s, job.run, "failed: stage 'a' failed"))
     assert "ended: failed: stage 'a' failed" in cli("status").stdout
+
+
+def test_status_says_which_stage_is_restarted_without_progress(job: SmallJob, cli: Cli) -> None:
+    """Not of a batch that was finished since, nor of a run before."""
+
+    def restarted(stage: str, batch: int, run: int) -> None:
+        row = HistoryRow(
+            batch,
+            HistoryEvent.STAGE_RESTARTED,
+            AttemptId(1),
+            RunId(run),
+            stage=StageId(stage),
+            detail="OSError: full",
+            batch=BatchId(batch),
+            restarts=1,
+        )
+        History(job.root).append([row])
+
+    job.checkpoint(1)
+    job.come_alive()
+    for stage, batch, run in (("b", 0, 7), ("b", 4, 1), ("b", 5, 1), ("b", 5, 1), ("a", 0, 1), ("a", 9, 1)):
+        restarted(stage, batch, run)
+    native = Path(job.root.path("native/1/a/commits"))
+    native.mkdir(parents=True, exist_ok=True)
+    (native / "9").write_text("v1\n{}")
+    assert cli.json("status")["stuck"] == [
+        {"stage": "b", "batch": 5, "restarts": 2, "cause": "OSError: full"}
+    ]
+    said = "stage 'b' has been restarted 2 times without finishing batch 5: OSError: full"
+    assert said in cli("status").stdout
 
 
 def test_a_restore_by_an_earlier_version_is_told_by_its_end(job: SmallJob, cli: Cli) -> None:

@@ -74,6 +74,21 @@ def test_a_failed_stage_waits_for_its_time_and_is_told_of_in_history(watched: Wa
     assert (row["restarts"], row["duration_ms"], row["detail"]) == (1, 100, "OSError: no route")
 
 
+def test_restarts_that_do_not_finish_a_batch_are_counted_in_what_is_said(watched: Watched) -> None:
+    watched.fail(OSError("no route"))
+    watched.after(100)
+    watched.fail(OSError("no route"))
+    assert watched.recovery.failing.endswith("after 100 ms; 2 restarts have not finished the batch")
+    watched.after(100)
+    assert History(watched.root).restarts(RunId(1)) == [(PAIR, BatchId(7), "OSError: no route")] * 2
+    assert History(watched.root).restarts(RunId(2)) == []
+
+
+def test_an_error_of_spark_that_cannot_go_away_is_not_waited_for(watched: Watched) -> None:
+    with pytest.raises(StageFailed, match=r"'pair' failed in batch 7: RuntimeError: \[STREAMING_OUTPUT_MODE"):
+        watched.fail(RuntimeError("[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid output mode"))
+
+
 def test_a_process_that_came_up_too_slowly_is_no_failure_that_a_strategy_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

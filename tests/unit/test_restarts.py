@@ -8,6 +8,7 @@ import pytest
 
 from spark_abs.config import Settings
 from spark_abs.errors import CommitStateUnknown, ConfigError, DamageError, Fenced, GraphError, Refused
+from spark_abs.protocol.final_errors import source_moved
 from spark_abs.protocol.restarts import (
     SLOW_STARTS,
     Failed,
@@ -56,8 +57,44 @@ def test_a_fixed_delay_is_waited_so_many_times() -> None:
 
 
 def test_any_number_of_attempts_never_gives_up() -> None:
-    policy = RestartPolicy(RestartStrategy.FIXED_DELAY, delay_ms=30)
+    policy = RestartPolicy(RestartStrategy.FIXED_DELAY, delay_ms=30, attempts=None)
     assert delays(policy, range(0, 5_000, 100)) == [30] * 50
+
+
+def test_attempts_are_limited_unless_somebody_says_otherwise() -> None:
+    policy = RestartPolicy(RestartStrategy.FIXED_DELAY, delay_ms=30)
+    assert delays(policy, range(11)) == [30] * 10 + ["10 restarts were allowed"]
+
+
+STUCK = {
+    RestartStrategy.EXPONENTIAL_DELAY: RestartPolicy(
+        RestartStrategy.EXPONENTIAL_DELAY, 10, attempts=3, reset_after_ms=50
+    ),
+    RestartStrategy.FAILURE_RATE: RestartPolicy(RestartStrategy.FAILURE_RATE, 10, attempts=3, failures=50),
+}
+
+
+@pytest.mark.parametrize("strategy", STUCK)
+def test_restarts_that_do_not_get_a_stage_past_a_batch_come_to_an_end(strategy: RestartStrategy) -> None:
+    """A batch so long that it was quiet before it failed, and a rate that allows one failure a minute."""
+    past, found = Failures(), list[int]()
+    for number in range(3):
+        other = Failed(
+            number * 100, "tail", number, "no route"
+        )  # it goes on, and does not count for the other
+        past, _ = decide(STUCK[strategy], past, other, 0.5)
+        past, decision = decide(STUCK[strategy], past, Failed(number * 100, "pair", 7, "poison"), 0.5)
+        assert isinstance(decision, RestartAt)
+        found.append(decision.in_row)
+    assert found == [1, 2, 3]
+    last = Failed(400, "pair", 7, "poison")
+    _, decision = decide(STUCK[strategy], past, last, 0.5)
+    assert isinstance(decision, GiveUp)
+    assert decision.why == "3 restarts have not finished batch 7 of the stage"
+    assert {(f.stage, f.batch) for f in decision.counted} == {("pair", 7)}
+    _, decision = decide(STUCK[strategy], past, Failed(400, "pair", 8, "poison"), 0.5)
+    assert isinstance(decision, RestartAt)
+    assert decision.in_row == 1
 
 
 def test_delays_grow_to_a_longest_one_and_begin_anew_when_all_was_quiet() -> None:
@@ -111,6 +148,41 @@ def test_errors_of_these_kinds_are_final(error: Exception) -> None:
 @pytest.mark.parametrize("error", [ValueError("x"), OSError("x"), CommitStateUnknown("x")])
 def test_others_may_be_gone_the_next_time(error: Exception) -> None:
     assert not is_final(error)
+
+
+FINAL_CAUSES = (
+    "DeltaIllegalStateException: [DELTA_SCHEMA_CHANGED_WITH_VERSION] Detected schema change in version 1",
+    "DeltaRuntimeException: [DELTA_STREAMING_METADATA_EVOLUTION] The schema has evolved",
+    "UnsupportedOperationException: [DELTA_SOURCE_TABLE_IGNORE_CHANGES] Detected a data update",
+    "DeltaInvariantViolationException: [DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint positive",
+    "AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column cannot be resolved",
+    "ExtendedAnalysisException: [STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid output mode",
+    "ValueError: no such column; caused by AnalysisException: [UNRESOLVED_COLUMN] none",
+    "AssertionError: assertion failed: Invalid batch: id#1L != id#1L,w#2",
+    "StateStoreKeySchemaNotCompatible: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema",
+)
+PASSING_CAUSES = (
+    "IOException: full",
+    "AssertionError: of a user's own function",
+    "ValueError: [1, 2] is no row",
+    "SparkConcurrentModificationException: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log",
+    "SparkException: [CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state",
+    "EOFException: Unexpected end of input stream; while reading file file:///lake/AnalysisException.gz",
+)
+
+
+@pytest.mark.parametrize("cause", FINAL_CAUSES)
+def test_errors_of_spark_that_cannot_go_away_are_final(cause: str) -> None:
+    assert is_final(RuntimeError("o52.save"), cause)
+
+
+@pytest.mark.parametrize("cause", PASSING_CAUSES)
+def test_errors_of_spark_that_are_on_no_list_are_left_to_the_policy(cause: str) -> None:
+    assert not is_final(RuntimeError("o52.save"), cause)
+
+
+def test_a_source_with_other_columns_is_told_from_other_errors() -> None:
+    assert [source_moved(cause) for cause in FINAL_CAUSES] == [True, True, *[False] * 7]
 
 
 def resolve(**arguments: object) -> RestartPolicy:
