@@ -201,8 +201,8 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Bytes of the entry's files."""
-        return sum(file.size for file in self.files)
+        """Uncompressed bytes of the entry's files."""
+        return sum(file.uncompressed for file in self.files)
 
     @property
     def silent(self) -> bool:
@@ -217,6 +217,13 @@ class DataFile:
     path: str
     size: int
     rows: int
+    inflated: int = 0
+    """Bytes before compression, 0 if that is not known."""
+
+    @property
+    def uncompressed(self) -> int:
+        """Bytes as limits count them."""
+        return max(self.size, self.inflated)
 
 
 @dataclass(frozen=True, slots=True)

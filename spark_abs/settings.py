@@ -49,8 +49,8 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     """All settings of a job."""
 
     alignment_limit: str | None
-    """Bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is aborted and rows go
-    on; by default unlimited."""
+    """Uncompressed bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is
+    aborted and rows go on; by default unlimited."""
     synchronous: bool | None
     """Processing waits until state is copied; for comparison; by default false."""
     tolerable_failures: int | Literal["unlimited"] | None
@@ -59,16 +59,17 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     num_retained: int | None
     """Completed checkpoints that are kept; savepoints do not count; by default 3."""
     max_bytes_per_batch: str | None
-    """Bytes that a batch takes from a channel, one entry at least; by default 256mb."""
+    """Uncompressed bytes that a batch takes from a channel, one entry at least; by default 512mb."""
     max_entries_per_batch: int | None
     """Entries that a batch takes from a channel; by default 100."""
     partition_bytes: str | None
-    """Bytes of a channel that one task reads; by default 32mb."""
+    """Uncompressed bytes of a channel that one task reads, one file at least; by default 64mb."""
     poll_interval: str | None
     """Least time between two looks at a channel; auto: 10ms on a disk, 500ms in an object store; by default
     auto."""
     capacity_bytes: str | None
-    """Unread bytes in a channel at which its producer waits; unlimited: it never waits; by default 1gb."""
+    """Unread bytes in a channel, uncompressed, at which its producer waits; unlimited: it never waits; by
+    default 2gb."""
     capacity_entries: int | Literal["unlimited"] | None
     """Unread entries with rows at which the producer waits; unlimited: it never waits; by default 1000."""
     lease_timeout: str | None

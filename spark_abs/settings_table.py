@@ -128,7 +128,7 @@ SETTINGS: tuple[Setting, ...] = (
         "alignmentLimit",
         UNLIMITED,
         size_or_unlimited,
-        "bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is "
+        "uncompressed bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is "
         "aborted and rows go on",
     ),
     Setting(
@@ -174,9 +174,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "channel",
         "maxBytesPerBatch",
-        "256mb",
+        "512mb",
         size_bytes,
-        "bytes that a batch takes from a channel, one entry at least",
+        "uncompressed bytes that a batch takes from a channel, one entry at least",
         1,
     ),
     Setting(
@@ -187,7 +187,14 @@ SETTINGS: tuple[Setting, ...] = (
         "entries that a batch takes from a channel",
         1,
     ),
-    Setting("channel", "partitionBytes", "32mb", size_bytes, "bytes of a channel that one task reads", 1),
+    Setting(
+        "channel",
+        "partitionBytes",
+        "64mb",
+        size_bytes,
+        "uncompressed bytes of a channel that one task reads, one file at least",
+        1,
+    ),
     Setting(
         "channel",
         "pollInterval",
@@ -198,9 +205,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "channel",
         "capacityBytes",
-        "1gb",
+        "2gb",
         size_or_unlimited,
-        "unread bytes in a channel at which its producer waits; unlimited: it never waits",
+        "unread bytes in a channel, uncompressed, at which its producer waits; unlimited: it never waits",
         1,
     ),
     Setting(

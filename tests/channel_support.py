@@ -74,6 +74,12 @@ class Log:
         self.writer = make_writer(root, stage, attempt=attempt, run=run)
         self.next_batch = int(self.writer.newest().batch) + 1
 
+    def rows(self, table: pa.Table) -> int:
+        """Commit rows of any columns as the next batch and return its version."""
+        written = write_table(self.root, self.channel, table)
+        self.next_batch += 1
+        return int(self.writer.commit_batch(written, BatchId(self.next_batch - 1)).entry.version)
+
     def batch(self, *values: int, barrier_id: int | None = None, cancel: int | None = None) -> int:
         """Commit the next batch and return its version."""
         written = numbers(self.root, self.channel, values) if values else Written()

@@ -52,7 +52,7 @@ def _spec(root: Root, schema: StructType, native: str, max_entries: int) -> Gate
         control_version=Control.open(root).version,
         max_entries=max_entries,
         max_bytes=2**60,
-        partition_bytes=32 * 2**20,
+        partition_bytes=64 * 2**20,
         poll_ms=50,
         native_poll_ms=50,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_abs.codec import from_json, to_plain
 from spark_abs.errors import DamageError
@@ -41,6 +41,8 @@ class EntryMetadata:
     """The text of the producer's `offsets/<batch>`: with it a lost stage can repeat the batch."""
     evaluated: tuple[Staged, ...] = ()
     """In the first commit of a batch: the files of all its outputs."""
+    uncompressed: int | None = None
+    """Bytes of the entry's files before compression; None if there are none, or it is not known."""
     v: int = FORMAT
 
 
@@ -90,6 +92,8 @@ def entry_from(version: Version, note: EntryMetadata, files: tuple[DataFile, ...
     """
     for file in files:
         checked_relative(file.path)
+    if note.uncompressed is not None:
+        files = _inflated(files, note.uncompressed)
     return Entry(
         version=version,
         attempt=note.attempt,
@@ -101,3 +105,9 @@ def entry_from(version: Version, note: EntryMetadata, files: tuple[DataFile, ...
         watermark_ms=note.watermark,
         files=files,
     )
+
+
+def _inflated(files: tuple[DataFile, ...], uncompressed: int) -> tuple[DataFile, ...]:
+    """Divide the uncompressed bytes of an entry among its files, by their sizes."""
+    size = max(1, sum(file.size for file in files))
+    return tuple(replace(file, inflated=uncompressed * file.size // size) for file in files)

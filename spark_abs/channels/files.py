@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from spark_abs.errors import DamageError
 from spark_abs.model import AttemptId, BatchId, DataFile, RunId
+from spark_abs.store.row_batches import uncompressed_size
 from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile
 
@@ -29,13 +30,16 @@ _WRITER_CONF = {
 }
 """What the files must look like so that Delta and Arrow read in them what Spark meant."""
 
-_COMMITTER = {
+_WRITER = {
+    # The other one leaves out what a value shares with the one before: nothing says how large rows are.
+    "parquet.writer.version": "v1",
     # A task's files come into the directory when the whole job is committed, not while tasks still fail and
     # are repeated: Hadoop's own default is 2, and it is a common setting.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-"""How Hadoop's committer must go about it: nothing is seen of a task before the batch is written."""
+"""How Parquet's writer and Hadoop's committer must go about it: nothing is seen of a task before the batch is
+written."""
 
 _INDEXED_COLUMNS = 32
 _INDEXED_CHARACTERS = 32
@@ -59,6 +63,11 @@ class Written:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.entry_files)
+
+    @property
+    def uncompressed(self) -> int:
+        """Bytes of all files before compression."""
+        return sum(file.uncompressed for file in self.entry_files)
 
 
 class Evaluation(NamedTuple):
@@ -93,7 +102,7 @@ def write_parquet(frame: DataFrame, table: Place, relative: str) -> Written:
     """
     for key, value in _WRITER_CONF.items():
         frame.sparkSession.conf.set(key, value)
-    frame.write.options(**_COMMITTER).parquet(f"{table}/{relative}")
+    frame.write.options(**_WRITER).parquet(f"{table}/{relative}")
     return read_written(table.fs, table.path, relative)
 
 
@@ -115,7 +124,7 @@ def read_written(filesystem: fs.FileSystem, table_path: str, relative: str) -> W
             continue
         path = f"{relative}/{info.base_name}"
         files.append(AddFile(path, info.size, json.dumps(statistics(footer))))
-        entry_files.append(DataFile(path, info.size, footer.num_rows))
+        entry_files.append(DataFile(path, info.size, footer.num_rows, uncompressed_size(footer)))
     if not files and filesystem.get_file_info(directory).type is fs.FileType.Directory:
         filesystem.delete_dir(directory)
     return Written(tuple(files), tuple(entry_files))

@@ -107,7 +107,10 @@ class Newest:
 
 
 class Queued:
-    """How many bytes wait in a channel after a position; every entry is opened once. Not thread-safe."""
+    """How many bytes, uncompressed, wait in a channel after a position. Not thread-safe.
+
+    Every entry is opened once.
+    """
 
     def __init__(self, root: Root, position: Position, poll_ms: int = 0) -> None:
         self._tail = LogTail(root.fs, root.path(root.channel(position.channel)), position.version, poll_ms)
@@ -129,7 +132,7 @@ class Queued:
             if until_ms is not None and commit.at_ms > until_ms:
                 self._ahead = commit
                 break
-            self.size += sum(file.size for file in commit.adds)
+            self.size += entry_of(commit).size
         return self.size
 
 

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
@@ -46,6 +45,7 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.credit import ANY, Capacity, holds_back, loads_of
 from spark_abs.store.root import Root
+from spark_abs.store.row_batches import read_batches
 from spark_abs.store.storage import DEFAULTS, Storage
 
 FORMAT_NAME = "spark_abs_gate"
@@ -315,27 +315,29 @@ def position_of(offset: dict[str, Any]) -> Position:
 
 
 def grouped(files: Sequence[DataFile], size: int) -> list[list[DataFile]]:
-    """Split files, in order, into groups of at most `size` bytes; a larger file is a group of its own."""
+    """Split files, in order, into groups of at most `size` uncompressed bytes, a file at least."""
     groups: list[list[DataFile]] = []
     filled = 0
     for file in files:
-        if not groups or filled + file.size > size:
+        if not groups or filled + file.uncompressed > size:
             groups.append([])
             filled = 0
         groups[-1].append(file)
-        filled += file.size
+        filled += file.uncompressed
     return groups
 
 
 def read_file(filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Read the columns of `schema` from a Parquet file, in its form; a nullable one that it lacks is null.
 
+    Spark takes a batch into memory as a whole, in the worker and in the JVM: each has a bounded size there.
+
     Raises:
         DamageError: it is gone, torn, or does not fit.
     """
     try:
-        with filesystem.open_input_file(path) as source, pq.ParquetFile(source) as file:
-            for batch in file.iter_batches(columns=schema.names):
+        with filesystem.open_input_file(path) as source:
+            for batch in read_batches(source, schema.names):
                 yield conformed(batch, schema)
     except (OSError, pa.ArrowException) as error:
         raise DamageError(f"{path} of a channel cannot be read: {error}; run `spark-abs verify`") from error

@@ -15,7 +15,7 @@ from spark_abs.store.root import Root
 
 
 def bytes_in_flight(root: Root, path: Sequence[Branch], flight: InFlight, most: int | None = None) -> int:
-    """Return the bytes of the rows in flight; every entry is opened once.
+    """Return the bytes of the files with the rows in flight; every entry is opened once.
 
     Args:
         root: the job's root.
@@ -26,7 +26,8 @@ def bytes_in_flight(root: Root, path: Sequence[Branch], flight: InFlight, most: 
     Raises:
         DamageError: an entry is missing or cannot be read.
     """
-    return sum(entry.size for entry in islice(_entries(root, path, flight), most))
+    entries = islice(_entries(root, path, flight), most)
+    return sum(file.size for entry in entries for file in entry.files)
 
 
 def problems_in_flight(root: Root, path: Sequence[Branch], flight: InFlight) -> Iterator[str]:

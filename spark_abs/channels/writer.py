@@ -195,7 +195,15 @@ class ChannelWriter:
             CommitStateUnknown: the store did not say; repeat the call.
         """
         note = EntryMetadata(
-            self._attempt, self._run, batch, barrier, cancel, False, watermark_ms, offsets, evaluated
+            self._attempt,
+            self._run,
+            batch,
+            barrier,
+            cancel,
+            watermark=watermark_ms,
+            offsets=offsets,
+            evaluated=evaluated,
+            uncompressed=written.uncompressed or None,
         )
         return self._commit(written, note, at, self._app, int(batch), lambda e: e.batch == batch)
 

@@ -22,6 +22,7 @@ from spark_abs.state.packing import GROUP
 from spark_abs.state.rows import StateRows, read_group
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
+from spark_abs.store.row_batches import in_pieces
 from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:
@@ -144,4 +145,4 @@ def _decode(rows: StateRows, parts: pa.Table) -> pa.Table:
             segments[slot] = data
     if head is None:
         raise DamageError(f"key group {number} has segments and no head")
-    return read_group(rows, number, head, segments)
+    return in_pieces(read_group(rows, number, head, segments))

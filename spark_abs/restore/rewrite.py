@@ -33,6 +33,7 @@ from spark_abs.state.packing import GROUP
 from spark_abs.state.rows import StateRows, group_numbers, write_groups
 from spark_abs.state.unsafe import StoreRow, bytes_of, group_rows, head_row
 from spark_abs.store.root import Root
+from spark_abs.store.row_batches import pieces
 from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _entries(rows: StateRows, given: pa.Table) -> pa.Table:
     groups = write_groups(rows, given.select(rows.schema.names).cast(rows.schema))
     timeout = Timeout(rows.function.timeout)
     entries = [(number, row) for number, held in groups.items() for row in group_rows(number, held, timeout)]
-    return pa.Table.from_batches([_batch(entries)])
+    return pa.Table.from_batches(pieces(_batch(entries)))
 
 
 def _batch(entries: list[tuple[int, StoreRow]]) -> pa.RecordBatch:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from spark_abs.channels.follow import follow
 from spark_abs.channels.schema import conformed
@@ -14,10 +13,11 @@ from spark_abs.errors import DamageError
 from spark_abs.model import Branch, ChannelId, DataFile, Version, checked_relative
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.root import Root
+from spark_abs.store.row_batches import read_batches
 
 BATCH_ROWS = 32_768
-PART_BYTES = 32 * 2**20
-"""Bytes of files for which a task of Spark is worth what it costs, see ADR 10."""
+PART_BYTES = 64 * 2**20
+"""Uncompressed bytes for which a task of Spark is worth what it costs, see ADR 10."""
 
 T = TypeVar("T")
 
@@ -49,10 +49,8 @@ class FileRows(Rows):
                 raise DamageError(
                     f"{path} is not there any more, and holds rows that were not sent"
                 ) from None
-            with source, pq.ParquetFile(source) as parquet:
-                there = set(parquet.schema_arrow.names)
-                columns = [name for name in self.schema.names if name in there]
-                for batch in parquet.iter_batches(BATCH_ROWS, columns=columns):
+            with source:
+                for batch in read_batches(source, self.schema.names, BATCH_ROWS):
                     yield conformed(batch, self.schema)
 
     def parts(self) -> list[Rows]:
@@ -64,7 +62,7 @@ class FileRows(Rows):
                 groups.append([])
                 size = 0
             groups[-1].append(file)
-            size += file.size
+            size += file.uncompressed
         return [FileRows(self._root, self._channel, group, self.schema) for group in groups]
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_abs.state.keys import canonical, group_of, hashes
+from spark_abs.store.row_batches import in_pieces, pieces
 
 GROUP, ROWS, OUTPUT = "key_group", "rows", "output"
 PACKED = pa.schema([(GROUP, pa.int32()), (ROWS, pa.binary())])
@@ -43,10 +44,10 @@ class Pack:
             held.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
-                yield self._packed(held)
+                yield from pieces(self._packed(held))
                 held, rows, size = [], 0, 0
         if rows:
-            yield self._packed(held)
+            yield from pieces(self._packed(held))
 
     def _packed(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         table = fitted(pa.Table.from_batches(batches), self.rows)
@@ -77,7 +78,7 @@ class Unpack:
         """Unpack stream by stream."""
         for batch in batches:
             for data in batch.column(0):
-                yield from table_of(data.as_buffer()).cast(self.output).to_batches()
+                yield from in_pieces(table_of(data.as_buffer()).cast(self.output)).to_batches()
 
 
 def stream(table: pa.Table) -> bytes:

@@ -39,6 +39,7 @@ notes = st.builds(
     st.booleans(),
     st.none() | st.integers(0, 2**50),
     st.none() | st.text(),
+    uncompressed=st.none() | st.integers(1, 2**50),
 )
 
 
@@ -49,6 +50,16 @@ def commit(metadata: str | None, token: str | None = "t", *files: DataFile) -> L
 @given(notes)
 def test_a_note_comes_back_as_it_was_written(note: EntryMetadata) -> None:
     assert note_of(commit(encode_note(note))) == note
+
+
+@pytest.mark.parametrize(("uncompressed", "size"), [(None, 400), (80_000, 80_000), (7, 400)])
+def test_bytes_of_an_entry_are_those_before_compression(uncompressed: int | None, size: int) -> None:
+    """What an earlier version wrote does not say: the sizes of the files count, and never less than those."""
+    note = EntryMetadata(AttemptId(1), RunId(1), BatchId(0), uncompressed=uncompressed)
+    files = DataFile("a.parquet", 300, 1), DataFile("b.parquet", 100, 1)
+    entry = entry_of(commit(encode_note(note), "t", *files))
+    assert entry.size == size
+    assert [file.uncompressed for file in entry.files] == [size * 3 // 4, size // 4]
 
 
 def test_what_is_not_said_is_not_stored() -> None:

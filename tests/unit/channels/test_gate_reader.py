@@ -346,6 +346,22 @@ def test_partitions_hold_the_files_of_a_batch_and_read_gives_its_rows(root: Root
     assert reader.partitions(end, end) == []
 
 
+def test_limits_and_partitions_go_by_bytes_before_compression(root: Root) -> None:
+    """Two entries of 400 kB in files of a hundredth of that: one fills a batch, and each is a partition."""
+    log, stage = Log(root), Stage(root)
+    texts = [f"{'x' * 20_000}{n}" for n in range(20)]
+    one, two = (log.rows(pa.table({"n": range(20), "text": texts})) for _ in range(2))
+    assert (
+        sum(file.stat().st_size for file in Path(root.path("channels/a.main/data")).rglob("*.parquet"))
+        < 99_999
+    )
+    first = position("a.main", 0)
+    assert after(stage.reader(max_bytes=500_000), first)[0] == one
+    assert after(stage.reader(max_bytes=900_000), first)[0] == two
+    offsets = (dumps_position(position("a.main", version)) for version in (0, two))
+    assert len(stage.reader(partition_bytes=500_000).partitions(*offsets)) == 2
+
+
 def test_groups_keep_the_order_and_the_size() -> None:
     files = [DataFile(str(size), size, 1) for size in (3, 3, 3, 9, 1)]
     assert [[f.size for f in group] for group in grouped(files, 6)] == [[3, 3], [3], [9], [1]]
