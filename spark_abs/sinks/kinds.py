@@ -54,7 +54,8 @@ def made_again(
         kind: which one.
         settings: what `control/` keeps of it.
         root: the job's root.
-        session: called only where a table of Delta is changed that is not plain.
+        session: called only where Spark is needed: a table of Delta is changed that is not plain, or a
+            predicate says which rows delete.
 
     Raises:
         UsageError: the extra of the package that the kind needs is not installed.
@@ -63,7 +64,7 @@ def made_again(
         case "postgres":
             from spark_abs.sinks.postgres import Postgres, PostgresSink
 
-            return PostgresSink(from_json(Postgres, settings))
+            return PostgresSink(from_json(Postgres, settings), session)
         case "kafka":
             from spark_abs.sinks.kafka import Kafka, KafkaSink
 

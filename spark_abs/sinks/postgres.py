@@ -6,10 +6,10 @@ It is long because every part of the contract of a `TwoPhaseSink` is one transac
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -24,13 +24,25 @@ from spark_abs.errors import CommitConflict, Fenced, Refused, UsageError
 from spark_abs.model import AttemptId, CheckpointId, Version
 from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks.postgres_config import HISTORY, Postgres
+from spark_abs.sinks.delete_predicate import DeletePredicate
+from spark_abs.sinks.postgres_changes import (
+    forget_tombstones,
+    index_tombstones,
+    known_columns,
+    make_tombstones,
+    tombstones,
+    undo_tombstones,
+)
+from spark_abs.sinks.postgres_config import DELETED, HISTORY, Postgres
 from spark_abs.sinks.postgres_connection import Connection, Server
-from spark_abs.sinks.postgres_copy import copy_text
 from spark_abs.sinks.postgres_prepared import end, end_all, gid_of, is_there, require_prepared
 from spark_abs.sinks.postgres_schema import COLUMNS, UNIQUE, Column, ddl, misfits
-from spark_abs.sinks.postgres_sql import MARKER, Statements, staged_as
+from spark_abs.sinks.postgres_sql import MARKER, Identifier, Statements, add_column, fit_column, staged_as
+from spark_abs.sinks.postgres_write import EpochWriter
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["Postgres", "PostgresSink"]
 
@@ -40,8 +52,16 @@ _LOCK_TIMEOUT = "10s"
 class PostgresSink(TwoPhaseSink):
     """The sink behind `Postgres`. Not thread-safe."""
 
-    def __init__(self, config: Postgres) -> None:
-        self._config = config
+    def __init__(self, config: Postgres, session: Callable[[], SparkSession] | None = None) -> None:
+        """Take the table.
+
+        Args:
+            config: the table.
+            session: called only where `apply_as_deletes` is evaluated: by Spark.
+        """
+        self._config, self._session = config, session
+        self._deletes = DeletePredicate(config.target, config.changes.apply_as_deletes, session)
+        self._writer = EpochWriter(config, self._deletes)
         self.each_batch = config.visible == "batch"
         self._connection = Connection(config)
         self._forgotten = FIRST_ENTRY
@@ -52,11 +72,14 @@ class PostgresSink(TwoPhaseSink):
     def check(self, schema: pa.Schema) -> None:
         """Compare the table with the rows; changes nothing."""
         # This object may be at work for a run, in another thread.
-        with closing(PostgresSink(self._config)) as look:
+        with closing(PostgresSink(self._config, self._session)) as look:
             look._check(schema)
 
     def _check(self, schema: pa.Schema) -> None:
         config = self._config
+        self._deletes.check(schema)
+        names = config.changes.stored(schema.names)
+        schema = pa.schema([field for field in schema if field.name in names])
         with self._connection.working() as server:
             columns = self._columns(server, config.table)
             unique = bool(config.key) and self._is_unique(server)
@@ -65,7 +88,7 @@ class PostgresSink(TwoPhaseSink):
         if not columns:
             said = ddl((config.schema, config.table), schema, config.key)
             raise UsageError(f"table {config.target} was not found; this makes one:\n{said}")
-        found = list(misfits(schema, columns, config.key, unique))
+        found = list(misfits(schema, columns, config.key, unique, config.changes.sequence_by))
         if found:
             raise UsageError(f"table {config.target} cannot take the rows:\n  " + "\n  ".join(found))
 
@@ -103,6 +126,8 @@ class PostgresSink(TwoPhaseSink):
             self._end_others(server, owner)
             if config.history:
                 self._ensure_history(server)
+            if config.changes.keeps_tombstones:
+                self._ensure_tombstones(server)
             with server.transaction():
                 self._limit_waiting(server)
                 server.execute(of.add_marker(), {**_of(owner), "target": config.target})
@@ -134,7 +159,7 @@ class PostgresSink(TwoPhaseSink):
                 with server.transaction():
                     self._lock(server, epoch.owner, None if epoch.first else epoch.after)
                     if rows.count:
-                        self._write(server, self._statements(rows.schema.names), epoch, rows)
+                        self._write(server, epoch, rows)
                     self._move_mark(server, epoch)
         self._connection.settled()
         self._forgotten = max(self._forgotten, epoch.floor)
@@ -147,7 +172,7 @@ class PostgresSink(TwoPhaseSink):
             # Not `transaction()`: its end would be a COMMIT. What fails within closes the connection.
             server.execute("BEGIN")
             self._limit_waiting(server)
-            self._write(server, self._statements(rows.schema.names, staged_as(gid)), epoch, rows)
+            self._write(server, epoch, rows, staged_as(gid))
             server.execute(SQL("PREPARE TRANSACTION {}").format(Literal(gid)))
         except errors.DuplicateObject:
             # A try of this run before, whose answer was lost, has come through after `recover`.
@@ -174,7 +199,7 @@ class PostgresSink(TwoPhaseSink):
             self._lock(server, owner, expected)
 
     def _move_mark(self, server: Server, epoch: Epoch) -> None:
-        of = self._statements()
+        of, changes = self._statements(), self._config.changes
         # What COMMIT has answered must stay: the channel forgets the rows up to it.
         server.execute(
             "SELECT set_config('synchronous_commit', 'on', true) "
@@ -182,6 +207,10 @@ class PostgresSink(TwoPhaseSink):
         )
         if self._config.history and epoch.floor > self._forgotten:
             server.execute(of.forget_history(), {**_of(epoch.owner), "floor": int(epoch.floor)})
+        if changes.keeps_tombstones and epoch.floor > self._forgotten:
+            bounds = {"floor": int(epoch.floor), "kept": changes.tombstones_ms}
+            for statement in forget_tombstones(of):
+                server.execute(statement, {**_of(epoch.owner), **bounds})
         server.execute(of.set_mark(), {**_of(epoch.owner), **_values(epoch.mark)})
 
     def why_not(self, owner: Owner, back: Mark) -> str:
@@ -214,14 +243,19 @@ class PostgresSink(TwoPhaseSink):
             if row.mark == back:
                 return
             of, config = self._statements(), self._config
-            there = {column.name for column in self._columns(server, config.table)}
+            there = {column.name: column for column in self._columns(server, config.table)}
+            known = {column.name for column in self._columns(server, config.table + HISTORY)}
+            whole = [name for name, column in there.items() if name in known and not column.computed]
             version = {**_of(owner), "version": int(back.version)}
             if not keep:
                 for until, key, columns in server.execute(of.epochs_behind(), version).fetchall():
                     written = [name for name in columns if name in there]
-                    for statement in Statements(config.schema, config.table, key, written).undo():
+                    for statement in Statements(config.schema, config.table, key, written).undo(whole):
                         server.execute(statement, {**_of(owner), "until": until})
-            if self._columns(server, config.table + HISTORY):
+                if self._columns(server, config.table + DELETED):
+                    for statement in undo_tombstones(of):
+                        server.execute(statement, version)
+            if known:
                 server.execute(of.drop_history(), version)
             server.execute(of.set_mark(), {**_of(owner), **_values(back)})
 
@@ -231,29 +265,9 @@ class PostgresSink(TwoPhaseSink):
 
     # -- the parts of a transaction
 
-    def _write(self, server: Server, of: Statements, epoch: Epoch, rows: Rows) -> None:
-        config = self._config
-        there = {column.name: column for column in self._columns(server, config.table)}
-        arrays = [name in there and there[name].is_array for name in rows.schema.names]
-        staged = config.mode == "upsert" or config.history
-        if staged:
-            for statement in of.make_stage():
-                server.execute(statement, {})
-        with server.cursor() as cursor, cursor.copy(of.copy(staged)) as copy:
-            for batch in rows:
-                copy.write(copy_text(batch, arrays))
-        if config.history:
-            kept = {"after": int(epoch.after.version), **_values(epoch.mark)}
-            kept |= {"key": list(of.key), "columns": list(of.columns)}
-            server.execute(of.keep_replaced(), {**_of(epoch.owner), **kept})
-        if config.history and config.mode == "upsert":
-            # Not ON CONFLICT: a key that came since would be replaced, and nothing is kept of its row.
-            for statement in of.merge():
-                server.execute(statement, {})
-        elif staged:
-            server.execute(of.upsert() if config.mode == "upsert" else of.append(), {})
-        if staged and of.staging:
-            server.execute(of.drop_stage(), {})
+    def _write(self, server: Server, epoch: Epoch, rows: Rows, staging: str = "") -> None:
+        table = self._columns(server, self._config.table)
+        self._writer.write(server, table, epoch, rows, staging)
 
     def _lock(self, server: Server, owner: Owner, expected: Mark | None, compare: bool = True) -> _Row:
         self._limit_waiting(server)
@@ -293,17 +307,43 @@ class PostgresSink(TwoPhaseSink):
         server.execute("SELECT set_config('application_name', %s, false)", [_called(owner)])
 
     def _ensure_history(self, server: Server) -> None:
-        config = self._config
-        table = {c.name: c for c in self._columns(server, config.table)}
-        kept = {c.name: c for c in self._columns(server, config.table + HISTORY)}
-        of = self._statements(list(table))
-        if not kept:
-            self._make(server, of.make_history())
-        for name, column in table.items() if kept else ():
-            if name not in kept:
-                self._make(server, of.add_history_column(name, column.said))
-            elif kept[name].said != column.said:
-                self._make(server, of.fit_history_column(name, column.said))
+        table = self._columns(server, self._config.table)
+        of = self._statements([column.name for column in table])
+        there = self._columns(server, self._config.table + HISTORY)
+        self._ensure(server, of.history, table, there, [of.make_history()])
+        if there and all(column.name != "spark_abs_deleted" for column in there):
+            self._make(server, of.add_deleted())
+
+    def _ensure_tombstones(self, server: Server) -> None:
+        config, of = self._config, self._statements()
+        names = known_columns(of, config.changes.sequence_by)
+        table = [column for column in self._columns(server, config.table) if column.name in names]
+        there = self._columns(server, config.table + DELETED)
+        made = [make_tombstones(of, config.changes.sequence_by), *index_tombstones(of)]
+        self._ensure(server, tombstones(of), table, there, made)
+        if any(column.name not in {c.name for c in there} for column in table if there):
+            self._make(server, index_tombstones(of)[0])
+
+    def _ensure(
+        self,
+        server: Server,
+        beside: Identifier,
+        table: Sequence[Column],
+        there: Sequence[Column],
+        made: Sequence[psycopg.sql.Composed],
+    ) -> None:
+        """Let a table beside the sink's own have its columns, with the types that they have by now."""
+        known = {column.name: column for column in there}
+        if not there:
+            with suppress(errors.UniqueViolation, errors.DuplicateTable), server.transaction():
+                self._limit_waiting(server)
+                for statement in made:
+                    server.execute(statement, {})
+        for column in table if there else ():
+            if column.name not in known:
+                self._make(server, add_column(beside, column))
+            elif known[column.name].said != column.said:
+                self._make(server, fit_column(beside, column))
 
     def _make(self, server: Server, statement: psycopg.sql.Composed) -> None:
         """Make a table that another run may make at the same moment."""
@@ -322,9 +362,9 @@ class PostgresSink(TwoPhaseSink):
     def _names_prepared(self, server: Server) -> bool:
         return any(column.name == "prepared" for column in self._columns(server, MARKER))
 
-    def _statements(self, columns: Sequence[str] = (), staging: str = "") -> Statements:
+    def _statements(self, columns: Sequence[str] = ()) -> Statements:
         config = self._config
-        return Statements(config.schema, config.table, config.key, columns, staging)
+        return Statements(config.schema, config.table, config.key, columns)
 
 
 @dataclass(frozen=True, slots=True)

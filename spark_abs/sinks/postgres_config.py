@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from spark_abs.errors import UsageError
+from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions, change_options, listed
+from spark_abs.quantities import duration_ms
 from spark_abs.sinks.postgres_schema import NAME, is_name
 
 HISTORY = "_spark_abs_history"
 """After the table's name: the table of what its rows replaced."""
+DELETED = "_spark_abs_deleted"
+"""After the table's name: the table of tombstones, as long as that name."""
+
+if TYPE_CHECKING:
+    Columns = Sequence[str] | str
+else:  # what is stored, and what it is once it is made
+    Columns = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +31,7 @@ class Postgres:
     """
 
     table: str
-    key: tuple[str, ...] = ()
+    key: Columns = ()
     """Columns that tell rows apart; a unique index must be on them."""
     mode: str = "append"
     """`append` adds each row. `upsert` replaces the row of the same key; the last of an epoch counts."""
@@ -41,9 +52,26 @@ class Postgres:
     """The name of an environment variable with the connection string."""
     password_env: str | None = None
     """The name of an environment variable with the password."""
+    sequence_by: Columns | None = None
+    """Columns of the table whose values order the changes of a key: the newest wins, one that comes late is
+    dropped. Of upserts, as all that follows up to `tombstones_for`; without, the last that arrives wins."""
+    apply_as_deletes: str | None = None
+    """A predicate in Spark's SQL over the columns of the rows: those that meet it delete their key."""
+    ignore_null_updates: bool = False
+    """Whether a null keeps the value that is there."""
+    scd_type: int = 1
+    """1: a row for each key. 2 is refused: this sink keeps no history of rows as rows."""
+    except_columns: Columns = ()
+    """Columns of the rows that the table does not have: those that only `apply_as_deletes` reads."""
+    tombstones_for: str = "2d"
+    """For how long a deleted key is remembered at least, in `<table>_spark_abs_deleted`, so that a change
+    from before its delete is dropped, too."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", tuple(self.key))
+        object.__setattr__(self, "key", listed(self.key))
+        object.__setattr__(self, "except_columns", listed(self.except_columns))
+        if self.sequence_by is not None:
+            object.__setattr__(self, "sequence_by", listed(self.sequence_by))
         if self.mode not in ("append", "upsert"):
             raise UsageError(f"mode={self.mode!r} is neither 'append' nor 'upsert'")
         if self.visible not in ("checkpoint", "batch"):
@@ -56,14 +84,57 @@ class Postgres:
         for variable in (self.dsn_env, self.password_env):
             if variable is not None and not variable.replace("_", "a").isalnum():
                 raise UsageError(f"{variable!r} is not the name of an environment variable")
-        named = ((self.table, "table"), (self.schema, "schema"), *((k, "column") for k in self.key))
+        self._check_changes()
+        named = (
+            (self.table, "table"),
+            (self.schema, "schema"),
+            *((k, "column") for k in (*self.key, *self.changes.sequence_by)),
+        )
         for name, what in named:
             if not is_name(name):
                 raise UsageError(
                     f"{name!r} is not the name of a {what}: 1 to {NAME} bytes of UTF-8, none of them NUL"
                 )
-        if self.history and len(self.table.encode()) > NAME - len(HISTORY):
+        if (self.history or self.changes.keeps_tombstones) and len(self.table.encode()) > NAME - len(HISTORY):
             raise UsageError(f"table {self.table!r}: its name is too long for one with {HISTORY!r} after it")
+
+    def _check_changes(self) -> None:
+        if self.changes == LAST_WINS or self.mode == "upsert":
+            change_options(f"table {self.table!r}", self.key, self.changes)
+        else:
+            raise UsageError(
+                f"table {self.table!r}: sequence_by, apply_as_deletes and the other words for changes say "
+                "how rows are merged by key: they go with mode='upsert'"
+            )
+        if self.scd_type != 1:
+            raise UsageError(
+                f"table {self.table!r}: scd_type=2 is not there for PostgreSQL: append the changes, and let "
+                "a view compute from and until when each row counts"
+            )
+
+    @property
+    def changes(self) -> ChangeOptions:
+        """How the rows of a key are applied."""
+        try:
+            tombstones_ms = duration_ms(self.tombstones_for)
+        except ValueError as error:
+            raise UsageError(
+                f"table {self.table!r}: tombstones_for={self.tombstones_for!r}: {error}"
+            ) from None
+        return ChangeOptions(
+            listed(self.sequence_by),
+            (self.apply_as_deletes or "").strip(),
+            self.ignore_null_updates,
+            self.scd_type,
+            listed(self.except_columns),
+            tombstones_ms,
+        )
+
+    @property
+    def folds(self) -> bool:
+        """Whether more counts of the changes of a key than which arrives last."""
+        changes = self.changes
+        return bool(changes.sequence_by or changes.apply_as_deletes or changes.ignore_null_updates)
 
     @property
     def target(self) -> str:

@@ -102,7 +102,8 @@ class Connection:
         parts |= {"autocommit": True, "prepare_threshold": None}
         connection = psycopg.connect(**parts)  # type: ignore[arg-type]
         connection.execute(
-            "SELECT set_config('TimeZone', 'UTC', false), set_config('DateStyle', 'ISO', false)"
+            "SELECT set_config('TimeZone', 'UTC', false), set_config('DateStyle', 'ISO', false), "
+            "set_config('extra_float_digits', '1', false)"
         )
         return connection
 
@@ -120,7 +121,7 @@ class Connection:
             text = text.replace(secret, "***")
         code = error.sqlstate or ""
         lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and not code
-        merges = self._config.history and self._config.mode == "upsert"
+        merges = self._config.mode == "upsert" and (self._config.history or self._config.folds)
         said = f"table {self._config.target}: {text}" + (f" (SQLSTATE {code})" if code else "")
         tries = self._failed[1] + 1 if self._failed[0] == code else 1
         if code in _LIMITED:

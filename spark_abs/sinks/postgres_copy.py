@@ -30,6 +30,16 @@ def copy_text(batch: pa.RecordBatch, arrays: Sequence[bool]) -> bytes:
     return sink.getvalue()
 
 
+def with_nul(batch: pa.RecordBatch, arrays: Sequence[bool]) -> str | None:
+    """Return the name of a column that has a NUL in a string, None if none has; arguments as `copy_text`."""
+    for name, column, array in zip(batch.schema.names, batch.columns, arrays, strict=True):
+        text = _column(column, array)
+        nul = "\\u0000" if pa.types.is_nested(column.type) and not array else "\0"
+        if pa.types.is_string(text.type) and pc.any(pc.match_substring(text, nul)).as_py():
+            return str(name)
+    return None
+
+
 def _column(values: pa.Array, array: bool) -> pa.Array:
     kind = values.type
     if array and pa.types.is_list(kind):

@@ -13,7 +13,7 @@ NAME = 63
 COLUMNS: LiteralString = """
 SELECT a.attname::text, t.typname::text, coalesce(e.typname, '')::text, format_type(a.atttypid, a.atttypmod),
        a.atttypmod, a.attnotnull, a.atthasdef OR a.attidentity <> '',
-       a.attgenerated <> '' OR a.attidentity = 'a'
+       a.attgenerated <> '' OR a.attidentity = 'a', a.attgenerated <> ''
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typlen = -1
 WHERE a.attrelid = to_regclass(format('%%I.%%I', %s::text, %s::text)) AND a.attnum > 0 AND NOT a.attisdropped
@@ -23,6 +23,9 @@ UNIQUE: LiteralString = """
 SELECT count(*) > 0 FROM pg_index i
 WHERE i.indrelid = to_regclass(format('%%I.%%I', %s::text, %s::text)) AND i.indisunique AND i.indisvalid
   AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+  AND NOT EXISTS (SELECT 1 FROM unnest(i.indkey::int2[], i.indcollation::oid[]) AS c (number, other)
+                  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = c.number
+                  WHERE c.other <> a.attcollation AND c.other <> 0)
   AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text) FROM pg_attribute a
        WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) = %s::text[]
 """
@@ -53,6 +56,13 @@ class Column:
     has_default: bool
     generated: bool
     """Whether no value may be given."""
+    computed: bool = False
+    """Whether none can be given, whatever one says."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its values are ordered by a collation."""
+        return self.kind in ("text", "varchar")
 
     @property
     def is_array(self) -> bool:
@@ -79,7 +89,13 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def misfits(schema: pa.Schema, columns: Sequence[Column], key: Sequence[str], unique: bool) -> Iterator[str]:
+def misfits(
+    schema: pa.Schema,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    unique: bool,
+    sequence: Sequence[str] = (),
+) -> Iterator[str]:
     """Iterate what keeps a table from taking the rows, a line each."""
     there: Mapping[str, Column] = {column.name: column for column in columns}
     for field in schema:
@@ -100,10 +116,31 @@ def misfits(schema: pa.Schema, columns: Sequence[Column], key: Sequence[str], un
         elif name in there and not there[name].not_null:
             yield f"key column {name!r} may be null: rows with a null key are never merged, make it NOT NULL"
     if key and not unique:
-        yield f"there is no unique index on ({', '.join(key)}), and that is what tells rows apart"
+        yield (
+            f"there is no unique index on ({', '.join(key)}), with the collations of these columns, and that "
+            "is what tells rows apart"
+        )
+    yield from _without_order(schema, there, sequence)
+
+
+def _without_order(schema: pa.Schema, there: Mapping[str, Column], sequence: Sequence[str]) -> Iterator[str]:
+    for name in sequence:
+        if name not in schema.names:
+            yield f"column {name!r} of sequence_by is not among the columns of the rows"
+        elif name in there and not _orders(there[name]):
+            yield (
+                f"column {name!r} of sequence_by is {there[name].said}, which does not keep the order of "
+                "all values"
+            )
+
+
+def _orders(column: Column) -> bool:
+    rounds = column.kind in ("timestamp", "timestamptz") and 0 <= column.modifier < _MICROSECONDS
+    return not rounds and not column.is_array and column.kind not in (*_JSON, "uuid")
 
 
 _JSON = ("jsonb", "json")
+_MICROSECONDS = 6
 _SCALARS: Sequence[tuple[pa.DataType, tuple[str, ...]]] = (
     (pa.bool_(), ("bool",)),
     (pa.int8(), ("int2", "int4", "int8", "numeric")),

@@ -11,7 +11,7 @@ from psycopg.sql import SQL, Composed, Literal
 from psycopg.sql import Identifier as Quoted
 
 from spark_abs.sinks.postgres_config import HISTORY
-from spark_abs.sinks.postgres_schema import quoted
+from spark_abs.sinks.postgres_schema import Column, quoted
 
 MARKER = "spark_abs_marker"
 _STAGED = "spark_abs_rows"
@@ -39,6 +39,8 @@ class Statements:
     columns: Sequence[str]
     staging: str = ""
     """A table of the schema in place of a temporary one, for a transaction that is prepared."""
+    staged: str = _STAGED
+    """The name of the temporary one."""
 
     @property
     def stage(self) -> Identifier:
@@ -47,7 +49,12 @@ class Statements:
 
     @property
     def _stage(self) -> tuple[str, str]:
-        return (self.schema, self.staging) if self.staging else ("pg_temp", _STAGED)
+        return (self.schema, self.staging) if self.staging else ("pg_temp", self.staged)
+
+    @property
+    def made_stage(self) -> Identifier:
+        """That table in a statement that makes it."""
+        return self.stage if self.staging else Identifier(self.staged)
 
     @property
     def marker(self) -> Identifier:
@@ -127,9 +134,7 @@ class Statements:
         if self.staging:  # what has touched a temporary table cannot be prepared
             made = SQL("CREATE UNLOGGED TABLE {} AS SELECT {} FROM {} WITH NO DATA")
         return (
-            made.format(
-                self.stage if self.staging else Identifier(_STAGED), _listed(self.columns), self.target
-            ),
+            made.format(self.made_stage, listed_names(self.columns), self.target),
             SQL(
                 "ALTER TABLE {} ADD COLUMN spark_abs_n bigint GENERATED ALWAYS AS IDENTITY, "
                 "ADD COLUMN spark_abs_held boolean NOT NULL DEFAULT false"
@@ -143,7 +148,7 @@ class Statements:
     def append(self) -> Composed:
         """Add what was staged."""
         return SQL("INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY spark_abs_n").format(
-            self.target, _listed(self.columns), _listed(self.columns), self.stage
+            self.target, listed_names(self.columns), listed_names(self.columns), self.stage
         )
 
     def upsert(self) -> Composed:
@@ -155,10 +160,10 @@ class Statements:
             action = SQL("DO UPDATE SET {}").format(SQL(", ").join(pairs))
         return SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) {}").format(
             self.target,
-            _listed(self.columns),
-            _listed(self.columns),
+            listed_names(self.columns),
+            listed_names(self.columns),
             self._newest(),
-            _listed(self.key),
+            listed_names(self.key),
             action,
         )
 
@@ -167,7 +172,7 @@ class Statements:
 
         A key that another writer has added since violates the unique index: the epoch is tried again.
         """
-        columns = _listed(self.columns)
+        columns = listed_names(self.columns)
         added = SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE NOT spark_abs_held").format(
             self.target, columns, columns, self._newest()
         )
@@ -176,13 +181,13 @@ class Statements:
             return (added,)
         pairs = [SQL("{} = {}").format(Identifier(n), Identifier("s", n)) for n in others]
         replaced = SQL("UPDATE {} t SET {} FROM {} WHERE s.spark_abs_held AND {}").format(
-            self.target, SQL(", ").join(pairs), self._newest(), self._same("t", "s")
+            self.target, SQL(", ").join(pairs), self._newest(), same_key(self.key, "t", "s")
         )
         return (replaced, added)
 
     def _newest(self) -> Composed:
         return SQL("(SELECT DISTINCT ON ({0}) * FROM {1} ORDER BY {0}, spark_abs_n DESC) s").format(
-            _listed(self.key), self.stage
+            listed_names(self.key), self.stage
         )
 
     # -- history
@@ -192,23 +197,15 @@ class Statements:
         return SQL(
             "CREATE TABLE IF NOT EXISTS {} AS SELECT ''::text AS spark_abs_root, ''::text AS spark_abs_sink, "
             "0::bigint AS spark_abs_checkpoint, 0::bigint AS spark_abs_after, 0::bigint AS spark_abs_until, "
-            "false AS spark_abs_existed, ARRAY[]::text[] AS spark_abs_key, "
+            "false AS spark_abs_existed, false AS spark_abs_deleted, ARRAY[]::text[] AS spark_abs_key, "
             "ARRAY[]::text[] AS spark_abs_columns, {} FROM {} WITH NO DATA"
-        ).format(self.history, _listed(self.columns), self.target)
+        ).format(self.history, listed_names(self.columns), self.target)
 
-    def add_history_column(self, name: str, kind: str) -> Composed:
-        """Add a column that the table did not have before; `kind` is what the server calls its type."""
-        return SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}").format(
-            self.history,
-            Identifier(name),
-            SQL(kind),
-        )
-
-    def fit_history_column(self, name: str, kind: str) -> Composed:
-        """Give a column the type that it has in the table by now."""
-        return SQL("ALTER TABLE {0} ALTER COLUMN {1} TYPE {2} USING {1}::{2}").format(
-            self.history, Identifier(name), SQL(kind)
-        )
+    def add_deleted(self) -> Composed:
+        """Let a history that an earlier version made say which rows were deleted."""
+        return SQL(
+            "ALTER TABLE {} ADD COLUMN IF NOT EXISTS spark_abs_deleted boolean NOT NULL DEFAULT false"
+        ).format(self.history)
 
     def keep_replaced(self) -> Composed:
         """Lock the rows that will be replaced, keep what they are, and note in the stage which they are.
@@ -232,11 +229,11 @@ class Statements:
             newest=self._newest(),
             theirs=SQL(", ").join(theirs),
             target=self.target,
-            same=self._same("t", "s"),
+            same=same_key(self.key, "t", "s"),
             stage=self.stage,
-            noted=self._same("n", "t"),
+            noted=same_key(self.key, "n", "t"),
             history=self.history,
-            columns=_listed(self.columns),
+            columns=listed_names(self.columns),
             kept=SQL(", ").join(kept),
         )
 
@@ -260,9 +257,11 @@ class Statements:
             "h.spark_abs_until > %(version)s ORDER BY 1 DESC"
         ).format(self.history, _OF_SINK)
 
-    def undo(self) -> Sequence[Composed]:
-        """Undo one epoch; `until`."""
-        where = SQL("{} AND h.spark_abs_until = %(until)s AND {}").format(_OF_SINK, self._same("t", "h"))
+    def undo(self, whole: Sequence[str]) -> Sequence[Composed]:
+        """Undo one epoch; `until`. Of rows that it has deleted `whole` are the columns that come back."""
+        where = SQL("{} AND h.spark_abs_until = %(until)s AND {}").format(
+            _OF_SINK, same_key(self.key, "t", "h")
+        )
         found = [
             SQL("DELETE FROM {} t USING {} h WHERE NOT h.spark_abs_existed AND {}").format(
                 self.target, self.history, where
@@ -276,6 +275,19 @@ class Statements:
                     self.target, SQL(", ").join(pairs), self.history, where
                 )
             )
+        found.append(
+            SQL(
+                "INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {history} h "
+                "WHERE {mine} AND h.spark_abs_until = %(until)s AND h.spark_abs_existed AND "
+                "h.spark_abs_deleted AND NOT EXISTS (SELECT 1 FROM {target} t WHERE {same})"
+            ).format(
+                target=self.target,
+                columns=listed_names(whole),
+                history=self.history,
+                mine=_OF_SINK,
+                same=same_key(self.key, "t", "h"),
+            )
+        )
         return found
 
     def drop_history(self) -> Composed:
@@ -289,12 +301,30 @@ class Statements:
         name = ".".join(quoted(part) for part in (self.schema, self.table + HISTORY))
         return SQL("to_regclass({})::oid::bigint").format(Literal(name.replace("%", "%%")))
 
-    def _same(self, one: str, other: str) -> Composed:
-        pairs = [SQL("{} = {}").format(Identifier(one, name), Identifier(other, name)) for name in self.key]
-        return SQL(" AND ").join(pairs)
+
+def add_column(table: Identifier, column: Column) -> Composed:
+    """Add a column that another table has got."""
+    return SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}").format(
+        table, Identifier(column.name), SQL(column.said)
+    )
 
 
-def _listed(names: Sequence[str]) -> Composed:
+def fit_column(table: Identifier, column: Column) -> Composed:
+    """Give a column the type that it has in another table by now."""
+    return SQL("ALTER TABLE {0} ALTER COLUMN {1} TYPE {2} USING {1}::{2}").format(
+        table, Identifier(column.name), SQL(column.said)
+    )
+
+
+def same_key(key: Sequence[str], one: str, other: str) -> Composed:
+    """Say that rows of two relations have one key; none of its columns is null."""
+    return SQL(" AND ").join(
+        SQL("{} = {}").format(Identifier(one, name), Identifier(other, name)) for name in key
+    )
+
+
+def listed_names(names: Sequence[str]) -> Composed:
+    """Return names with commas between them."""
     return SQL(", ").join(map(Identifier, names))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pytest
@@ -44,7 +44,7 @@ class Sending:
         self.sink = PostgresSink(config)
         self.mark = self.sink.recover(self.owner)
 
-    def __enter__(self) -> Sending:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,7 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from spark_abs.sinks import postgres
+from spark_abs.sinks import postgres, postgres_write
 from spark_abs.sinks.postgres import Postgres, PostgresSink
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.testing.two_phase import NotOnce, Row, check
@@ -82,8 +82,9 @@ def test_a_sink_that_does_less_is_caught(tmp_path: Path, before: str, after: str
         Postgres("orders", key=("id",), mode="upsert", history=True),
         Postgres("orders", prepared=True),
         Postgres("orders", key=("id",), mode="upsert", history=True, prepared=True),
+        Postgres("orders", key="id", mode="upsert", history=True, sequence_by="id", ignore_null_updates=True),
     ],
-    ids=["append", "upsert with history", "prepared", "prepared with history"],
+    ids=["append", "upsert with history", "prepared", "prepared with history", "changes"],
 )
 def test_postgres_has_every_row_once(server: PostgresServer, config: Postgres) -> None:
     server.run("CREATE TABLE orders (id bigint PRIMARY KEY, text text)")
@@ -92,8 +93,9 @@ def test_postgres_has_every_row_once(server: PostgresServer, config: Postgres) -
         def read() -> list[Row]:
             return connection.execute("SELECT id, text FROM orders").fetchall()
 
+        modules = [postgres.__file__, postgres_write.__file__]
         every = 19 if config.history else 7  # a step takes it some hundredths of a second
-        check(lambda: PostgresSink(config), read, modules=[postgres.__file__], every=every)
+        check(lambda: PostgresSink(config), read, modules=modules, every=every)
     assert server.run("SELECT gid FROM pg_prepared_xacts") == []
 
 

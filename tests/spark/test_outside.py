@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,8 @@ from tests.spark.conftest import Start
 
 TABLES = """
 DROP TABLE IF EXISTS rows, sums, sums_spark_abs_history, spark_abs_marker;
+DROP TABLE IF EXISTS last, last_spark_abs_history, last_spark_abs_deleted;
+CREATE TABLE last (k bigint PRIMARY KEY, id bigint, ts timestamptz);
 CREATE TABLE rows (id bigint, k bigint, ts timestamptz, price numeric(20,2), tags text[], more jsonb,
                    raw bytea, day date, seen timestamp, flag boolean, share double precision, note text,
                    added timestamptz DEFAULT now());
@@ -283,3 +286,56 @@ def test_batches_go_out_as_they_come_and_a_restore_undoes_those_behind_its_check
     assert found(server)[1] == expected(feed, 5)[1]
     twice = Counter(expected(feed, 5)[0][6:])
     assert Counter(found(server)[0]) == Counter(expected(feed, 5)[0]) + twice
+
+
+def declare_changes(spark: SparkSession, root: Path, feed: Feed) -> spark_abs.Job:
+    job = spark_abs.Job("out", root=str(root), spark=spark, interval="300ms")
+    last = spark_abs.Postgres(
+        "last",
+        key="k",
+        mode="upsert",
+        sequence_by="id",
+        apply_as_deletes="v < 0 AND ts IS NOT NULL",
+        except_columns="v",
+        history=True,
+        password_env="SUMS_PASSWORD",
+    )
+    job.sink("last", job.source("changes", feed.stream()), postgres=last)
+    return job
+
+
+def test_changes_of_a_key_that_come_late_lose_and_a_restore_takes_changes_back(
+    spark: SparkSession, server: PostgresServer, tmp_path: Path, start: Start
+) -> None:
+    root, feed = tmp_path / "root", Feed(spark, tmp_path / "feed")
+    chance = random.Random(7)
+
+    def change(files: int) -> None:
+        for _ in range(files):
+            drawn = [(chance.randrange(99), chance.randrange(4), chance.choice([-1, 1, 1])) for _ in range(5)]
+            feed.write(*({"id": at, "k": k, "v": v, "ts": at} for at, k, v in drawn))
+
+    def newest() -> dict[int, int]:
+        last: dict[int, tuple[int, int]] = {}
+        for row in (row for rows in feed.files for row in rows):
+            at, key, value = (int(str(row[column])) for column in ("id", "k", "v"))
+            if key not in last or at >= last[key][0]:
+                last[key] = (at, value)
+        return {key: at for key, (at, value) in last.items() if value > 0}
+
+    def there() -> dict[int, int]:
+        return dict(server.run("SELECT k, id FROM last"))
+
+    change(2)
+    run = start(declare_changes(spark, root, feed))
+    eventually(run, lambda: there() == newest(), "two files of changes outside")
+    run.stop(savepoint="early")
+    early = newest()
+    change(4)
+    start(declare_changes(spark, root, feed), available_now=True).await_termination()
+    assert there() == newest() != early
+    spark_abs.restore(str(root), "early")
+    assert there() == early
+    change(1)
+    start(declare_changes(spark, root, feed), available_now=True).await_termination()
+    assert there() == newest()
