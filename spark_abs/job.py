@@ -1,7 +1,4 @@
-"""How a user declares a job: sources, stages, sinks.
-
-It is long because its docstrings are the reference of all that a declaration may say.
-"""
+"""How a user declares a job: sources, stages, sinks. Its docstrings are the reference of what it may say."""
 
 from __future__ import annotations
 
@@ -112,9 +109,14 @@ class Job:
         shuffle_partitions: int | None = None,
         state_provider: ProviderName | None = None,
         output_mode: OutputMode = "append",
+        adopt: str | None = None,
     ) -> Stage:
-        """Declare a stage that reads one native streaming frame."""
-        return self.stage(
+        """Declare a stage that reads one native streaming frame; arguments are those of `stage`.
+
+        With `adopt`, the checkpoint of a query that has stopped, the stage goes on with its state where that
+        was: it has written the frame to the Delta table of a sink of the stage, and writes there no more.
+        """
+        made = self.stage(
             name,
             [frame],
             lambda only: only,
@@ -124,6 +126,8 @@ class Job:
             state_provider=state_provider,
             output_mode=output_mode,
         )
+        self.stages[made.stage] = replace(self.stages[made.stage], adopt=adopt)
+        return made
 
     def stage(
         self,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spark_abs.compatibility.adoption import Adoption, adopt
 from spark_abs.compatibility.recorded import Declared, Knowledge
 from spark_abs.errors import Refused, TakenOver
 from spark_abs.fencing.fence import fence_run
@@ -81,11 +82,17 @@ def end_batches(
     return any(change.ends_batch for change in comparison.stages)
 
 
-def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declared: Declared) -> RunContext:
+def carry_out(
+    ctx: RunContext,
+    control: Control,
+    comparison: Comparison,
+    declared: Declared,
+    adoptions: Sequence[Adoption] = (),
+) -> RunContext:
     """Make the stages go on as the comparison says, and record the declared job; returns the new context.
 
-    1. Write native checkpoints with rearranged sources into new directories.  2. Record directories, first
-    positions and shapes: one commit.
+    1. Write native checkpoints with rearranged sources, and of adopted queries, into new directories.
+    2. Record directories, first positions and shapes: one commit.
 
     Raises:
         Fenced: somebody has taken over.
@@ -98,6 +105,7 @@ def carry_out(ctx: RunContext, control: Control, comparison: Comparison, declare
         for change in comparison.stages
         if change.layout is not None
     ]
+    moved += [adopt(ctx, _number(ctx, attempt, a.stage), a, heartbeat) for a in adoptions]
     ctx.failpoint("change.record.before")
     shapes = tuple(replace(s, outputs=dict.fromkeys(s.outputs, "")) for s in declared.shapes)
     state = control.update(lambda state: record_change(state, ctx.run, shapes, moved, comparison))  # 2
@@ -114,12 +122,16 @@ def _rearranged(
 ) -> Rebuilt:
     """Write a stage's native checkpoint into a directory that no start has used, and return its record."""
     native = ctx.native(stage)
-    before = attempt.rebuilt_stage(stage)
-    number = max(int(ctx.run), 2 if before is None else before.number + 1)
-    record = Rebuilt(stage, number, fresh_query_id(), None, done=True)
+    record = Rebuilt(stage, _number(ctx, attempt, stage), fresh_query_id(), None, done=True)
     target = replace(ctx, directories={stage: record.directory}).native(stage)
     given = [json.dumps(dumps_position(s)) if isinstance(s, Position) else s for s in sources]
     ctx.failpoint(f"change.{stage}.write.before")
     rearrange(native, target, NativeLog(native).newest_committed(), record.query, given, heartbeat)
     ctx.failpoint(f"change.{stage}.write.after")
     return record
+
+
+def _number(ctx: RunContext, attempt: Attempt, stage: StageId) -> int:
+    """Return the number of a directory that no start has used."""
+    before = attempt.rebuilt_stage(stage)
+    return max(int(ctx.run), 2 if before is None else before.number + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing, nullcontext, suppress
 
-from spark_abs.model import RunId, owner_of, run_app_id
+from spark_abs.model import RunId, run_app_id
 from spark_abs.plan.specs import JobSpec, SinkSpec
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.outside import Owner
@@ -37,7 +37,7 @@ def refuse_rows_of_others(job: JobSpec, sink: SinkSpec, root: Root, state: Contr
     if sink.table is not None:
         with suppress(FileNotFoundError):
             table = Table.open(root.storage.place(sink.table))
-            if not (state is not None and (is_recorded(state, sink, table.id) or _is_marked(state, table))):
+            if state is None or not (is_recorded(state, sink, table.id) or is_marked(state, sink, table)):
                 refuse_others(sink.name, f"table {table.uri}", rows_there(table))
     elif sink.outside is not None and not (state is not None and _is_outside(state, sink)):
         owner = Owner(_NO_ROOT if state is None else state.root, job.name, sink.name, RunId(0))
@@ -53,9 +53,10 @@ def is_recorded(state: ControlState, sink: SinkSpec, table_id: str) -> bool:
     return any(table_id == known.table_id or sink.table == known.table for known in state.sinks)
 
 
-def _is_marked(state: ControlState, table: Table) -> bool:
+def is_marked(state: ControlState, sink: SinkSpec, table: Table) -> bool:
     """Say whether a root has committed to a table: a start may have been killed before it recorded that."""
-    return table.transaction(run_app_id(owner_of(state.job, state.attempt.root))) is not None
+    writer = state.writer(state.attempt, sink.source.stage, sink.name)
+    return any(table.transaction(app) is not None for app in (run_app_id(writer.owner), writer.app))
 
 
 def _is_outside(state: ControlState, sink: SinkSpec) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 
 from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.writer import check_channel
+from spark_abs.compatibility.adoption import Adoption, is_open, plan_adoption
 from spark_abs.compatibility.existing import refuse_rows_of_others
 from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
@@ -24,7 +25,6 @@ from spark_abs.plan.specs import JobSpec
 from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.protocol.changes import Comparison, Recorded
 from spark_abs.protocol.compare import compare
-from spark_abs.protocol.control import ControlState
 from spark_abs.settings_table import WatermarkCheck
 from spark_abs.sinks.create import check_sink
 from spark_abs.store.control import PATH as CONTROL
@@ -117,7 +117,9 @@ def check_drafted(
     if not at.place(CONTROL).exists():
         declared = declare(job, drafted.graph, drafted.frames, drafted.plans)
         first = compare(Recorded("a new root"), declared.shapes, begin=declared.begin)
-        return replace(first, obstacles=tuple(_obstacles(_tables(job, drafted, at, None))))
+        adoptions, reasons = adopted(job, at, None, drafted)
+        obstacles = [*_obstacles(_tables(job, drafted, at, None)), *reasons]
+        return replace(noted(first, adoptions), obstacles=tuple(obstacles))
     state = Control.open(at).state
     past = past_of(at, state)
     if to is not None:
@@ -139,6 +141,7 @@ class Inspected:
     job: Declared
     knowledge: Knowledge
     comparison: Comparison
+    adoptions: tuple[Adoption, ...] = ()
 
 
 def inspect(
@@ -173,10 +176,38 @@ def inspect(
         job, drafted.graph, drafted.frames, drafted.plans
     )  # after the checks: functions then say their past
     knowledge = Knowledge(past.root, past.control, past.manifest, at_checkpoint=at_checkpoint)
-    comparison = replace(knowledge.compare(declared, leave), obstacles=tuple(obstacles))
+    adoptions, reasons = adopted(job, past.root, past, drafted, at_checkpoint=at_checkpoint)
+    if refuse and reasons:
+        raise Refused("\n".join(reasons))
+    comparison = noted(knowledge.compare(declared, leave), adoptions)
+    comparison = replace(comparison, obstacles=(*obstacles, *reasons))
     if refuse:
         require_ok(comparison)
-    return Inspected(declared, knowledge, comparison)
+    return Inspected(declared, knowledge, comparison, adoptions)
+
+
+def adopted(
+    job: JobSpec, root: Root, past: Past | None, drafted: Drafted, at_checkpoint: bool = False
+) -> tuple[tuple[Adoption, ...], tuple[str, ...]]:
+    """Return the queries whose place stages take, and why one cannot be adopted."""
+    found, reasons = [], []
+    state = None if past is None else past.control
+    for stage in () if at_checkpoint else drafted.plans:
+        if is_open(job, root, past, stage):
+            try:
+                found.append(plan_adoption(job, root, state, stage, drafted.plans[stage]))
+            except (AbsError, OSError) as error:
+                reasons.append(str(error))
+    return tuple(found), tuple(reasons)
+
+
+def noted(comparison: Comparison, adoptions: Sequence[Adoption]) -> Comparison:
+    """Say in a comparison which stages take the place of queries."""
+    said = {adoption.stage: str(adoption) for adoption in adoptions}
+    stages = (
+        replace(s, notes=(said[s.stage], *s.notes)) if s.stage in said else s for s in comparison.stages
+    )
+    return replace(comparison, stages=tuple(stages))
 
 
 def require_ok(comparison: Comparison) -> Comparison:
@@ -205,13 +236,12 @@ def _checks(
     for stage in graph.stages:
         if kafka := drafted.plans[stage.name].kafka:
             yield partial(require_records, job.spark, stage.name, kafka, past, at_checkpoint)
-    yield from _tables(job, drafted, root, past.control)
+    yield from _tables(job, drafted, root, past)
 
 
-def _tables(
-    job: JobSpec, drafted: Drafted, root: Root, state: ControlState | None
-) -> Iterator[Callable[[], object]]:
+def _tables(job: JobSpec, drafted: Drafted, root: Root, past: Past | None) -> Iterator[Callable[[], object]]:
     """Iterate the checks of the tables of sinks, which may be older than the root."""
+    state = None if past is None else past.control
     for spec in job.sinks:
         table = spec.table or spec.epoch_table
         if table is not None and spec.delta is not None:
@@ -219,7 +249,8 @@ def _tables(
             yield partial(check_sink, place, schema, spec.delta, job.spark)
         if spec.outside is not None:
             yield partial(spec.outside.check, delta_schema(drafted.frames.schemas[spec.source.channel]))
-        yield partial(refuse_rows_of_others, job, spec, root, state)
+        if not is_open(job, root, past, spec.source.stage):
+            yield partial(refuse_rows_of_others, job, spec, root, state)
 
 
 def _obstacles(checks: Iterator[Callable[[], object]]) -> Iterator[str]:

@@ -130,6 +130,8 @@ class StageSpec:
     shuffle_partitions: int | None
     state_provider: ProviderName | None
     begin: Begin = "cut"
+    adopt: str | None = None
+    """The checkpoint of a native query that the stage takes the place of."""
 
     @property
     def channels(self) -> tuple[ChannelId, ...]:

@@ -78,7 +78,8 @@ def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storag
                         f"stage {stage.name!r} reads {_paths(table, read)}, the table of sink {sink.name!r} "
                         "of this job: no barrier goes through a table, no checkpoint has both at one cut; "
                         f"read the output of the stage as a channel instead: give {sink.stage}.{sink.output} "
-                        "as an input"
+                        "as an input; a query that is adopted and reads the table of another keeps on with "
+                        "that in a job of its own, with a root of its own"
                     )
 
 

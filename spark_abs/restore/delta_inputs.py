@@ -76,9 +76,13 @@ def asked(
     unknown: list[str] = []
     for key, text in parse_offsets(offsets).offsets.items() if offsets else ():
         offset = delta_offset(text)
+        shape = declared[int(key)] if key.isdecimal() and int(key) < len(declared) else None
+        if shape is not None and "iceberg" in shape.kind.lower():
+            unknown.append(
+                f"stage {stage!r} goes on in {shape}: whether that has the snapshots since is not asked"
+            )
         if offset is None:
             continue
-        shape = declared[int(key)] if key.isdecimal() and int(key) < len(declared) else None
         if shape is None or shape.kind.lower() != DELTA or not shape.name:
             unknown.append(
                 f"stage {stage!r} goes on with version {offset.version} of the Delta table with the id "

@@ -14,6 +14,7 @@ from spark_abs.channels.writer import create_channel
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.checkpointing.sending import Senders, open_senders, sendings
+from spark_abs.compatibility.adoption import fence_query
 from spark_abs.compatibility.existing import is_recorded
 from spark_abs.errors import CheckpointNotFound, Refused, UsageError
 from spark_abs.manifest import StageShape
@@ -276,6 +277,8 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     overwrites = given.graph.stage(source.stage).output_mode == "complete"
     writer = ctx.writer(source.stage, sink.name)
     table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: spark, sink.key, overwrites)
+    if given.job.stages[source.stage].adopt is not None:
+        fence_query(ctx, source.stage, sink.name, uri, lambda: spark)
     table.begin(
         take_over=sink.existing == "take_over",
         alone=sink.existing is None and not is_recorded(given.control.state, sink, table.table_id),

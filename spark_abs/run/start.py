@@ -100,7 +100,7 @@ def start_job(
                 comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
             if end_batches(ctx, control, comparison, lambda: job.spark):  # its rows are in channels now
                 comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
-            ctx = carry_out(ctx, control, comparison, found.job)
+            ctx = carry_out(ctx, control, comparison, found.job, found.adoptions)
             lost = _lost_natives(ctx, graph, past.manifest)
             started = check_functions(past, drafted.frames, plans, lost)
             control.update(lambda state: start_functions(state, ctx.run, started))

@@ -134,7 +134,7 @@ class DeltaSink:
                 return
             if new:
                 refuse_epochs(self._table, self._writer.job, self._writer.root)
-            if alone and self._table.transaction(fence) is None:
+            if alone and new and self._table.transaction(fence) is None:
                 refuse_others(self._writer.sink, f"table {self.uri}", rows_there(self._table))
             note = replace(self._note(attached=new or comes), took_over=others is not None)
             fences = dict.fromkeys(others or (), FENCED) | {fence: int(self._run)}

@@ -41,5 +41,6 @@ def refuse_others(sink: str, target: str, there: str) -> None:
         f"sink {sink!r}: {target} has {there} that this root has not written; the rows of the job would come "
         "on top of them, also those of inputs that were read before. Say existing='append' if the sink is "
         "meant to write beside them; existing='take_over' if another root has written them whose place this "
-        "one takes (Delta tables); or name another table"
+        "one takes (Delta tables); adopt=CHECKPOINT of job.source to go on with the query that has written "
+        "them; or name another table"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from pyarrow import fs
@@ -9,16 +10,22 @@ from pyarrow import fs
 from spark_abs.errors import DamageError
 from spark_abs.snapshots.layout import is_ignored, relocate_operator
 from spark_abs.snapshots.materialise import METADATA, empty, is_operator_metadata, make_directory, put
+from spark_abs.snapshots.parallel import for_each
 from spark_abs.store.storage import Place
 
 _COPY_BYTES = 8 << 20
 
 
-def adopt_native(source: Place, target: Place) -> None:
+def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = lambda: None) -> None:
     """Copy a whole checkpoint directory, the planned batch included; the source is left alone.
 
     The query id stays, so that writes which are idempotent by it stay so. `metadata` is written last: a
     directory that has it is whole and is not touched again, one without it is emptied and written anew.
+
+    Args:
+        source: the checkpoint of a query that has stopped.
+        target: a directory that no query has used.
+        heartbeat: called now and then, in this thread.
 
     Raises:
         DamageError: there is no native checkpoint at the source.
@@ -33,14 +40,17 @@ def adopt_native(source: Place, target: Place) -> None:
     for info in infos:
         if info.type is fs.FileType.Directory:
             make_directory(target, info.path.removeprefix(f"{source.path}/"))
-    for info in infos:
+
+    def copy(info: fs.FileInfo) -> None:
         path = info.path.removeprefix(f"{source.path}/")
-        if info.type is not fs.FileType.File or is_ignored(info.base_name) or path == METADATA:
-            continue
         with source.fs.open_input_stream(info.path) as stream:
             chunks = iter(partial(stream.read, _COPY_BYTES), b"")
             if is_operator_metadata(path):
                 chunks = iter([relocate_operator(b"".join(chunks).decode(), state_uri).encode()])
             put(target, path, chunks)
+
+    files = [i for i in infos if i.type is fs.FileType.File and not is_ignored(i.base_name)]
+    wanted = [info for info in files if info.path != f"{source.path}/{METADATA}"]
+    for_each(wanted, copy, lambda _: heartbeat())
     with source.fs.open_input_stream(f"{source.path}/{METADATA}") as stream:
         put(target, METADATA, [stream.read()])

@@ -1,0 +1,330 @@
+"""A job takes over the checkpoint of a native query, whose table becomes that of a sink.
+
+Decided from what storage says before anything is changed: where the query stands, what it reads and keeps,
+and which of its batches the table holds. Then its checkpoint is copied, `control/` records the copy, and one
+commit in the table lets the sink go on and the query write no more. Until that commit, a start that is killed
+leaves the query as it was, and the next start begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyarrow import fs
+
+from spark_abs.compatibility.existing import is_marked, refuse_rows_of_others
+from spark_abs.compatibility.restored import Past
+from spark_abs.errors import DamageError, Refused
+from spark_abs.manifest import SourceShape
+from spark_abs.model import NO_BATCH, BatchId, SinkWriter, StageId
+from spark_abs.plan.graph import PlanFacts
+from spark_abs.plan.specs import JobSpec, SinkSpec, StageSpec
+from spark_abs.protocol.attempt import Rebuilt
+from spark_abs.protocol.control import ControlState
+from spark_abs.restore.delta_inputs import asked
+from spark_abs.sinks.adopted import (
+    is_adopted,
+    named,
+    refuse_running,
+    take_over_query,
+    was_fenced,
+    written_by,
+)
+from spark_abs.snapshots.adopt import adopt_native
+from spark_abs.snapshots.delta_offsets import DELTA, delta_offset
+from spark_abs.snapshots.kafka_offsets import KAFKA, kafka_offsets
+from spark_abs.snapshots.layout import file_source_offset, parse_operator
+from spark_abs.snapshots.materialise import METADATA
+from spark_abs.snapshots.rearrange import source_offsets
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.native import NativeLog, check_native, native_of
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_KEPT_BY = {
+    "Aggregate": "an aggregation",
+    "Distinct": "an aggregation",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "Join": "a join of streams",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithState in Python",
+    "GlobalLimit": "a limit",
+}
+"""Operators of a plan, as people call them."""
+_STORED_AS = {
+    "stateStoreSave": "an aggregation",
+    "sessionWindowStateStoreSaveExec": "an aggregation",
+    "dedupe": "dropDuplicates",
+    "dedupeWithinWatermark": "dropDuplicatesWithinWatermark",
+    "symmetricHashJoin": "a join of streams",
+    "flatMapGroupsWithState": "flatMapGroupsWithState",
+    "applyInPandasWithState": "applyInPandasWithState",
+    "transformWithStateExec": "transformWithState",
+    "transformWithStateInPySparkExec": "transformWithState in Python",
+    "transformWithStateInPandasExec": "transformWithState in Python",
+    "globalLimit": "a limit",
+}
+"""The same as their metadata in a checkpoint has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """A native query whose place a stage takes."""
+
+    stage: StageId
+    source: Place
+    """Its checkpoint."""
+    query: str
+    """Spark's id of it."""
+    finished: BatchId
+    planned: BatchId
+
+    def __str__(self) -> str:
+        """Return it as `check` shows it."""
+        return f"adopts {self.source}: query {self.query}, after batch {self.finished}"
+
+
+def is_open(job: JobSpec, root: Root, past: Past | None, stage: StageId) -> bool:
+    """Say whether a stage has still to adopt its query: it has run nothing, and no sink of it has begun.
+
+    Until a sink has, nothing of the job is in a table, and the query may have gone on since it was copied. A
+    stage that is known and has lost its native checkpoint is not open: its rows are in the table already.
+    """
+    given = job.stages[stage].adopt
+    if given is None or past is None:
+        return given is not None
+    state = past.control
+    record = state.attempt.rebuilt_stage(stage)
+    if record is None:
+        known = {s.stage for s in state.attempt.shapes}
+        known |= {s.stage for s in past.manifest.stages} if past.manifest is not None else set()
+        return stage not in known and native_of(root, state, stage).read(METADATA) is None
+    place = root.storage.place(given)
+    if place.read(METADATA) is None or NativeLog(place).query_id() != record.query:
+        return False
+    tables = ((sink, _table(root, sink)) for sink in _sinks(job, stage))
+    begun = any(t is not None and is_adopted(t, _writer(state, sink), record.query) for sink, t in tables)
+    return not begun and all(attached.stage != stage for attached in state.sinks)
+
+
+def plan_adoption(
+    job: JobSpec, root: Root, state: ControlState | None, stage: StageId, plan: PlanFacts
+) -> Adoption:
+    """Say what is taken over; changes nothing.
+
+    Args:
+        job: the declarations.
+        root: of the job.
+        state: what `control/` says; None if there is none.
+        stage: the stage that says `adopt`.
+        plan: of its frame.
+
+    Raises:
+        Refused: the query cannot be adopted as it is declared; says why, and the way that works.
+        DamageError: the checkpoint cannot be read.
+    """
+    spec = job.stages[stage]
+    assert spec.adopt is not None
+    place = root.storage.place(spec.adopt)
+    reasons = list(_whole(place))
+    if reasons:
+        raise Refused(_said(stage, place, reasons))
+    log = NativeLog(place)
+    found = Adoption(stage, place, log.query_id(), log.newest_committed(), log.newest_planned())
+    _refuse_active(job.spark, found)
+    offsets = log.offsets_text(found.planned)
+    reasons += _sources(place, source_offsets(offsets), plan.streams)
+    reasons += asked(root, stage, log.offsets_text(found.finished), plan.streams).lost
+    reasons += _operators(place, plan)
+    reasons += _outputs(job, root, state, found, spec)
+    if reasons:
+        raise Refused(_said(stage, place, reasons))
+    return found
+
+
+def adopt(ctx: RunContext, attempt_number: int, adoption: Adoption, heartbeat: Callable[[], None]) -> Rebuilt:
+    """Copy the checkpoint of a query into a directory that no start has used, and return its record.
+
+    Raises:
+        Refused: the query has gone on meanwhile.
+    """
+    record = Rebuilt(adoption.stage, attempt_number, adoption.query, None, done=True)
+    target = ctx.root.native(ctx.natives, ctx.attempt, record.directory)
+    ctx.failpoint(f"adopt.{adoption.stage}.copy.before")
+    adopt_native(adoption.source, target, heartbeat)
+    log = NativeLog(adoption.source)
+    if (log.newest_committed(), log.newest_planned()) != (adoption.finished, adoption.planned):
+        raise Refused(f"query {adoption.query} runs on {adoption.source}: stop it, and start the job again")
+    ctx.failpoint(f"adopt.{adoption.stage}.copy.after")
+    return record
+
+
+def fence_query(
+    ctx: RunContext, stage: StageId, sink: str, uri: str, session: Callable[[], SparkSession]
+) -> None:
+    """Let a sink go on where its stage's query was, if that has written its table; see `take_over_query`."""
+    native = NativeLog(ctx.native(stage))
+    if native.place.read(METADATA) is None:
+        return
+    ctx.failpoint(f"adopt.{stage}.fence.before")
+    table = Table.open(ctx.root.storage.place(uri))
+    query, planned = native.query_id(), native.newest_planned()
+    take_over_query(table, ctx.writer(stage, sink), ctx.run, query, planned, session)
+    ctx.failpoint(f"adopt.{stage}.fence.after")
+
+
+def _whole(place: Place) -> Iterator[str]:
+    """Iterate what keeps a checkpoint from being that of a query that can go on."""
+    if place.read(METADATA) is None:
+        yield "it is not the checkpoint of a query: it has no metadata file"
+        return
+    log = NativeLog(place)
+    finished, planned = log.newest_committed(), log.newest_planned()
+    if finished == NO_BATCH:
+        yield (
+            "its query has finished no batch: start the query once more until it has; or, if it has written "
+            "nothing, start the job without adopt"
+        )
+    elif planned > finished + 1:
+        yield (
+            f"batch {planned} is planned, and {finished} is the last finished one: progress was tracked "
+            "asynchronously. Start the query once without asyncProgressTrackingEnabled, until it has "
+            "finished a batch"
+        )
+    elif (finding := check_native(place, NO_BATCH)) is not None:
+        yield finding
+    inside = place.fs.get_file_info(fs.FileSelector(place.path))
+    if any("_schema_log" in info.base_name for info in inside):
+        yield "it holds a log of schemas (schemaTrackingLocation), which does not come along"
+
+
+def _refuse_active(spark: SparkSession, adoption: Adoption) -> None:
+    if any(query.id == adoption.query for query in spark.streams.active):
+        raise Refused(f"query {adoption.query}, which is to be adopted, runs in this session: stop it first")
+
+
+def _sources(place: Place, offsets: Sequence[str | None], shapes: Sequence[SourceShape]) -> Iterator[str]:
+    """Iterate what differs between the sources of a checkpoint and of a frame."""
+    if len(offsets) != len(shapes):
+        yield f"its query reads {len(offsets)} sources, and the frame {len(shapes)}"
+        return
+    for number, (offset, shape) in enumerate(zip(offsets, shapes, strict=True)):
+        if offset is None:
+            continue
+        delta, files, kafka = delta_offset(offset), file_source_offset(offset), kafka_offsets(offset)
+        was = DELTA if delta else KAFKA if kafka else "files" if files is not None else ""
+        kind = shape.kind.lower()
+        now = kind if kind in (DELTA, KAFKA) else "files" if kind in _FILES else ""
+        if was != now:
+            yield f"source {number} of its query reads {was or 'something else'}, and the frame {shape}"
+        elif delta is not None:
+            with suppress(FileNotFoundError, DamageError):
+                table = Table.open(place.storage.place(shape.name))
+                if table.id != delta.table_id:
+                    yield f"source {number} of its query reads the table {delta.table_id}, not {shape.name}"
+
+
+_FILES = frozenset(("json", "csv", "parquet", "orc", "text", "avro", "xml", "binaryfile", "textfile"))
+
+
+def _operators(place: Place, plan: PlanFacts) -> Iterator[str]:
+    """Iterate what differs between the operators with state of a checkpoint and of a frame."""
+    if any(plan.functions):
+        yield "its frame has functions of spark_abs with state: a native query does not record their forms"
+    kept = Counter(_kept(place))
+    declared = Counter(_KEPT_BY.get(o.name, o.name) for o in plan.operators)
+    if kept != declared:
+        yield f"its query keeps state for {_listed(kept)}, and the frame for {_listed(declared)}"
+
+
+def _kept(place: Place) -> Iterator[str]:
+    selector = fs.FileSelector(f"{place.path}/state", allow_not_found=True)
+    for info in place.fs.get_file_info(selector):
+        if not info.base_name.isdecimal():
+            continue
+        below = f"state/{info.base_name}/_metadata"
+        text = place.read(f"{below}/metadata")
+        if text is None:
+            inside = place.fs.get_file_info(fs.FileSelector(f"{place.path}/{below}/v2", allow_not_found=True))
+            names = [i.base_name for i in inside if i.base_name.isdecimal()]
+            text = place.read(f"{below}/v2/{max(names, key=int)}") if names else None
+        if text is not None:
+            name = parse_operator(text.decode()).name
+            yield _STORED_AS.get(name, name)
+
+
+def _outputs(
+    job: JobSpec, root: Root, state: ControlState | None, found: Adoption, spec: StageSpec
+) -> Iterator[str]:
+    """Iterate what keeps the sinks of a stage from going on where the query was."""
+    own = []
+    for sink in _sinks(job, found.stage):
+        table = _table(root, sink)
+        if table is None or refuse_running(table, found.query, found.planned) is None:
+            try:
+                refuse_rows_of_others(job, sink, root, state)
+            except Refused as error:
+                yield str(error)
+            continue
+        own.append(table)
+        if was_fenced(table, found.query) and not (state is not None and is_marked(state, sink, table)):
+            yield (
+                f"another root has adopted query {found.query} already, and may have written {table.uri} "
+                "since: go on with that root; the checkpoint would repeat what is there"
+            )
+        if sink.key:
+            yield f"sink {sink.name!r} merges by key, and the query has appended: declare it without a key"
+        written = written_by(table, found.query, "" if state is None else state.root)
+        mode = written.mode
+        if mode and mode != spec.output_mode:
+            yield f"the query wrote {table.uri} in output mode {mode!r}: say output_mode={mode!r}"
+        if written.others and sink.existing is None:
+            yield (
+                f"sink {sink.name!r}: others than the query have written rows to {table.uri} (versions "
+                f"{named(written.others)}): say existing='append' if these are meant to stay beside its own"
+            )
+    if not own:
+        yield (
+            f"no Delta table of a sink, written with each batch, holds a batch of query {found.query}. A "
+            "query with foreachBatch takes part as it is, see spark_abs.checkpoint_location(adopt=). One "
+            "that has written nothing yet need not be adopted. One that writes to Kafka, files or the "
+            "console cannot be: begin a new job, from offsets that you choose"
+        )
+
+
+def _sinks(job: JobSpec, stage: StageId) -> list[SinkSpec]:
+    """Return the sinks of a stage that write a Delta table with each batch."""
+    return [sink for sink in job.sinks if sink.source.stage == stage and sink.table is not None]
+
+
+def _table(root: Root, sink: SinkSpec) -> Table | None:
+    assert sink.table is not None
+    try:
+        return Table.open(root.storage.place(sink.table))
+    except FileNotFoundError:
+        return None
+
+
+def _writer(state: ControlState, sink: SinkSpec) -> SinkWriter:
+    return state.writer(state.attempt, sink.source.stage, sink.name)
+
+
+def _said(stage: StageId, place: Place, reasons: Sequence[str]) -> str:
+    return "\n".join([f"stage {stage!r} cannot adopt {place}:", *reasons])
+
+
+def _listed(kinds: Counter[str]) -> str:
+    return (
+        ", ".join(f"{kind} ({n} times)" if n > 1 else kind for kind, n in sorted(kinds.items())) or "nothing"
+    )

@@ -1,0 +1,75 @@
+"""The table of a native query that a job goes on with, in its log alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import pyarrow as pa
+import pytest
+
+from spark_abs.errors import Refused
+from spark_abs.model import FENCED, AttemptId, BatchId, RunId, SinkWriter, StageId
+from spark_abs.sinks.adopted import last_written, refuse_running, take_over_query, was_fenced
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Commit, Table
+
+QUERY = "0a1b2c3d"
+FIRST = SinkWriter("job", "r00t", StageId("s"), "out", AttemptId(1))
+
+
+def no_session() -> NoReturn:
+    raise AssertionError("a plain table needs no Spark")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table.ensure(Place(str(tmp_path)), pa.schema([("n", pa.int64())]))
+
+
+def take_over(table: Table, planned: int, writer: SinkWriter = FIRST) -> None:
+    take_over_query(table, writer, RunId(1), QUERY, BatchId(planned), no_session)
+
+
+def test_the_sink_holds_what_the_query_has_written_which_writes_no_more(table: Table) -> None:
+    """In one commit; a repeat changes nothing."""
+    table.commit_next(Commit(transactions={QUERY: 6}))
+    table.commit_next(Commit(transactions={QUERY: 7}))
+    assert last_written(table, QUERY) == 7
+    take_over(table, planned=7)
+    assert (table.transaction(FIRST.app), table.transaction(QUERY)) == (7, FENCED)
+    at = table.version
+    take_over(table, planned=7)
+    assert table.version == at
+    assert was_fenced(table, QUERY)
+    assert last_written(table, QUERY) == 7  # by the log, for an attempt that adopts it anew
+    again = SinkWriter("job", "r00t", StageId("s"), "out", AttemptId(2))
+    take_over(table, planned=7, writer=again)
+    assert table.transaction(again.app) == 7
+
+
+def test_a_query_that_was_fenced_late_is_fenced_by_the_next_start(table: Table) -> None:
+    """Delta's own writer takes one id in a commit: the batches first, and may be killed after them."""
+    table.commit_next(Commit(transactions={QUERY: 7}))
+    table.commit_next(Commit(transactions={FIRST.app: 7}))
+    table.commit_next(Commit(transactions={QUERY: 8}))  # the query was started again meanwhile
+    with pytest.raises(Refused, match="holds batch 8"):
+        take_over(table, planned=7)
+    take_over(table, planned=8)  # adopted anew
+    assert (table.transaction(FIRST.app), table.transaction(QUERY)) == (8, FENCED)
+
+
+def test_a_query_that_goes_on_is_refused(table: Table) -> None:
+    table.commit_next(Commit(transactions={QUERY: 8}))
+    with pytest.raises(
+        Refused, match="holds batch 8 of query 0a1b2c3d, and its checkpoint ends with batch 7"
+    ):
+        take_over(table, planned=7)
+    assert not was_fenced(table, QUERY)
+    assert refuse_running(table, QUERY, BatchId(8)) == 8
+
+
+def test_a_table_of_others_is_left_alone(table: Table) -> None:
+    take_over(table, planned=7)
+    assert table.version == 0
+    assert last_written(table, QUERY) is None
