@@ -145,7 +145,8 @@ def plan_adoption(
     _refuse_active(job.spark, found)
     offsets = log.offsets_text(found.planned)
     reasons += _sources(place, source_offsets(offsets), plan.streams)
-    reasons += asked(root, stage, log.offsets_text(found.finished), plan.streams).lost
+    before = log.find_offsets(BatchId(found.finished - 1)) or ""
+    reasons += asked(root, stage, log.offsets_text(found.finished), plan.streams, before=before).lost
     reasons += _operators(place, plan)
     reasons += _outputs(job, root, state, found, spec)
     if reasons:
@@ -226,7 +227,7 @@ def _sources(place: Place, offsets: Sequence[str | None], shapes: Sequence[Sourc
         was = DELTA if delta else KAFKA if kafka else "files" if files is not None else ""
         kind = shape.kind.lower()
         now = kind if kind in (DELTA, KAFKA) else "files" if kind in _FILES else ""
-        if was != now:
+        if was != now and not (now == "" and was in ("files", KAFKA)):  # a format that is not known here
             yield f"source {number} of its query reads {was or 'something else'}, and the frame {shape}"
         elif delta is not None:
             with suppress(FileNotFoundError, DamageError):
@@ -244,7 +245,8 @@ def _operators(place: Place, plan: PlanFacts) -> Iterator[str]:
         yield "its frame has functions of spark_abs with state: a native query does not record their forms"
     kept = Counter(_kept(place))
     declared = Counter(_KEPT_BY.get(o.name, o.name) for o in plan.operators)
-    if kept != declared:
+    known = kept.keys() | declared.keys() <= set(_KEPT_BY.values())
+    if kept != declared if known else kept.total() != declared.total():
         yield f"its query keeps state for {_listed(kept)}, and the frame for {_listed(declared)}"
 
 

@@ -20,11 +20,13 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from spark_abs.errors import DamageError, UsageError
-from spark_abs.manifest import Manifest, SourceShape
+from spark_abs.manifest import Manifest, SourceShape, StageSnapshot
 from spark_abs.model import StageId
 from spark_abs.snapshots.delta_offsets import DELTA, FEED, DeltaOffset, delta_offset
 from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.snapshots.packs import PackReader
 from spark_abs.snapshots.parallel import THREADS
+from spark_abs.snapshots.state_storage import locate
 from spark_abs.store.log import log_file, versions_in
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -54,14 +56,35 @@ def delta_inputs(root: Root, manifest: Manifest) -> DeltaInputs:
     unknown: list[str] = []
     for snapshot in manifest.stages:
         tracked = any("_schema_log" in file.path for file in snapshot.files)
-        found = asked(root, snapshot.stage, snapshot.offsets, shapes.get(snapshot.stage, ()), tracked)
+        sources, before = shapes.get(snapshot.stage, ()), ""
+        if "reservoirId" in snapshot.offsets:
+            before = _before(root, snapshot)
+        found = asked(root, snapshot.stage, snapshot.offsets, sources, tracked, before)
         lost += found.lost
         unknown += found.unknown
     return DeltaInputs(tuple(lost), tuple(unknown))
 
 
+def _before(root: Root, snapshot: StageSnapshot) -> str:
+    """Return the offsets of the batch before the cut, from `state/`; empty if they are not there."""
+    wanted = [f for f in snapshot.files if f.path == f"offsets/{snapshot.cut_batch - 1}"]
+    try:
+        with PackReader(root) as reader:
+            where = locate(root, reader, wanted) if wanted else {}
+            return "".join(
+                b"".join(reader.pieces(where[f.sha256, f.at.pack], f.sha256, f.size)).decode() for f in wanted
+            )
+    except DamageError:  # said when the checkpoint is verified
+        return ""
+
+
 def asked(
-    root: Root, stage: StageId, offsets: str, declared: Sequence[SourceShape], tracked: bool = False
+    root: Root,
+    stage: StageId,
+    offsets: str,
+    declared: Sequence[SourceShape],
+    tracked: bool = False,
+    before: str = "",
 ) -> DeltaInputs:
     """Look whether Delta tables still have what one stage reads after the offsets of a batch.
 
@@ -71,9 +94,11 @@ def asked(
         offsets: the text of the offset file; empty if it has run no batch.
         declared: its sources, in the order of the file.
         tracked: whether the source keeps a log of schemas: then they may change.
+        before: the text of the offset file before it: Spark plans that batch once more when it starts.
     """
     lost: list[str] = []
     unknown: list[str] = []
+    planned = parse_offsets(before).offsets if before else {}
     for key, text in parse_offsets(offsets).offsets.items() if offsets else ():
         offset = delta_offset(text)
         shape = declared[int(key)] if key.isdecimal() and int(key) < len(declared) else None
@@ -92,7 +117,8 @@ def asked(
             continue
         said = f"stage {stage!r} goes on with version {offset.commit} of {shape.name}"
         try:
-            found = why_not_from(root.storage.place(shape.name), offset, shape.at == FEED, tracked)
+            place, again = root.storage.place(shape.name), delta_offset(planned.get(key))
+            found = why_not_from(place, offset, shape.at == FEED, tracked, again)
         except (UsageError, OSError, pa.ArrowException) as error:
             unknown.append(f"{said}; whether it has that is not known: {error}")
             continue
@@ -101,7 +127,13 @@ def asked(
     return DeltaInputs(tuple(lost), tuple(unknown))
 
 
-def why_not_from(place: Place, offset: DeltaOffset, feed: bool = False, tracked: bool = False) -> str:
+def why_not_from(
+    place: Place,
+    offset: DeltaOffset,
+    feed: bool = False,
+    tracked: bool = False,
+    planned: DeltaOffset | None = None,
+) -> str:
     """Say what a table lacks of what a stream reads after an offset, empty if it has all.
 
     Args:
@@ -109,6 +141,7 @@ def why_not_from(place: Place, offset: DeltaOffset, feed: bool = False, tracked:
         offset: where the stream goes on.
         feed: whether it reads the change data feed.
         tracked: as for `asked`.
+        planned: from where the batch before goes on that is planned once more: it needs the log only.
 
     Raises:
         OSError: the store cannot be read now.
@@ -125,8 +158,9 @@ def why_not_from(place: Place, offset: DeltaOffset, feed: bool = False, tracked:
     if offset.version > newest + 1:
         return f"it ends with version {newest}: an older copy was put back"
     wanted = range(offset.commit, newest + 1)
-    there = {version for version in versions_in(place.fs, place.path) if version >= offset.commit}
-    if gone := [version for version in wanted if version not in there]:
+    logged = range(min(offset.commit, planned.commit if planned else newest), newest + 1)
+    there = {version for version in versions_in(place.fs, place.path) if version >= logged.start}
+    if gone := [version for version in logged if version not in there]:
         return f"versions {gone[0]} to {gone[-1]} are not in its log any more"
     missing = _Missing(place)
     if offset.initial:

@@ -189,7 +189,7 @@ def test_a_start_that_adopts_may_be_killed_anywhere(
         "start.state.after",
     ]
     for point in points:
-        reached = []
+        reached: list[str] = []
 
         def kill(at: str, wanted: str = point, reached: list[str] = reached) -> None:
             if at == wanted:

@@ -14,6 +14,8 @@ from pyspark.sql import functions as F
 import spark_abs
 from spark_abs.errors import Refused
 from spark_abs.job import Job
+from spark_abs.manifest import SourceShape
+from spark_abs.plan.fingerprint import source_shapes
 from tests.job_support import manifests, read_table
 from tests.spark.conftest import Start
 
@@ -87,3 +89,21 @@ def test_back_to_before_an_optimize_and_refused_once_vacuum_has_taken_the_files(
     spark_abs.restore(root, early, spark=spark)
     start(job_of(spark, tmp_path), available_now=True).await_termination()
     assert tables(tmp_path) == expected(5)
+
+
+def test_a_source_is_known_by_its_location_however_it_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    append(tmp_path / "in", 0)
+    spark.sql(f"CREATE TABLE named_source USING delta LOCATION '{tmp_path / 'in'}'")
+    try:
+        frames = [
+            spark.readStream.table("named_source"),
+            spark.readStream.format("delta").table("default.named_source"),
+            spark.readStream.format("delta").load(f"file://{tmp_path}/in"),
+        ]
+        for frame in frames:
+            assert source_shapes(frame) == (SourceShape("delta", str(tmp_path / "in")),)
+            assert source_shapes(frame)[0].at == ""
+        feed = spark.readStream.option("readChangeFeed", "true").option("startingVersion", 0)
+        assert source_shapes(feed.table("named_source"))[0].at == "changes"
+    finally:
+        spark.sql("DROP TABLE named_source")

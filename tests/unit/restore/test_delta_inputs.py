@@ -105,6 +105,9 @@ def test_a_log_that_was_cleaned_up(table: Table) -> None:
     assert table.why_not(table.at(0)) == "versions 0 to 1 are not in its log any more"
     assert table.why_not(table.at(1)) == "versions 1 to 1 are not in its log any more"
     assert table.why_not(table.at(2)) == ""
+    assert why_not_from(Place(str(table.path)), table.at(2), planned=table.at(2)) == ""
+    again = why_not_from(Place(str(table.path)), table.at(4), planned=table.at(1))
+    assert again == "versions 1 to 1 are not in its log any more"  # Spark plans the last batch once more
     assert "version 1, whose rows it reads first, cannot be opened" in table.why_not(table.at(1, 1, True))
 
 
