@@ -294,7 +294,7 @@ class Job:
             from spark_abs.sinks.delta_epochs import EpochTable
 
             kind = DELTA
-            settings = to_json(EpochTable(location, tuple(delta.key), existing == "take_over"))
+            settings = to_json(EpochTable(location, tuple(delta.key), existing == "take_over", delta.changes))
             location = None
         made = two_phase or made_again(kind, settings, self.root, lambda: self.spark)
         checked = checked_name(name, "sink")

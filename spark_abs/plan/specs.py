@@ -10,6 +10,7 @@ from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.changes import Begin
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.kinds import OWN
@@ -173,6 +174,11 @@ class SinkSpec:
     def key(self) -> tuple[str, ...]:
         """The columns by which rows are merged into the table."""
         return tuple(self.delta.key) if self.delta is not None else ()
+
+    @property
+    def changes(self) -> ChangeOptions:
+        """How changes of one key are applied."""
+        return self.delta.changes if self.delta is not None else LAST_WINS
 
     def decl(self) -> SinkDecl:
         """Return the sink as the graph knows it."""

@@ -26,6 +26,7 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol.attempt import Attempt, Rebuilt
+from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.forgotten import Forgotten
 from spark_abs.protocol.outside import Mark
 
@@ -109,6 +110,8 @@ class AttachedSink:
     """Columns by which its rows are merged; empty if they are not."""
     overwrites: bool = False
     """Whether each batch takes the place of all rows."""
+    changes: ChangeOptions = LAST_WINS
+    """How changes of one key are applied."""
 
     @property
     def id(self) -> str:
@@ -309,7 +312,7 @@ def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:
     found = {s.id: s for s in state.sinks}
     for sink in sinks:
         known = found.get(sink.id, sink)
-        found[sink.id] = replace(known, key=sink.key, overwrites=sink.overwrites)
+        found[sink.id] = replace(known, key=sink.key, overwrites=sink.overwrites, changes=sink.changes)
     return replace(state, sinks=tuple(found.values()))
 
 

@@ -108,6 +108,7 @@ def launch(given: Launch) -> Run:
             tables[s.name].table_id,
             key=s.key,
             overwrites=tables[s.name].overwrites,
+            changes=s.changes,
         )
         for s in job.sinks
         if s.name in tables
@@ -276,7 +277,7 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     _ensure(given, sink, uri)
     overwrites = given.graph.stage(source.stage).output_mode == "complete"
     writer = ctx.writer(source.stage, sink.name)
-    table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: spark, sink.key, overwrites)
+    table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: spark, sink.key, overwrites, sink.changes)
     if given.job.stages[source.stage].adopt is not None:
         fence_query(ctx, source.stage, sink.name, uri, lambda: spark)
     table.begin(

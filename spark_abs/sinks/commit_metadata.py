@@ -35,6 +35,27 @@ class CommittedEpoch:
 
 
 @dataclass(frozen=True, slots=True)
+class TombstoneFile:
+    """A file with deleted keys, written before the commit that names it."""
+
+    directory: str
+    """Relative to the root."""
+    newest_ms: int
+    """When its last delete was applied."""
+    level: int = 0
+    """How often what is in it was written anew, with that of other files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstones:
+    """The deleted keys that count after a commit."""
+
+    key: tuple[str, ...]
+    sequence_by: tuple[str, ...]
+    files: tuple[TombstoneFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SinkMetadata:
     """The user metadata of our commits to a sink, by which they are told from everybody else's."""
 
@@ -59,6 +80,8 @@ class SinkMetadata:
     """Set in a commit that fences all other roots that had written to the table by then."""
     epoch: CommittedEpoch | None = None
     """Set in every commit of a sink that writes after checkpoints."""
+    tombstones: Tombstones | None = None
+    """In a commit with rows, or of a restore, of a sink that applies deletes by a sequence."""
     v: int = FORMAT
 
     @property
@@ -70,6 +93,11 @@ class SinkMetadata:
     def stage(self) -> str:
         """The stage that wrote it."""
         return self.sink.split("/")[1] if self.sink.count("/") == 2 else ""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is the commit of a batch or an epoch."""
+        return self.batch > NO_BATCH or (self.epoch is not None and self.epoch.after is not None)
 
     @property
     def begins(self) -> bool:

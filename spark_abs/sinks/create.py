@@ -17,7 +17,7 @@ from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 
 def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSession) -> str:
@@ -29,7 +29,7 @@ def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSe
     Raises:
         UsageError: the table cannot take the frame's rows; names every column that differs.
     """
-    _check_names(place, schema, delta)
+    schema = _of_table(place, schema, delta, session)
     plain = plain_schema(schema)
     while True:  # another start may make the table, or add columns of other types, meanwhile
         try:
@@ -53,26 +53,60 @@ def check_sink(place: Place, schema: StructType, delta: Delta, session: SparkSes
     Raises:
         UsageError: as `ensure_sink`.
     """
-    _check_names(place, schema, delta)
+    schema = _of_table(place, schema, delta, session)
     with suppress(FileNotFoundError):
         _check(Table.open(place), schema, delta, session)
 
 
-def _check_names(place: Place, schema: StructType, delta: Delta) -> None:
-    for what, columns in (
-        ("key", delta.key),
-        ("partition_by", delta.partition_by),
-        ("cluster_by", delta.cluster_by),
-    ):
-        if unknown := [column for column in columns if column not in schema.names]:
-            raise UsageError(
-                f"table {place}: {what} names {', '.join(unknown)}, which the output does not have"
-            )
-    if maps := [column for column in delta.key if "map<" in schema[column].dataType.simpleString()]:
+def _of_table(place: Place, schema: StructType, delta: Delta, session: SparkSession) -> StructType:
+    """Return the columns of the table for rows of a schema.
+
+    Raises:
+        UsageError: something is named that the rows, or the table, do not have, or that cannot be compared.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import types as t
+
+    changes = delta.changes
+    _require_columns(place, "the output", schema.names, changes, ("sequence_by", "except_columns"))
+    _require_columns(place, "the output", schema.names, delta, ("key",))
+    if maps := [c for c in delta.key if "map<" in _field(schema, c).dataType.simpleString()]:
         raise UsageError(
             f"table {place}: key names {', '.join(maps)}, and maps cannot be compared: take what is in them "
             "that tells rows apart into columns of its own"
         )
+    if folding := [c for c in delta.key if "collate" in _field(schema, c).dataType.simpleString()]:
+        raise UsageError(
+            f"table {place}: key names {', '.join(folding)}, whose collation makes one of several texts, and "
+            "Delta does not store it: cast it to STRING in the stage, folded as it is to be compared, as "
+            "with lower()"
+        )
+    if changes.apply_as_deletes:
+        try:
+            rows = session.createDataFrame([], schema).selectExpr(f"({changes.apply_as_deletes}) AS gone")
+        except PySparkException as error:
+            raise UsageError(f"table {place}: apply_as_deletes cannot be read: {error}") from error
+        if not isinstance(rows.schema["gone"].dataType, t.BooleanType):
+            raise UsageError(
+                f"table {place}: apply_as_deletes is not a condition: {changes.apply_as_deletes}"
+            )
+    stored = set(changes.stored(schema.names))
+    found = t.StructType([field for field in schema.fields if field.name in stored])
+    _require_columns(place, "the table", found.names, delta, ("partition_by", "cluster_by"))
+    return found
+
+
+def _require_columns(
+    place: Place, who: str, columns: Sequence[str], said: object, fields: Sequence[str]
+) -> None:
+    there = {column.casefold() for column in columns}
+    for field in fields:
+        if unknown := [column for column in getattr(said, field) if column.casefold() not in there]:
+            raise UsageError(f"table {place}: {field} names {', '.join(unknown)}, which {who} does not have")
+
+
+def _field(schema: StructType, column: str) -> StructField:
+    return next(field for field in schema.fields if field.name.casefold() == column.casefold())
 
 
 def _check(table: Table, schema: StructType, delta: Delta, session: SparkSession) -> None:

@@ -28,6 +28,7 @@ from spark_abs.model import (
     Version,
     run_app_id,
 )
+from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
@@ -35,10 +36,12 @@ from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata
 from spark_abs.sinks.delta_back import bring_back
 from spark_abs.sinks.delta_marks import Marked, commit_mark, other_writers, refuse_epochs
 from spark_abs.sinks.delta_spark_writer import Stamp
+from spark_abs.sinks.merge_changes import Merging, in_files, merge_changes
 from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
 from spark_abs.sinks.others import refuse_others, rows_there
 from spark_abs.sinks.sink_log import NOTHING_PASSED, Passed, SinkLog
 from spark_abs.sinks.table_shape import KeptShape, TableShape
+from spark_abs.sinks.tombstones import said_at
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
 
@@ -61,6 +64,7 @@ class DeltaSink:
         session: Callable[[], SparkSession],
         key: Sequence[str] = (),
         overwrites: bool = False,
+        changes: ChangeOptions = LAST_WINS,
     ) -> None:
         """Open the table, which `ensure_sink` or somebody else has made.
 
@@ -73,13 +77,14 @@ class DeltaSink:
                 restored.
             key: Columns by which a batch is merged; without, it is appended.
             overwrites: Whether a batch takes the place of all rows.
+            changes: How changes of one key are applied.
 
         Raises:
             FileNotFoundError: there is no such table.
         """
         self._root, self._session = root, session
         self._writer, self._run = writer, run
-        self._key, self.overwrites = tuple(key), overwrites
+        self._key, self.overwrites, self._changes = tuple(key), overwrites, changes
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
         self._log = SinkLog(self._table, writer)
@@ -307,7 +312,9 @@ class DeltaSink:
                 )
             with suppress(TakenOver):  # its own rows may go back all the same
                 self._require_current()  # Delta's RESTORE knows no fence
-            mark = Marked({writer.restore_app: int(version)}, self._note(restored=version))
+            tombstones = said_at(self._table, version, writer.job, writer.root)
+            note = replace(self._note(restored=version), tombstones=tombstones)
+            mark = Marked({writer.restore_app: int(version)}, note)
             with suppress(CommitConflict):
                 bring_back(self._table, version, own, mark, self._session, undo_others)
 
@@ -318,7 +325,10 @@ class DeltaSink:
         uris = files.uris
         rows = session.read.parquet(*uris) if uris else delta_spark_writer.no_rows(session, self._table)
         if self._key:
-            delta_spark_writer.merge(rows, place, self._key, stamp)
+            notes = (note for _, note in self._log.of_attempt())
+            sink = f"{self._writer.stage}.{self._writer.sink}"
+            merging = Merging(self._table, self._key, self._changes, self._root, sink, notes)
+            merge_changes(in_files(session, uris), merging, note, stamp)
         elif self.overwrites:
             delta_spark_writer.overwrite(rows, place, stamp)
         else:

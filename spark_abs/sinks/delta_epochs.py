@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,14 +19,15 @@ from spark_abs.channels.staged import STAGING
 from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, Fenced, Refused
 from spark_abs.model import FENCED, NO_ATTEMPT, RunId, Version, owner_of, run_app_id
+from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
-from spark_abs.sinks.commit_metadata import CommittedEpoch, SinkMetadata
+from spark_abs.sinks.commit_metadata import CommittedEpoch, SinkMetadata, Tombstones
 from spark_abs.sinks.delta_back import bring_back, why_not_back
 from spark_abs.sinks.delta_marks import Marked, commit_mark, epoch_sinks, notes_of_root, other_writers
 from spark_abs.sinks.delta_spark_writer import Stamp
-from spark_abs.sinks.epoch_files import ORDER, delete_rows, write_rows
+from spark_abs.sinks.epoch_files import delete_rows, write_rows
 from spark_abs.sinks.epoch_marks import (
     Newest,
     app_of,
@@ -37,8 +38,10 @@ from spark_abs.sinks.epoch_marks import (
     version_to,
     was_absent,
 )
+from spark_abs.sinks.merge_changes import Merging, merge_changes
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.sinks.others import rows_there
+from spark_abs.sinks.tombstones import said_at
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
@@ -54,9 +57,11 @@ class EpochTable:
     path: str
     """Where the table is."""
     key: tuple[str, ...] = ()
-    """Columns by which rows are merged; the last row of a key in an epoch counts."""
+    """Columns by which rows are merged."""
     take_over: bool = False
     """Whether all other roots that have written to the table are fenced there."""
+    changes: ChangeOptions = LAST_WINS
+    """How changes of one key are applied."""
 
 
 class DeltaEpochSink(TwoPhaseSink):
@@ -239,8 +244,10 @@ class DeltaEpochSink(TwoPhaseSink):
             else:
                 frame = session.read.parquet(*(f"{top}/{file.path}" for file in files))
                 if key:
-                    frame = delta_spark_writer.last_of_each(frame, key, ORDER)
-                    delta_spark_writer.merge(frame, table.place, key, stamp)
+                    notes = notes_of_root(table, owner.job, owner.root)
+                    changes = self._config.changes
+                    merging = Merging(table, key, changes, self._root, owner.sink, notes)
+                    merge_changes(frame, merging, mark.note, stamp)
                 else:
                     delta_spark_writer.append(frame, table.place, stamp)
         except Exception:
@@ -261,6 +268,8 @@ class DeltaEpochSink(TwoPhaseSink):
         target = version_to(table, owner, back)
         if target is None:
             raise Refused(f"the log of {table.uri} does not say any more which version {back} is")
+        tombstones = said_at(table, target, owner.job, owner.root) or Tombstones((), ())
+        mark = replace(mark, note=replace(mark.note, tombstones=tombstones))
         bring_back(table, target, _own(owner), mark, self._session)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from spark_abs.errors import UsageError
+from spark_abs.protocol.change_data import ChangeOptions, change_options, listed
+from spark_abs.quantities import duration_ms
 
 Visible = Literal["batch", "checkpoint"]
 
@@ -19,8 +21,7 @@ class Delta:
     """Where it is."""
     key: Sequence[str] | str = ()
     """Columns by which a batch is merged: a row takes the place of the one with its key, or is new. Nulls are
-    equal. A batch may have one row of a key. Without: rows are appended, or, of a stage in the output mode
-    `complete`, take the place of all that were there."""
+    equal. Without: rows are appended, or, of a stage in the output mode `complete`, take the place of all."""
     partition_by: Sequence[str] | str = ()
     """Columns by which the table is partitioned."""
     cluster_by: Sequence[str] | str = ()
@@ -29,7 +30,18 @@ class Delta:
     """Whether a start adds columns that the rows have and the table lacks."""
     visible: Visible = "batch"
     """When rows are in the table: with each `batch`, or after each `checkpoint`, all rows between two in one
-    commit; then the last row of a key counts."""
+    commit."""
+    sequence_by: Sequence[str] | str | None = None
+    """Columns by which the changes of a key are ordered: the newest wins, late ones lose, and of one sequence
+    the one that arrived later wins. Without, the last that arrived wins."""
+    apply_as_deletes: str | None = None
+    """A predicate in SQL over the columns of the rows: those that meet it delete the row of their key."""
+    ignore_null_updates: bool = False
+    """Whether a null in a row keeps the value that is in the table."""
+    except_columns: Sequence[str] | str = ()
+    """Columns of the rows that the table does not have."""
+    tombstones_for: str = "2d"
+    """With `sequence_by`: for how long at least a late change cannot bring back a deleted key."""
 
     def __post_init__(self) -> None:
         """Check the columns.
@@ -48,3 +60,19 @@ class Delta:
                 raise UsageError(f"{self.path}: {field} names a column twice: {', '.join(columns)}")
         if self.partition_by and self.cluster_by:
             raise UsageError(f"{self.path}: a table has either partitions or clusters, not both")
+        try:
+            duration_ms(self.tombstones_for)
+        except ValueError as error:
+            raise UsageError(f"{self.path}: tombstones_for={self.tombstones_for!r}: {error}") from None
+        change_options(self.path, self.key, self.changes)
+
+    @property
+    def changes(self) -> ChangeOptions:
+        """How changes of one key are applied."""
+        return ChangeOptions(
+            listed(self.sequence_by),
+            self.apply_as_deletes or "",
+            self.ignore_null_updates,
+            except_columns=listed(self.except_columns),
+            tombstones_ms=duration_ms(self.tombstones_for),
+        )

@@ -6,13 +6,13 @@ Where another commit stands in the way of one, each raises `CommitConflict`: rea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.quoting import quoted
-from spark_abs.errors import CommitConflict, UsageError
+from spark_abs.errors import CommitConflict
 from spark_abs.model import NO_TABLE
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.store.storage import Place
@@ -49,40 +49,36 @@ def overwrite(frame: DataFrame, place: Place, stamp: Stamp) -> None:
     _write(frame, place, "overwrite", stamp, replaceWhere="true")
 
 
-def merge(frame: DataFrame, place: Place, key: Sequence[str], stamp: Stamp) -> None:
-    """Let rows take the place of those with the same key, nulls being equal, and insert the others.
+@dataclass(frozen=True, slots=True)
+class Clauses:
+    """What a MERGE does with each row `new` that it gets, and the rows `old` that are there."""
 
-    Raises:
-        UsageError: two rows have one key.
-    """
-    twice = frame.groupBy(*map(quoted, key)).count().where("count > 1").limit(1).collect()
-    if twice:
-        said = ", ".join(f"{column}={twice[0][column]!r}" for column in key)
-        raise UsageError(
-            f"{place}: a batch has {twice[0]['count']} rows of one key ({said}), and nothing says which of "
-            "them counts: aggregate by the key in the stage, or name more columns in the key"
-        )
+    same: str
+    """When they are of one key."""
+    update: Mapping[str, str]
+    insert: Mapping[str, str]
+    newer: str = ""
+    """When the old row gives way; empty: always."""
+    gone: str = ""
+    """When the new row is a delete; empty: never."""
+
+
+def merge(frame: DataFrame, place: Place, clauses: Clauses, stamp: Stamp) -> None:
+    """Merge rows, one for each key, into a table in one commit."""
     own = _session(frame.sparkSession, place)
     own.conf.set(f"{_CONF}.write.txnAppId", stamp.app)
     own.conf.set(f"{_CONF}.write.txnVersion", str(stamp.number))
     own.conf.set(f"{_CONF}.commitInfo.userMetadata", stamp.note)
-    same = " AND ".join(f"old.{quoted(column)} <=> new.{quoted(column)}" for column in key)
-    values = {quoted(column): f"new.{quoted(column)}" for column in frame.columns}
-    merging = _table(own, place).alias("old").merge(frame.alias("new"), same)
-    merging = merging.whenMatchedUpdate(set=dict(values)).whenNotMatchedInsert(values=dict(values))
+    newer, gone = clauses.newer or None, clauses.gone
+    update = {quoted(column): value for column, value in clauses.update.items()}
+    insert = {quoted(column): value for column, value in clauses.insert.items()}
+    merging = _table(own, place).alias("old").merge(frame.alias("new"), clauses.same)
+    if gone:
+        merging = merging.whenMatchedDelete(f"{gone} AND {newer}" if newer else gone)
+    merging = merging.whenMatchedUpdate(newer, dict(update))
+    merging = merging.whenNotMatchedInsert(f"NOT {gone}" if gone else "true", dict(insert))
     with _conflicts(place):
         merging.execute()
-
-
-def last_of_each(frame: DataFrame, key: Sequence[str], order: str) -> DataFrame:
-    """Return the last row of each key by a column with the order, without that column."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    number, at = quoted("spark_abs place"), quoted(order)
-    newest_first = Window.partitionBy(*map(quoted, key)).orderBy(F.col(at).desc())
-    ranked = frame.withColumn("spark_abs place", F.row_number().over(newest_first))
-    return ranked.where(F.col(number) == 1).drop("spark_abs place", order)
 
 
 def mark(session: SparkSession, table: Table, stamp: Stamp) -> None:

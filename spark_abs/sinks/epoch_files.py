@@ -10,7 +10,7 @@ from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.storage import Place
 
 ORDER = "spark_abs order"
-"""The column with the number of a row in its epoch."""
+"""The column with the place of a row among those that arrived together."""
 _FILE = 256 * 2**20
 """Bytes of rows after which another file begins; a batch of rows is all that is held at once."""
 

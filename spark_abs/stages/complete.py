@@ -140,6 +140,8 @@ def _sinks(
         if sink.stage == stage and sink.version is None:
             with suppress(FileNotFoundError):
                 writer = ctx.writer(stage, sink.sink)
-                table = DeltaSink(ctx.root, sink.table, writer, ctx.run, session, sink.key, sink.overwrites)
+                table = DeltaSink(
+                    ctx.root, sink.table, writer, ctx.run, session, sink.key, sink.overwrites, sink.changes
+                )
                 found[table.uri] = table
     return found

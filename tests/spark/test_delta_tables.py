@@ -90,12 +90,14 @@ def test_batches_are_merged_by_key_once(
     assert rows(uri) == [(None, 1, 2), ("a", 2, 10), ("b", 1, 31)]
 
 
-def test_two_rows_of_a_key_in_a_batch_are_refused(spark: SparkSession, uri: str, make: Make) -> None:
+def test_of_several_rows_of_a_key_the_last_to_arrive_counts(
+    spark: SparkSession, uri: str, make: Make
+) -> None:
     sink = make(Delta(uri, key=["key", "part"]))
     sink.begin()
-    with pytest.raises(UsageError, match=r"a batch has 2 rows of one key \(key='a', part=1\)"):
-        put(spark, sink, 0, [("a", 1, 1), ("a", 1, 2), ("a", 2, 3)])
-    assert rows(uri) == []
+    put(spark, sink, 0, [("a", 1, 9), ("a", 1, 2), ("a", 2, 3), ("b", 1, 4), ("a", 1, 5)])
+    put(spark, sink, 1, [("b", 1, 7), ("b", 1, 6)])
+    assert rows(uri) == [("a", 1, 5), ("a", 2, 3), ("b", 1, 6)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

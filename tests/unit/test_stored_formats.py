@@ -55,10 +55,17 @@ from spark_abs.model import (
     run_app_id,
 )
 from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
+from spark_abs.protocol.change_data import ChangeOptions
 from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, OutsideSink, Run
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
-from spark_abs.sinks.commit_metadata import CommittedEpoch, PlannedBatch, SinkMetadata
+from spark_abs.sinks.commit_metadata import (
+    CommittedEpoch,
+    PlannedBatch,
+    SinkMetadata,
+    TombstoneFile,
+    Tombstones,
+)
 from spark_abs.sinks.delta_epochs import EpochTable
 from spark_abs.sinks.iceberg import Iceberg
 from spark_abs.sinks.iceberg_mark import IcebergMark, Kept
@@ -196,7 +203,7 @@ def words_of_the_record() -> set[str]:
         *(OperatorShape, SourceShape, StateFunction, Head, SegmentNote, Record, Origin),
         *(Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
-        *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch),
+        *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch, ChangeOptions, Tombstones, TombstoneFile),
     ],
 )
 def test_every_stored_field_is_in_the_record_of_formats(stored: type) -> None:
