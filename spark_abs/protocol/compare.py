@@ -31,6 +31,8 @@ from spark_abs.protocol.fitting import state_reasons
 from spark_abs.protocol.moved import moved_sinks
 from spark_abs.protocol.sources import match, more_than_once, recorded_sources, turned, unclear
 
+_AS_IT_WAS = ("start the job ", "stop the job ")
+"""One of them is in every reason that asks for the job to run before the change."""
 REBUILD_FIRST = (
     "start the job as it was, which rebuilds the stage, and change it then; or restore a checkpoint"
 )
@@ -86,7 +88,25 @@ class _Comparing:
         if all(change.verdict is not Verdict.REFUSED for change in found):
             found = self._with_moved_sinks(found)
         found += [self._left(s.stage) for s in self._recorded.shapes if s.stage not in names]
-        return Comparison(self._recorded.where, tuple(found))
+        return Comparison(self._recorded.where, tuple(map(self._with_way_back, found)))
+
+    def _with_way_back(self, change: StageChange) -> StageChange:
+        """Where the job is to be started as it was, say what to do if that repeats a batch that fails."""
+        open_ = [
+            f"batch {reached.finished + 1} of stage {stage!r}"
+            for stage, reached in sorted(self._recorded.progress.items())
+            if reached.under_way is not UnderWay.NOTHING
+        ]
+        if not open_ or change.verdict is not Verdict.REFUSED:
+            return change
+        way = (
+            f"; if it fails there each time ({', '.join(open_)} has not ended and is repeated), start the "
+            "changed job with restart='checkpoint', which goes back to before that"
+        )
+        reasons = (
+            reason + way if any(ask in reason for ask in _AS_IT_WAS) else reason for reason in change.notes
+        )
+        return replace(change, notes=tuple(reasons))
 
     def _with_moved_sinks(self, found: Sequence[StageChange]) -> list[StageChange]:
         reasons: dict[StageId, tuple[str, ...]] = {}

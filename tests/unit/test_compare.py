@@ -334,6 +334,19 @@ def test_the_key_of_a_function_with_state_stays() -> None:
     assert compare(earlier, (A, keyed("by item bigint"))).ok, "an earlier version recorded no key"
 
 
+def test_a_start_as_it_was_is_not_the_only_way_where_it_repeats_a_batch() -> None:
+    """A batch that fails each time is repeated by every start; a checkpoint before it is a way out."""
+    seen = replace(SEEN, unread=lambda _: 2)
+    changed = (A, shape("b", FILES))
+    refused = of(compare(seen, changed), "b")
+    assert "stop it with a savepoint" in refused.notes[0]
+    assert "restart='checkpoint'" not in refused.notes[0]
+    stuck = STANDS | {StageId("b"): progress(at("a.main", 7), under_way=UnderWay.PLANNED)}
+    refused = of(compare(replace(seen, progress=stuck), changed), "b")
+    assert "(batch 5 of stage 'b' has not ended and is repeated)" in refused.notes[0]
+    assert "restart='checkpoint'" in refused.notes[0]
+
+
 def test_what_spark_keeps_by_place_stays_in_its_order() -> None:
     def summing(*functions: str) -> StageShape:
         return shape("b", reading("a.main"), operators=(COUNT,), by_place=(functions,))
