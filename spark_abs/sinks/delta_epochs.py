@@ -18,7 +18,7 @@ import pyarrow as pa
 from spark_abs.channels.staged import STAGING
 from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, Fenced, Refused
-from spark_abs.model import FENCED, NO_ATTEMPT, RunId, Version, owner_of, run_app_id
+from spark_abs.model import FENCED, NO_ATTEMPT, RunId, Version
 from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks import delta_spark_writer
@@ -91,8 +91,8 @@ class DeltaEpochSink(TwoPhaseSink):
             table = self._read()
         except FileNotFoundError:
             return ""
-        ids = (app_of(owner), run_app_id(owner_of(owner.job, owner.root)))
-        return rows_there(table) if all(table.transaction(app) is None for app in ids) else ""
+        there = rows_there(table) if table.transaction(app_of(owner)) is None else ""
+        return there if there and next(notes_of_root(table, owner.job, owner.root), None) is None else ""
 
     def mark(self, owner: Owner) -> Mark | None:
         """Return the mark; changes nothing, needs no Spark."""

@@ -47,6 +47,7 @@ from spark_abs.sinks.iceberg_mark import (
     SUMMARY,
     IcebergMark,
     Kept,
+    has_marks,
     head_of,
     mark_in,
     property_of,
@@ -123,10 +124,10 @@ class IcebergSink(TwoPhaseSink):
             self._fitting(table.transaction(), schema, UsageError)
 
     def rows_of_others(self, owner: Owner) -> str:
-        """Say which rows the branch has, if the sink has not been there."""
+        """Say which rows the branch has, if no sink of the root has been there."""
         with self._working() as catalog:
             metadata = catalog.load_table(self._config.table).metadata
-        return "" if mark_in(metadata, owner) is not None else rows_of(metadata, self._config.branch)
+        return "" if has_marks(metadata, owner.root) else rows_of(metadata, self._config.branch)
 
     def mark(self, owner: Owner) -> Mark | None:
         """Return the mark; changes nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, replace
 
 from pyiceberg.table.metadata import TableMetadata
@@ -18,6 +19,8 @@ SUMMARY = "spark_abs.sink"
 """In the summary of every snapshot of a sink: its root and name."""
 CHECKPOINT = "spark_abs.checkpoint"
 """In those summaries, from the first epoch on: the checkpoint up to which the snapshot has all."""
+_MARK = re.compile(r"spark_abs\.[0-9a-f]{32}")
+"""The property of a table that has the mark of a sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,12 @@ def head_of(metadata: TableMetadata, branch: str) -> int | None:
     """Return the newest snapshot of a branch, None if it has none."""
     ref = metadata.refs.get(branch)
     return None if ref is None else ref.snapshot_id
+
+
+def has_marks(metadata: TableMetadata, root: str) -> bool:
+    """Say whether a sink of a root has come to a table."""
+    named = (text for name, text in metadata.properties.items() if _MARK.fullmatch(name))
+    return any(from_json(IcebergMark, text).root == root for text in named)
 
 
 def rows_of(metadata: TableMetadata, branch: str) -> str:

@@ -95,11 +95,10 @@ class PostgresSink(TwoPhaseSink):
     def rows_of_others(self, owner: Owner) -> str:
         """Say whether the table has rows, if no sink of the root has been there."""
         with self._connection.working() as server:
-            row = self._row(server, owner)
-            if row is not None and row.target == self._config.target:
+            of, known = self._statements(), {"root": owner.root, "target": self._config.target}
+            if self._columns(server, MARKER) and server.execute(of.look_for_root(), known).fetchone():
                 return ""
-            found = server.execute(self._statements().look()).fetchone()
-        return "rows" if found is not None else ""
+            return "rows" if server.execute(of.look()).fetchone() is not None else ""
 
     def mark(self, owner: Owner) -> Mark | None:
         """Return the mark; changes nothing."""

@@ -75,6 +75,12 @@ class Statements:
         """Read whether there is a row."""
         return SQL("SELECT 1 FROM {} LIMIT 1").format(self.target)
 
+    def look_for_root(self) -> Composed:
+        """Read whether a sink of a root has come to the table; `root`, `target`."""
+        return SQL("SELECT 1 FROM {} WHERE root = %(root)s AND target = %(target)s LIMIT 1").format(
+            self.marker
+        )
+
     def make_marker(self) -> Composed:
         """Make the table of marks."""
         return SQL(

@@ -6,6 +6,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -776,3 +777,5 @@ def test_rows_of_others_are_told_from_those_of_the_root(catalog: Catalog) -> Non
     assert IcebergSink(ORDERS).rows_of_others(comes) == "2 rows"
     with Sending():  # killed right after it came
         assert IcebergSink(ORDERS).rows_of_others(comes) == ""
+    assert IcebergSink(ORDERS).rows_of_others(replace(comes, sink="renamed")) == ""
+    assert IcebergSink(ORDERS).rows_of_others(replace(comes, root="another")) == "2 rows"

@@ -282,4 +282,5 @@ def test_rows_of_others_are_told_from_those_of_the_root(server: PostgresServer) 
         assert look.rows_of_others(comes) == "rows"
         with Sending(Postgres("taken")):  # killed right after it came
             assert look.rows_of_others(comes) == ""
+        assert look.rows_of_others(replace(comes, sink="renamed")) == ""
         assert look.rows_of_others(replace(comes, root="another")) == "rows"
