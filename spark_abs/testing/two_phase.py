@@ -39,6 +39,8 @@ _BATCHES, _ROWS = 2, 2
 _VISITS = 2
 """How often a line counts as a step: loops over what is there already would have no end."""
 _PATIENCE_S = 60.0
+_TRIES = 20
+_AGAIN = (SinkUnreachable, CommitConflict, OSError)
 _BLOCKED_S = 0.05
 """How long one waits for a run that may be waiting for the one that stands still."""
 
@@ -222,9 +224,16 @@ class _Check:
 
     def _take_over(self, owner: Owner, epoch: Epoch, rows: Rows, failed: list[BaseException]) -> None:
         try:
-            sink = self._make()
-            if sink.recover(owner) != epoch.mark:
-                sink.commit(Epoch(owner, epoch.after, epoch.mark, first=epoch.first), rows)
+            sink, tries = self._make(), 0
+            while True:
+                try:
+                    if sink.recover(owner) != epoch.mark:
+                        sink.commit(Epoch(owner, epoch.after, epoch.mark, first=epoch.first), rows)
+                    return
+                except _AGAIN:  # the other one came between: a run tries again, from `recover` on
+                    tries += 1
+                    if tries == _TRIES:
+                        raise
         except BaseException as error:  # noqa: BLE001 - the thread's edge: raised by whoever waits for it
             failed.append(error)
 
