@@ -7,10 +7,9 @@ A run that takes over adds an empty snapshot, so no older one can commit any mor
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 import pyarrow as pa
@@ -22,7 +21,6 @@ try:
     from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
-    from pyiceberg.table.refs import MAIN_BRANCH
     from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
     from pyiceberg.table.update.snapshot import ManageSnapshots
 except ImportError as missing:
@@ -40,6 +38,7 @@ from spark_abs.errors import (
 )
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.iceberg_catalog import REFUSED, Reached, reach
+from spark_abs.sinks.iceberg_config import Iceberg
 from spark_abs.sinks.iceberg_files import DataFileWriter, delete, elsewhere, write
 from spark_abs.sinks.iceberg_mark import (
     CHECKPOINT,
@@ -59,38 +58,7 @@ from spark_abs.sinks.iceberg_mark import (
 )
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
-
-@dataclass(frozen=True, slots=True)
-class Iceberg:
-    """A table of Iceberg that takes the rows of an output; names only, never a secret.
-
-    Where the catalog is comes from pyiceberg's own configuration: `PYICEBERG_CATALOG__<NAME>__URI` and so on,
-    or `.pyiceberg.yaml`.
-    """
-
-    table: str
-    """Namespace and name, as `shop.orders`."""
-    catalog: str = "default"
-    """The catalog as pyiceberg's configuration names it."""
-    catalog_env: str | None = None
-    """The name of an environment variable with properties of the catalog as JSON: passwords, tokens."""
-    branch: str = MAIN_BRANCH
-    evolve: bool = False
-    """Whether a column that the output has got is added to the table, with the first rows that have it."""
-
-    def __post_init__(self) -> None:
-        for name, what in ((self.table, "table"), (self.branch, "branch"), (self.catalog, "catalog")):
-            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_][A-Za-z0-9_-]*)*", name):
-                raise UsageError(f"{name!r} is not the name of a {what}: letters, digits, '_' and '-'")
-        if "." not in self.table:
-            raise UsageError(f"table {self.table!r} says no namespace: shop.{self.table}, for example")
-        if self.catalog_env is not None and not self.catalog_env.replace("_", "a").isalnum():
-            raise UsageError(f"{self.catalog_env!r} is not the name of an environment variable")
-
-    @property
-    def target(self) -> str:
-        """The table as messages name it."""
-        return self.table if self.branch == MAIN_BRANCH else f"{self.table} (branch {self.branch})"
+__all__ = ["Iceberg", "IcebergSink"]
 
 
 class IcebergSink(TwoPhaseSink):

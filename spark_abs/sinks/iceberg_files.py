@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import ValidationError
 from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.io.pyarrow import _dataframe_to_data_files, _get_field_from_arrow_table
 from pyiceberg.manifest import DataFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.types import DoubleType, FloatType
 
 from spark_abs.errors import AbsError, SinkFailed, SinkUnreachable
 from spark_abs.sinks.iceberg_catalog import REFUSED
@@ -90,11 +92,48 @@ def write(metadata: TableMetadata, io: FileIO, rows: Rows) -> Wrote:
     written: list[DataFile] = []
     try:
         for piece in _pieces(rows):
-            written.extend(_dataframe_to_data_files(metadata, piece, io, name, number))
+            for part in _with_one_zero(piece, metadata):
+                files = list(_dataframe_to_data_files(metadata, part, io, name, number))
+                written.extend(files)
+                _require_all(part, files)
     except Exception as error:  # noqa: BLE001 - the edge of a task: raised in the driver
         delete(io, written)
         return Wrote(error=_meaning(error))
     return Wrote(tuple(written))
+
+
+def _with_one_zero(piece: pa.Table, metadata: TableMetadata) -> Iterator[pa.Table]:
+    """Cut rows so that 0.0 and -0.0 are apart in each column by whose values the table is partitioned.
+
+    pyiceberg makes a partition of each, and puts into both the rows that equal the one or the other.
+    """
+    schema, parts = metadata.schema(), [piece]
+    for partition in metadata.spec().fields:
+        source = schema.find_column_name(partition.source_id)
+        kind = schema.find_field(partition.source_id).field_type
+        if source is None or not isinstance(kind, (FloatType, DoubleType)):
+            continue
+        cut = []
+        for part in parts:
+            values = _get_field_from_arrow_table(part, source)
+            negative = pc.fill_null(pc.equal(pc.divide(1.0, values), float("-inf")), False)
+            cut += [part.filter(pc.invert(negative)), part.filter(negative)]
+        parts = [part for part in cut if part.num_rows]
+    yield from parts
+
+
+def _require_all(rows: pa.Table, files: list[DataFile]) -> None:
+    """Require that files hold each row once.
+
+    Raises:
+        SinkFailed: they do not.
+    """
+    wrote = sum(file.record_count for file in files)
+    if wrote != rows.num_rows:
+        raise SinkFailed(
+            f"pyiceberg has written {wrote:,} rows of {rows.num_rows:,}: a value by which the table is "
+            "partitioned is not equal to itself, or to another one; partition by another column"
+        )
 
 
 def delete(io: FileIO, files: list[DataFile]) -> None:

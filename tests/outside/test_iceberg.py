@@ -22,8 +22,15 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import Table
-from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, Transform
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    IdentityTransform,
+    Transform,
+    TruncateTransform,
+)
 
+from spark_abs.codec import from_json, to_json
 from spark_abs.errors import (
     CommitConflict,
     CommitStateUnknown,
@@ -697,6 +704,37 @@ def test_partitions_are_those_of_the_table(catalog: Catalog) -> None:
     assert len(list(table.scan(row_filter="text = 't7'").plan_files())) == 1
 
 
+PARTITIONED: dict[str, tuple[pa.DataType, list[Any], str, Transform[Any, Any]]] = {
+    "zeros": (pa.float64(), [0.0, -0.0, 1.0, None, -1.5], "value", IdentityTransform()),
+    "zeros of another width": (pa.float32(), [-0.0, 0.0, 0.1, None, -0.0], "value", IdentityTransform()),
+    "zeros within a struct": (
+        pa.struct([("x", pa.float64())]),
+        [{"x": 0.0}, {"x": -0.0}, {"x": None}, None],
+        "value.x",
+        IdentityTransform(),
+    ),
+    "text": (pa.string(), ["", None, " ", "a", "A", "a ", "a/b=c%20\n"], "value", IdentityTransform()),
+    "beginnings": (pa.string(), ["", None, " ", "a", "A", "ab"], "value", TruncateTransform(1)),
+    "bytes": (pa.binary(), [b"", None, b"\0", b"a"], "value", IdentityTransform()),
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONED)
+def test_values_that_are_equal_or_look_alike_are_in_the_table_once(catalog: Catalog, name: str) -> None:
+    kind, values, column, transform = PARTITIONED[name]
+    table = catalog.create_table("shop.orders", SCHEMA.append(pa.field("value", kind)))
+    with table.update_spec() as update:
+        update.add_field(column, transform, "part")
+        update.add_field("text", TruncateTransform(1), "beginning")
+    with Sending() as sending:
+        for _ in range(2):
+            sending.send(Some(range(len(values)), value=pa.array(values, kind)))
+    rows = catalog.load_table("shop.orders").scan().to_arrow().sort_by("id").to_pydict()
+    assert rows["id"] == [number for number in range(len(values)) for _ in range(2)]
+    wanted = pa.array([value for value in values for _ in range(2)], kind).to_pylist()
+    assert repr(rows["value"]) == repr(wanted)
+
+
 def test_columns_are_added_when_that_is_asked_for(catalog: Catalog) -> None:
     catalog.create_table("shop.orders", SCHEMA)
     wider = Some([1], price=[2.5])
@@ -736,6 +774,14 @@ def test_other_branches_stay_as_they_are(catalog: Catalog) -> None:
 def test_what_is_no_name_of_a_table_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"is not the name of a table|says no namespace"):
         Iceberg(name)
+
+
+@pytest.mark.parametrize("words", [{"key": "id"}, {"key": "id", "sequence_by": "at"}, {"sequence_by": "at"}])
+def test_a_merge_by_key_is_refused_with_the_reason(words: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"would merge rows by key, and this sink only appends") as refused:
+        Iceberg("shop.orders", **words)
+    assert all(f"{word}=" in str(refused.value) for word in words)
+    assert from_json(Iceberg, to_json(ORDERS)) == ORDERS
 
 
 def test_secrets_are_in_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
