@@ -18,6 +18,7 @@ from spark_abs.sinks.delta_marks import Marked, commit_mark
 from spark_abs.sinks.native_writable import why_not_native, why_not_plain
 from spark_abs.sinks.table_shape import shape_of
 from spark_abs.sinks.undo import undoing
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
 from spark_abs.wording import way
 
@@ -110,9 +111,17 @@ def missing(table: Table, version: Version) -> str:
         then = handle.file_uris()
     except (DeltaError, FileNotFoundError) as error:
         return f"version {version} cannot be opened any more: {error}"
-    storage = table.place.storage
-    gone = [u for u in set(then) - set(table.delta.file_uris()) if not storage.place(u).exists()]
+    left = (_place_of(table, uri) for uri in set(then) - set(table.delta.file_uris()))
+    gone = [place for place in left if not place.exists()]
     return f"{len(gone)} files of version {version} are gone, as {gone[0]}" if gone else ""
+
+
+def _place_of(table: Table, uri: str) -> Place:
+    """Return the place of a file; deltalake writes the path of a local table as in a URL, with escapes."""
+    above = table.delta.table_uri.removeprefix("file://")
+    if table.place.local and uri.startswith(above):
+        return table.place.below(uri.removeprefix(above))
+    return table.place.storage.place(uri)
 
 
 def _operations(table: Table, versions: Sequence[Version]) -> str:
