@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack, get_args
 
+from spark_abs.catalog.target import find_again, find_target
 from spark_abs.channels.schema import struct_of
 from spark_abs.codec import to_json
 from spark_abs.compatibility.explain import Explanation, explain_job
@@ -37,11 +38,11 @@ from spark_abs.run.run import Run
 from spark_abs.run.start import start_job
 from spark_abs.settings import JobSettings
 from spark_abs.sinks.delta_options import Delta
-from spark_abs.sinks.kinds import DELTA, ICEBERG, KAFKA, OWN, POSTGRES, made_again
+from spark_abs.sinks.kinds import DELTA, kind_of, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage, location_of
+from spark_abs.store.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -244,8 +245,9 @@ class Job:
         Args:
             name: the sink's name.
             source: a stage, or one of its outputs.
-            table: path of a Delta table, or `spark_abs.Delta` to say more of it, created if there is none:
-                written exactly once, with each batch or, with `visible="checkpoint"`, after each checkpoint.
+            table: a Delta table by its path, URI or name in a catalog, or `spark_abs.Delta` to say more of
+                it, created if there is none: written exactly once, with each batch or, with
+                `visible="checkpoint"`, after each checkpoint.
             foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
                 channels of its stage, and again, as in Spark, for a batch that is repeated.
             postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows after
@@ -276,30 +278,21 @@ class Job:
         if existing == "take_over" and table is None:
             raise UsageError(f"sink {name!r}: existing='take_over' is for Delta tables")
         delta = Delta(table) if isinstance(table, str) else table
-        location = None if delta is None else location_of(delta.path)
-        kind, settings = OWN, ""
-        if postgres is not None:
-            from spark_abs.sinks.postgres import Postgres
-
-            kind, settings = POSTGRES, to_json(Postgres(postgres) if isinstance(postgres, str) else postgres)
-        if kafka is not None:
-            from spark_abs.sinks.kafka import Kafka
-
-            kind, settings = KAFKA, to_json(Kafka(kafka) if isinstance(kafka, str) else kafka)
-        if iceberg is not None:
-            from spark_abs.sinks.iceberg import Iceberg
-
-            kind, settings = ICEBERG, to_json(Iceberg(iceberg) if isinstance(iceberg, str) else iceberg)
-        if delta is not None and location is not None and delta.visible == "checkpoint":
+        target, at_once = None, None
+        if delta is not None:
+            target = find_target(self.spark, self.root.storage, delta.path, delta.location)
+            at_once = target.uri
+        kind, settings = kind_of(postgres, kafka, iceberg)
+        if delta is not None and target is not None and delta.visible == "checkpoint":
             from spark_abs.sinks.delta_epochs import EpochTable
 
             kind = DELTA
-            settings = to_json(EpochTable(location, tuple(delta.key), existing == "take_over", delta.changes))
-            location = None
+            changed = EpochTable(target.uri, tuple(delta.key), existing == "take_over", delta.changes)
+            settings, at_once = to_json(replace(changed, name=target.said)), None
         made = two_phase or made_again(kind, settings, self.root, lambda: self.spark)
         checked = checked_name(name, "sink")
         self.sinks.append(
-            SinkSpec(checked, source, location, foreach_batch, existing, made, kind, settings, delta)
+            SinkSpec(checked, source, at_once, foreach_batch, existing, made, kind, settings, delta, target)
         )
 
     def graph(self) -> JobGraph:
@@ -329,8 +322,9 @@ class Job:
 
     def _of_this_start(self, sink: SinkSpec) -> SinkSpec:
         """Return a sink with a client of its own: that of a run before may still be at work."""
-        made = made_again(sink.kind, sink.settings, self.root, lambda: self.spark)
-        return sink if made is None else replace(sink, outside=made)
+        made = made_again(sink.kind, sink.settings, self.root, lambda: self.spark) or sink.outside
+        target = sink.target and find_again(self.spark, self.root.storage, sink.target)
+        return replace(sink, outside=made, target=target)
 
     def start(
         self,

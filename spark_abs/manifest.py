@@ -55,6 +55,8 @@ class OutputVersion:
     table_id: str
     version: Version | None
     """None for a function sink, which has no versions."""
+    name: str = ""
+    """The name in a catalog that led to a Delta table; empty if it was declared by its path."""
 
 
 @dataclass(frozen=True, slots=True)

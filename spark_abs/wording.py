@@ -1,4 +1,4 @@
-"""Messages name what their reader can use: arguments in a program, options at the command line."""
+"""How messages name things: arguments in a program or options at the command line, and tables."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def command_line() -> Iterator[None]:
 def way(program: str, command: str) -> str:
     """Return how something is said in a program, or at the command line if that is where we are."""
     return command if _at_command_line.get() else program
+
+
+def named(name: str, location: str) -> str:
+    """Return how a table is shown: its name in a catalog, if it was declared by one, and where it is."""
+    return f"{name}, {location}" if name else location

@@ -16,6 +16,7 @@ from spark_abs.model import NO_BATCH, CheckpointMode
 from spark_abs.observe.sources import SourcePosition, source_positions
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.root import Root
+from spark_abs.wording import named
 
 STAGES = (
     ("stage", False),
@@ -68,7 +69,7 @@ def _text(out: Output, shown: Shown) -> None:
     out.table(
         OUTPUTS,
         (
-            (s.stage, o.output, o.kind, text_of(o.version), o.table)
+            (s.stage, o.output, o.kind, text_of(o.version), named(o.name, o.table))
             for s in manifest.stages
             for o in s.outputs
         ),

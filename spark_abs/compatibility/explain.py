@@ -23,6 +23,7 @@ from spark_abs.store import history
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.storage import location_of
+from spark_abs.wording import named
 
 if TYPE_CHECKING:
     from spark_abs.plan.specs import JobSpec
@@ -92,10 +93,14 @@ class ExplainedSink:
     """Where the Delta table is; None for a function."""
     behind_checkpoints: bool = False
     """Whether its rows are visible after each checkpoint, and not with each batch."""
+    table_name: str = ""
+    """The name of its Delta table in a catalog; empty if it was declared by its path."""
 
     def __str__(self) -> str:
         """Return it as text."""
-        where = "a function, at least once" if self.table is None else f"{self.table}, exactly once"
+        where = "a function, at least once"
+        if self.table is not None:
+            where = f"{named(self.table_name, self.table)}, exactly once"
         if self.behind_checkpoints:
             where += ", after each checkpoint"
         return f"sink {self.name} of {self.source}: {where}"
@@ -152,7 +157,9 @@ def explain_job(job: JobSpec, leave: bool) -> Explanation:
             for channel, readers in _channels(drafted)
         ),
         tuple(
-            ExplainedSink(s.name, channel_id(s.stage, s.output), s.written, s.epoch_table is not None)
+            ExplainedSink(
+                s.name, channel_id(s.stage, s.output), s.written, s.epoch_table is not None, s.table_name
+            )
             for s in drafted.graph.sinks
         ),
         start,

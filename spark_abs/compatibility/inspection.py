@@ -13,6 +13,7 @@ from spark_abs.channels.writer import check_channel
 from spark_abs.compatibility.adoption import Adoption, is_open, plan_adoption
 from spark_abs.compatibility.existing import refuse_rows_of_others
 from spark_abs.compatibility.kafka import require_records
+from spark_abs.compatibility.named_tables import refuse_moved_sink
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
 from spark_abs.errors import AbsError, GraphError, Refused, UsageError
@@ -236,6 +237,8 @@ def _checks(
     for stage in graph.stages:
         if kafka := drafted.plans[stage.name].kafka:
             yield partial(require_records, job.spark, stage.name, kafka, past, at_checkpoint)
+    for sink in job.sinks:
+        yield partial(refuse_moved_sink, sink, past.control, root.storage)
     yield from _tables(job, drafted, root, past)
 
 

@@ -144,9 +144,10 @@ class JobRoot:
     def tables(self, checkpoint: str | int = "latest") -> pa.Table:
         """Return which versions of the job's Delta tables belong to a checkpoint, for any reader of Delta.
 
-        Columns: `sink`, `stage`, `table` (its URI), `version`, `checkpoint` (its id). No row that a reader
-        finds in these versions has seen more input than any other, if the checkpoint is aligned. Of one that
-        is unaligned, or at least once, rows in flight are in the tables of some stages and not of others.
+        Columns: `sink`, `stage`, `table` (its URI), `version`, `checkpoint` (its id), `name` (in a catalog,
+        empty if it was declared by its path). No row that a reader finds in these versions has seen more
+        input than any other, if the checkpoint is aligned. Of one that is unaligned, or at least once, rows
+        in flight are in the tables of some stages and not of others.
 
         Args:
             checkpoint: an id, the name of a savepoint, or `latest`.

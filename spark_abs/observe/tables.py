@@ -36,6 +36,8 @@ class TableAt:
     version: Version
     """What is part of the checkpoint: later versions are not."""
     checkpoint: CheckpointId
+    name: str = ""
+    """Its name in a catalog; empty if it was declared by its path."""
 
 
 SCHEMA = pa.schema(
@@ -45,6 +47,7 @@ SCHEMA = pa.schema(
         ("table", pa.string()),
         ("version", pa.int64()),
         ("checkpoint", pa.int64()),
+        ("name", pa.string()),
     ]
 )
 """A `TableAt` as columns."""
@@ -153,7 +156,8 @@ def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt
             f"{record.sink!r} gets its rows after the checkpoint, and "
             + ("has not come to it yet: ask again" if ahead else "its log does not go back to it any more")
         )
-    return TableAt(record.sink, record.stage, root.storage.place(table.path).uri, version, manifest.id)
+    uri = root.storage.place(table.path).uri
+    return TableAt(record.sink, record.stage, uri, version, manifest.id, table.name)
 
 
 def _checked(
@@ -169,7 +173,7 @@ def _checked(
             f"{place} is not the table of checkpoint {manifest.id} (its id is {table.id}, recorded was "
             f"{output.table_id}): it is a different Delta table, so the recorded version cannot be used"
         )
-    return TableAt(output.output, stage, place.uri, version, manifest.id)
+    return TableAt(output.output, stage, place.uri, version, manifest.id, output.name)
 
 
 def _frame(session: SparkSession, root: Root, at: TableAt) -> DataFrame:

@@ -52,6 +52,8 @@ class SinkDecl:
     """Columns by which the rows of the table are merged."""
     epoch_table: str | None = None
     """The Delta table of a sink outside, which gets its rows after each checkpoint."""
+    table_name: str = ""
+    """The name of its Delta table in a catalog; empty if it was declared by its path."""
 
     @property
     def written(self) -> str | None:

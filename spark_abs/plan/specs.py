@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from spark_abs.catalog.target import TableTarget
 from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
@@ -17,7 +18,6 @@ from spark_abs.sinks.kinds import OWN
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.root import Root
-from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -164,11 +164,18 @@ class SinkSpec:
     """Of a sink outside, as JSON, what makes it again; empty for one of the user's own."""
     delta: Delta | None = None
     """Of a Delta table."""
+    target: TableTarget | None = None
+    """Of a Delta table: where what was declared led to."""
 
     @property
     def epoch_table(self) -> str | None:
         """Where a Delta table is whose rows are visible after each checkpoint; None for any other sink."""
-        return location_of(self.delta.path) if self.delta is not None and self.outside is not None else None
+        return self.target.uri if self.target is not None and self.outside is not None else None
+
+    @property
+    def table_name(self) -> str:
+        """The name of a Delta table in its catalog; empty if it was declared by its path."""
+        return self.target.said if self.target is not None else ""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -184,7 +191,14 @@ class SinkSpec:
         """Return the sink as the graph knows it."""
         outside = self.outside is not None
         return SinkDecl(
-            self.name, self.source.stage, self.source.name, self.table, outside, self.key, self.epoch_table
+            self.name,
+            self.source.stage,
+            self.source.name,
+            self.table,
+            outside,
+            self.key,
+            self.epoch_table,
+            self.table_name,
         )
 
 

@@ -112,6 +112,10 @@ class AttachedSink:
     """Whether each batch takes the place of all rows."""
     changes: ChangeOptions = LAST_WINS
     """How changes of one key are applied."""
+    name: str = ""
+    """The name in a catalog that led to it; empty if it was declared by its path."""
+    attempt: AttemptId = NO_ATTEMPT
+    """The newest attempt that came to it; `NO_ATTEMPT` if an earlier version recorded it."""
 
     @property
     def id(self) -> str:
@@ -308,11 +312,14 @@ def settle(
 
 
 def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:
-    """Record Delta sinks; one that is known already keeps its version, and may be written in another way."""
+    """Record Delta sinks, the newest last.
+
+    One that is known already keeps its version, and may be written in another way or under another name.
+    """
     found = {s.id: s for s in state.sinks}
     for sink in sinks:
-        known = found.get(sink.id, sink)
-        found[sink.id] = replace(known, key=sink.key, overwrites=sink.overwrites, changes=sink.changes)
+        known = found.pop(sink.id, sink)
+        found[sink.id] = replace(sink, version=known.version)
     return replace(state, sinks=tuple(found.values()))
 
 

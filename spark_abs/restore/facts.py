@@ -94,7 +94,7 @@ def _tables(manifest: Manifest) -> Iterator[tuple[StageId, OutputVersion]]:
 
 def _attached(sink: AttachedSink) -> OutputVersion:
     kind = "delta" if sink.version is None else "table"
-    return OutputVersion(sink.sink, kind, sink.table, sink.table_id, sink.version)
+    return OutputVersion(sink.sink, kind, sink.table, sink.table_id, sink.version, sink.name)
 
 
 def _by_table(root: Root, records: Iterable[_Record]) -> Iterator[_Found]:
@@ -132,9 +132,9 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
     recorded = [r.output for r in here or found.records]
     sinks = tuple(dict.fromkeys((r.stage, r.output.output) for r in (*here, *found.records)))
     by_function = any(o.kind == "table" for o in recorded)
-    table = found.table
+    table, name = found.table, next((o.name for o in reversed(recorded) if o.name), "")
     if table is None:
-        return SinkFacts(sinks, found.place.uri, None, by_function=by_function, later=not here)
+        return SinkFacts(sinks, found.place.uri, None, by_function=by_function, later=not here, name=name)
     if by_function:
         target: Version | None = min(NO_TABLE if o.version is None else o.version for o in recorded)
     elif here:
@@ -162,6 +162,7 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
         by_function=by_function,
         later=not here,
         needs_spark=why_not_native(table.delta) is not None,
+        name=name,
     )
 
 

@@ -53,6 +53,7 @@ from spark_abs.restore.steps import (
     sentence,
 )
 from spark_abs.sinks.changes import NO_CHANGES, Changes
+from spark_abs.wording import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class SinkFacts:
     """The job got it after the checkpoint."""
     needs_spark: bool = False
     """The table uses features that only delta-spark can write."""
+    name: str = ""
+    """The name of the table in a catalog, if it was declared by one."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -231,7 +234,7 @@ def plan_restore(
     fences += [SetAside(path) for path in facts.damaged_rows]
     fences += [FenceChannel(channel, old) for channel in sorted(facts.channels) for old in replaced]
     fences += [
-        FenceSink(s.table, s.names, old, _apps(state, old, s.sinks), s.needs_spark)
+        FenceSink(s.table, s.names, old, _apps(state, old, s.sinks), s.needs_spark, s.name)
         for s in facts.sinks
         for old in replaced
         if s.current is not None
@@ -325,11 +328,11 @@ def _apps(state: ControlState, attempt: AttemptId, sinks: Sequence[tuple[StageId
 
 
 def _sink(found: SinkFacts, undo_others: bool) -> Step:
-    where = f"{', '.join(found.names)} ({found.table})"
+    table = named(found.name, found.table)
+    where = f"{', '.join(found.names)} ({table})"
     same = found.current is not None and found.table_id == found.recorded_id
-    if found.by_function and (found.current is None or found.target is None or not same):
-        why = f"{found.table} is not there any more, or is another table now: its rows stay"
-        return KeepSink(found.names, why)
+    if found.by_function and (found.current is None or found.target is None):
+        return KeepSink(found.names, f"{table} is not there any more")
     if found.later and (not same or found.target is None):
         why = "the job got it after the checkpoint, and its log does not say when: its rows stay"
         return KeepSink(found.names, why)
@@ -339,7 +342,7 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
                 f"sink {where} {replaced}. Put the recorded table back, or say {forced_by(Force.ROWS)}: then "
                 "what is there stays, and rows after the checkpoint are written to it"
             )
-        return KeepSink(found.names, f"{found.table} {replaced}: what is there stays")
+        return KeepSink(found.names, f"{table} {replaced}: what is there stays")
     if found.current is None or found.target is None:
         raise DamageError(f"sink {where}: the checkpoint does not say its version")
     if found.gone:
@@ -360,6 +363,7 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
         changes=found.changes,
         by_function=found.by_function,
         needs_spark=found.needs_spark,
+        name=found.name,
     )
 
 

@@ -9,6 +9,7 @@ from typing import assert_never
 from spark_abs.model import NO_TABLE, AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.outside import Mark
 from spark_abs.sinks.changes import Changes
+from spark_abs.wording import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class FenceSink:
     attempt: AttemptId
     apps: tuple[str, ...]
     needs_spark: bool
+    name: str = ""
+    """The name of the table in a catalog, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ class RestoreSink:
     """What has changed its rows since, by whom."""
     by_function: bool
     needs_spark: bool
+    name: str = ""
+    """The name of the table in a catalog, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +192,7 @@ def sentence(step: Step) -> str:
         case FenceChannel():
             return f"refuse older runs and attempt {step.attempt} on channel {step.channel}"
         case FenceSink():
-            where = f"{_sinks(step.sinks)} ({step.table})"
+            where = f"{_sinks(step.sinks)} ({named(step.name, step.table)})"
             return f"refuse older runs and attempt {step.attempt} on {where}{_by(step.needs_spark)}"
         case AbortOpen():
             return f"abort open checkpoints: {_listed(step.open) or 'none'}"
@@ -219,7 +224,7 @@ def _brought_back(step: RestoreSink | FenceOutside | ReturnOutside) -> str:
     then = f"back to the rows of version {step.version}"
     if step.version == NO_TABLE:
         then = "to no rows: there was no such table"
-    where = f"{_sinks(step.sinks)} ({step.table}){_by(step.needs_spark)}"
+    where = f"{_sinks(step.sinks)} ({named(step.name, step.table)}){_by(step.needs_spark)}"
     return f"bring {where} from version {step.current} {then}{_undone(step.changes)}"
 
 

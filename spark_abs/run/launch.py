@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spark_abs.catalog.target import enter
 from spark_abs.channels.gate import BackEdge, GateSpec
 from spark_abs.channels.opening import open_gate
 from spark_abs.channels.writer import create_channel
@@ -109,6 +110,8 @@ def launch(given: Launch) -> Run:
             key=s.key,
             overwrites=tables[s.name].overwrites,
             changes=s.changes,
+            name=s.table_name,
+            attempt=ctx.attempt,
         )
         for s in job.sinks
         if s.name in tables
@@ -291,6 +294,9 @@ def _ensure(given: Launch, sink: SinkSpec, uri: str) -> None:
     assert sink.delta is not None
     schema = given.drafts.schemas[sink.source.channel]
     ensure_sink(given.ctx.root.storage.place(uri), schema, sink.delta, given.job.spark)
+    given.ctx.failpoint(f"start.{sink.name}.table.after")
+    if sink.target is not None:
+        enter(given.job.spark, sink.target)
 
 
 def before(given: Launch, stage: StageId) -> Before:

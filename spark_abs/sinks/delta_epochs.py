@@ -62,6 +62,8 @@ class EpochTable:
     """Whether all other roots that have written to the table are fenced there."""
     changes: ChangeOptions = LAST_WINS
     """How changes of one key are applied."""
+    name: str = ""
+    """The name in a catalog that led to it; empty if the sink was declared by its path."""
 
 
 class DeltaEpochSink(TwoPhaseSink):

@@ -18,7 +18,7 @@ class Delta:
     """A Delta table to which a sink writes, created as said here if there is none."""
 
     path: str
-    """Where it is."""
+    """Where it is, a path or a URI, or its name in a catalog, as `schema.table`."""
     key: Sequence[str] | str = ()
     """Columns by which a batch is merged: a row takes the place of the one with its key, or is new. Nulls are
     equal. Without: rows are appended, or, of a stage in the output mode `complete`, take the place of all."""
@@ -42,6 +42,8 @@ class Delta:
     """Columns of the rows that the table does not have."""
     tombstones_for: str = "2d"
     """With `sequence_by`: for how long at least a late change cannot bring back a deleted key."""
+    location: str = ""
+    """Where a table that has a name is made, if there is none; without, the catalog chooses the place."""
 
     def __post_init__(self) -> None:
         """Check the columns.

@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from spark_abs.codec import from_json
+from spark_abs.codec import from_json, to_json
 from spark_abs.errors import UsageError
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.root import Root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from spark_abs.sinks.iceberg import Iceberg
+    from spark_abs.sinks.kafka import Kafka
+    from spark_abs.sinks.postgres import Postgres
 
 OWN, POSTGRES, KAFKA, ICEBERG, DELTA = "own", "postgres", "kafka", "iceberg", "delta"
 NAMES: Mapping[str, str] = {POSTGRES: "PostgreSQL", KAFKA: "Kafka", ICEBERG: "Iceberg", DELTA: "Delta"}
@@ -42,6 +46,30 @@ def extra_needed() -> Iterator[None]:
         yield
     except ImportError as missing:
         raise UsageError(str(missing)) from missing
+
+
+@extra_needed()
+def kind_of(
+    postgres: Postgres | str | None, kafka: Kafka | str | None, iceberg: Iceberg | str | None
+) -> tuple[str, str]:
+    """Return the kind of a sink outside, and as JSON what makes it again; `OWN` and nothing for any other.
+
+    Raises:
+        UsageError: the extra of the package that the kind needs is not installed.
+    """
+    if postgres is not None:
+        from spark_abs.sinks.postgres import Postgres
+
+        return POSTGRES, to_json(Postgres(postgres) if isinstance(postgres, str) else postgres)
+    if kafka is not None:
+        from spark_abs.sinks.kafka import Kafka
+
+        return KAFKA, to_json(Kafka(kafka) if isinstance(kafka, str) else kafka)
+    if iceberg is not None:
+        from spark_abs.sinks.iceberg import Iceberg
+
+        return ICEBERG, to_json(Iceberg(iceberg) if isinstance(iceberg, str) else iceberg)
+    return OWN, ""
 
 
 @extra_needed()

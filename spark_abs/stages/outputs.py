@@ -32,7 +32,7 @@ from spark_abs.stages.batch import BatchFacts, Committed, Marker
 from spark_abs.stages.context import Current, RunContext, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
 from spark_abs.stages.native import NativeLog
-from spark_abs.store.storage import Place
+from spark_abs.stages.watched import WatchedTables
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Outputs:
         channels: Sequence[ChannelWriter],
         tables: Mapping[str, DeltaSink],
         sinks: Sequence[SinkSpec],
-        watched: Sequence[str] = (),
+        watched: WatchedTables | None = None,
         repeatable: bool = True,
     ) -> None:
         """Take the handles over.
@@ -95,7 +95,7 @@ class Outputs:
             channels: its channels, in order.
             tables: handles of the Delta sinks, by name.
             sinks: its sinks, in order.
-            watched: Delta tables that a sink function writes by itself: their versions are recorded.
+            watched: the tables that a sink function writes by itself, None if it names none.
             repeatable: whether the stage's frame has the same rows however often it is evaluated.
         """
         self._ctx = ctx
@@ -103,7 +103,7 @@ class Outputs:
         self.channels = tuple(channels)
         self._tables = [(s, tables[s.name]) for s in sinks if s.table is not None]
         self._functions = [s for s in sinks if s.function is not None]
-        self._watched = tuple(watched)
+        self._watched = watched
         self._searched = Version(-1)
         """The entry of the first channel up to which every barrier is on the others, too."""
         self.progress = BarrierProgress()
@@ -192,7 +192,11 @@ class Outputs:
             self._ctx.failpoint(f"batch.{self._spec.name}.commit-{sink.name}.after")
 
     def call_functions(self, given: Evaluated, batch: BatchId, epoch: CheckpointId) -> None:
-        """Call the sink functions with the rows that the commits have settled."""
+        """Call the sink functions with the rows that the commits have settled.
+
+        Raises:
+            UsageError: a table that a function should write is not there after it.
+        """
         for sink in self._functions:
             app = self._ctx.app_id(self._spec.name, sink.name)
             value = Current(
@@ -200,6 +204,8 @@ class Outputs:
             )
             assert sink.function is not None
             within(value, partial(sink.function, given.frames[sink.source.name], int(batch)))
+        if self._watched is not None:
+            self._watched.require(batch)
 
     def _plans(self, table: DeltaSink, facts: BatchFacts) -> tuple[PlannedBatch, ...]:
         """Return what a sink's commit says of batches since the one before it, or the last checkpoint.
@@ -226,11 +232,17 @@ class Outputs:
         ]
         for sink, table in self._tables:
             found.append(
-                OutputVersion(sink.name, "delta", table.uri, table.table_id, table.version_at(batch))
+                OutputVersion(
+                    sink.name,
+                    "delta",
+                    table.uri,
+                    table.table_id,
+                    table.version_at(batch),
+                    sink.table_name,
+                )
             )
         found += [OutputVersion(s.name, "function", s.name, "", None) for s in self._functions]
-        storage = self._ctx.root.storage
-        return (*found, *(_watched(self._spec.name, storage.place(uri)) for uri in self._watched))
+        return (*found, *(self._watched.versions() if self._watched is not None else ()))
 
     def commit_barrier(self, barrier: Barrier, last_batch: Callable[[], BatchId | None]) -> IdleCut | None:
         """Commit an entry that holds only the barrier to every channel of an idle stage.
@@ -298,12 +310,3 @@ class Outputs:
         if writer is self.channels[0]:
             self.progress.in_first(Marker(entry.barrier, entry.cancel).id)
         return entry
-
-
-def _watched(stage: StageId, place: Place) -> OutputVersion:
-    """Record a table between two batches of the stage that writes it."""
-    try:
-        table = Table.open(place)
-    except FileNotFoundError:
-        return OutputVersion(stage, "table", place.uri, "", None)
-    return OutputVersion(stage, "table", place.uri, table.id, table.version)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
+from spark_abs.catalog.target import TableTarget
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.compatibility.inspection import refuse_wrapped
@@ -41,13 +42,15 @@ from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, StageFacts
 from spark_abs.stages.stage import StageRunner
+from spark_abs.stages.watched import WatchedTables
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage, location_of
+from spark_abs.store.storage import Storage
 from spark_abs.wrapped.location import wrapped_settings
-from spark_abs.wrapped.members import Uses, attached, recorded_parts, refuse_together
+from spark_abs.wrapped.members import Uses, recorded_parts, refuse_together
+from spark_abs.wrapped.tables import Declared, attached, came, declare, find, find_again, refuse_others
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +78,8 @@ def foreach_batch(
         function: `fn(batch_frame, batch_id)`.
         root: as for `checkpoint_location`.
         stage: as for `checkpoint_location`.
-        tables: Delta tables that the function writes and a roll back restores. Others stay as they are.
+        tables: Delta tables that the function writes and a roll back restores, each by its path, URI or name
+            in a catalog; one must be there after the function's first batch. Others stay as they are.
         settings: any setting by its short name, for example `interval="10s"`; those of a root's first
             query count.
 
@@ -83,13 +87,9 @@ def foreach_batch(
         UsageError: `spark-abs check` runs this script.
     """
     refuse_wrapped()
-    wrapped = _Wrapped(
-        function,
-        Root(root, Storage.of(wrapped_settings({}, settings))),
-        StageId(checked_name(stage, "stage")),
-        tuple(location_of(t) for t in tables),
-        settings,
-    )
+    at = Root(root, Storage.of(wrapped_settings({}, settings)))
+    declared = declare(tables, at.storage)
+    wrapped = _Wrapped(function, at, StageId(checked_name(stage, "stage")), declared, settings)
     return wrapped.run_batch
 
 
@@ -101,7 +101,7 @@ class _Wrapped:
         function: BatchFunction,
         root: Root,
         stage: StageId,
-        tables: tuple[str, ...],
+        tables: tuple[Declared, ...],
         settings: JobSettings,
     ) -> None:
         self.function, self.root, self.stage, self.tables, self.settings = (
@@ -118,7 +118,7 @@ class _Wrapped:
         if self._joined is None or not self._joined[0].has(self._joined[1]):
             host = _host_of(self, frame.sparkSession)
             try:
-                self._joined = (host, host.join(self, BatchId(batch_id)))
+                self._joined = (host, host.join(self, frame.sparkSession, BatchId(batch_id)))
             finally:
                 host.watch()
         host, runner = self._joined
@@ -210,11 +210,13 @@ class _Host:
         """Whether the run has not ended."""
         return not self._termination.over.is_set()
 
-    def join(self, wrapped: _Wrapped, batch: BatchId) -> StageRunner:
+    def join(self, wrapped: _Wrapped, session: SparkSession, batch: BatchId) -> StageRunner:
         """Add a query with its first batch of this run; it takes the place of its recorded part.
 
         Raises:
-            UsageError: the query does not use the checkpoint location of the current attempt.
+            UsageError: the query does not use the checkpoint location of the current attempt, or a text names
+                no table.
+            Refused: the name of a table leads to another table than before.
             GraphError: it cannot be together with another query of the root: see `refuse_together`.
             StageStopped: the run is ending.
         """
@@ -225,15 +227,17 @@ class _Host:
                 f"query {stage!r} does not run on spark_abs.checkpoint_location(root, {stage!r}) of attempt "
                 f"{ctx.attempt}: ask for it at every start of the query"
             )
-        uses = Uses(stage, native.tables_read(batch), wrapped.tables)
-        guest = _Guest(self._runner(wrapped), native.query_id(), uses)
+        tables, control = find(session, storage, wrapped.tables), Control.open(ctx.root)
+        refuse_others(stage, tables, control.state, storage)
+        uses = Uses(stage, native.tables_read(batch), tuple(table.uri for table in tables))
+        guest = _Guest(self._runner(wrapped, session, tables), native.query_id(), uses)
         with self._lock:
             if self._ending:
                 raise StageStopped("the run of the root is ending; start the query again")
             parts = (Uses.of_part(d.part) for d in self._dormant.values())
             refuse_together(uses, [*(g.uses for g in self._guests.values()), *parts], storage)
-            found = attached(stage, wrapped.tables, storage)
-            Control.open(ctx.root).update(lambda state: remember(ledger.attach(state, found), stage))
+            found = attached(stage, tables, control.state, storage)
+            control.update(lambda state: remember(ledger.attach(state, found), stage))
             self._guests[stage] = guest
             self._dormant.pop(stage, None)
             self._snapshots.register(stage, StageFacts({}, lambda: 0), guest.runner.batch_lock.wake)
@@ -269,15 +273,22 @@ class _Host:
         """Raise what ended the run, in the batch thread that comes next."""
         self._termination.raise_failure()
 
-    def _runner(self, wrapped: _Wrapped) -> StageRunner:
-        source = Output(self._job, wrapped.stage, MAIN_OUTPUT)
+    def _runner(self, wrapped: _Wrapped, session: SparkSession, tables: Sequence[TableTarget]) -> StageRunner:
+        source, storage = Output(self._job, wrapped.stage, MAIN_OUTPUT), self._ctx.root.storage
         sink = SinkSpec(wrapped.stage, source, None, wrapped.function)
         spec = StageSpec(wrapped.stage, (), lambda only: only, {}, "append", None, None, None)
-        outputs = Outputs(self._ctx, spec, (), {}, [sink], wrapped.tables)
+        again, made = partial(find_again, session, storage), partial(self._made, wrapped.stage)
+        watched = WatchedTables(wrapped.stage, tables, storage, again, made)
+        outputs = Outputs(self._ctx, spec, (), {}, [sink], watched)
         credit = Credit(self._ctx, (), Consumers(self._ctx, {}), Version(0), 0)
         runner = StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit)
         runner.batch_lock.await_stop = partial(sleep_until_stopped, self._spark)
         return runner
+
+    def _made(self, stage: StageId, target: TableTarget) -> None:
+        """Record a table that a function has made, in its batch thread."""
+        found = came(stage, target, self._ctx.attempt, self._ctx.root.storage)
+        Control.open(self._ctx.root).update(lambda state: ledger.attach(state, [found]))
 
     def _shapes(self) -> tuple[StageShape, ...]:
         with self._lock:

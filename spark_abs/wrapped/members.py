@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from spark_abs.errors import GraphError
 from spark_abs.manifest import StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.model import NO_TABLE, CheckpointId, StageId
+from spark_abs.model import CheckpointId, StageId
 from spark_abs.plan.tables import refer
-from spark_abs.protocol.control import AttachedSink, ControlState
+from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.members import forgotten
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.native import tables_read
 from spark_abs.store.storage import Storage
-from spark_abs.store.table import Table
 
 
 def recorded_parts(checkpoints: Checkpoints, state: ControlState) -> tuple[StageSnapshot, ...]:
@@ -98,16 +97,3 @@ def _gone(*queries: Uses) -> str:
         for q in queries
         if q.known_from is not None
     )
-
-
-def attached(stage: StageId, tables: Sequence[str], storage: Storage) -> tuple[AttachedSink, ...]:
-    """Return the tables that a query comes to, each at the version that it has before its first batch."""
-    found = []
-    for uri in tables:
-        try:
-            table = Table.open(storage.place(uri))
-        except FileNotFoundError:
-            found.append(AttachedSink(stage, stage, storage.place(uri).uri, "", NO_TABLE))
-        else:
-            found.append(AttachedSink(stage, stage, table.uri, table.id, table.version))
-    return tuple(found)

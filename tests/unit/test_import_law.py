@@ -34,7 +34,7 @@ LAYERS = (
     {"protocol"},
     {"store"},
     {"fencing", "manifests"},
-    {"session", "gateway", "jvm", "worker_start", "channels", "state", "snapshots", "sinks"},
+    {"session", "gateway", "jvm", "worker_start", "catalog", "channels", "state", "snapshots", "sinks"},
     {"lookup"},
     {"observe"},
     {"restore"},

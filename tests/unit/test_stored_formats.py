@@ -91,6 +91,8 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
         later = {"alignment_bytes": 0, "end_to_end_ms": 0, "backpressured_ms": 0}
         for operator in stage["operators"]:
             operator.setdefault("function", "")
+        for output in stage["outputs"]:
+            output.setdefault("name", "")
         stage.setdefault("carried", None)
         stage["timings"] = {**later, **stage["timings"]}
         stage["positions"] = [

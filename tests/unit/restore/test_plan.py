@@ -226,6 +226,7 @@ def test_a_sink_that_spark_brings_back_and_one_row_are_said_so() -> None:
     [
         (replace(TOTALS, current=None), "no table"),
         (replace(TOTALS, table_id="t-2"), "not the table that the job wrote"),
+        (replace(TOTALS, table_id="t-2", by_function=True), "not the table that the job wrote"),
         (replace(TOTALS, current=Version(3)), "is at version 3"),
     ],
 )
