@@ -19,7 +19,7 @@ from spark_abs.channels.files import Written, directory_name, write_parquet
 from spark_abs.channels.schema import check_schema, delta_schema
 from spark_abs.channels.staged import Files, copy_files
 from spark_abs.errors import CommitConflict, DamageError
-from spark_abs.fencing.fence import end_app_id, fence_run, require_current
+from spark_abs.fencing.fence import end_app_id, fence_run, is_fenced_for, require_current
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
@@ -35,6 +35,7 @@ from spark_abs.model import (
     app_id,
     barrier_app_id,
     channel_id,
+    run_app_id,
 )
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.store.root import Root
@@ -115,9 +116,25 @@ class ChannelWriter:
     """
 
     def __init__(
-        self, root: Root, job: str, stage: StageId, output: str, attempt: AttemptId, run: RunId
+        self,
+        root: Root,
+        job: str,
+        stage: StageId,
+        output: str,
+        attempt: AttemptId,
+        run: RunId,
+        in_order_since: RunId | None = None,
     ) -> None:
         """Open the channel of `output`, which `create_channel` has made.
+
+        Args:
+            root: the job's root.
+            job: its name.
+            stage: the stage.
+            output: of the stage.
+            attempt: as which attempt it commits.
+            run: as which run.
+            in_order_since: see `is_fenced_for`.
 
         Raises:
             FileNotFoundError: there is no such channel.
@@ -125,6 +142,7 @@ class ChannelWriter:
         self.channel = channel_id(stage, output)
         self.output = output
         self._attempt, self._run, self._job = attempt, run, job
+        self._in_order_since = in_order_since
         self._app = app_id(job, stage, output, attempt)
         self._barrier_app = barrier_app_id(job, stage, output, attempt)
         self._end_app = end_app_id(job, stage, output, attempt)
@@ -138,10 +156,15 @@ class ChannelWriter:
     def begin(self) -> None:
         """Fence the channel against older runs; to be called once, before the stage starts. Repeatable.
 
+        Where all that the newest fence lets in have ended in order, the first commit brings the fence along.
+
         Raises:
             Fenced: a newer run or attempt has taken over.
         """
-        fence_run(self._table, self._job, self._run, self._app)
+        self._table.refresh()
+        require_current(self._table, self._job, self._run, self._app)
+        if not is_fenced_for(self._table, run_app_id(self._job), self._run, self._in_order_since):
+            fence_run(self._table, self._job, self._run, self._app)
 
     def refresh(self) -> Version:
         """Read what came since and return the newest version: the `at` of what is decided by it."""
@@ -286,7 +309,8 @@ class ChannelWriter:
         number: int,
         is_it: Callable[[Entry], bool],
     ) -> Standing:
-        commit = Commit(written.files, {app: number}, encode_note(note))
+        ids = {app: number, run_app_id(self._job): int(self._run)}
+        commit = Commit(written.files, ids, encode_note(note))
         while True:
             self._table.refresh()
             require_current(self._table, self._job, self._run, self._app)

@@ -58,6 +58,20 @@ def run_fence(table: Table, job: str, run: RunId) -> Commit | None:
     return None if table.transaction(app) == run else Commit(transactions={app: run})
 
 
+def is_fenced_for(table: Table, app: str, run: RunId, in_order_since: RunId | None) -> bool:
+    """Say whether nobody older than a run can commit to a table, as of the version read.
+
+    Args:
+        table: the table.
+        app: the application id of the fence.
+        run: the run.
+        in_order_since: as `protocol.control.in_order_since` returns it; None if that is not known. If the
+            newest fence is of a run from then on, those that it has not shut out have ended.
+    """
+    newest = table.transaction(app)
+    return newest is not None and newest >= min(run, run if in_order_since is None else in_order_since)
+
+
 def fence_run(table: Table, job: str, run: RunId, app: str) -> None:
     """Commit the fence of a run on one table, unless it is there.
 

@@ -282,6 +282,21 @@ def end_run(state: ControlState, run: RunId, how: str) -> ControlState:
     return replace(state, runs=tuple(ended))
 
 
+def in_order_since(state: ControlState, run: RunId) -> RunId:
+    """Return from which run on all before `run` have ended in order; `run` itself if the last has not.
+
+    Nothing of such a run is at work any more: what has come after it needs no fence against it.
+    """
+    oldest = run
+    for past in reversed(state.runs):
+        if past.id >= run:
+            continue
+        if past.ended is None or past.ended.startswith("failed"):
+            break
+        oldest = past.id
+    return oldest
+
+
 def claim(
     state: ControlState,
     run: RunId,

@@ -280,7 +280,17 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     _ensure(given, sink, uri)
     overwrites = given.graph.stage(source.stage).output_mode == "complete"
     writer = ctx.writer(source.stage, sink.name)
-    table = DeltaSink(ctx.root, uri, writer, ctx.run, lambda: spark, sink.key, overwrites, sink.changes)
+    table = DeltaSink(
+        ctx.root,
+        uri,
+        writer,
+        ctx.run,
+        lambda: spark,
+        sink.key,
+        overwrites,
+        sink.changes,
+        ctx.in_order_since,
+    )
     if given.job.stages[source.stage].adopt is not None:
         fence_query(ctx, source.stage, sink.name, uri, lambda: spark)
     table.begin(

@@ -138,6 +138,7 @@ def begin(
         natives=state.attempt.natives,
         directories=state.attempt.directories,
         starts=state.attempt.first_positions,
+        in_order_since=ledger.in_order_since(state, run),
         identity=state.attempt.root,
         run=run,
         floor=state.last_claimed,

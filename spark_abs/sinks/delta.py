@@ -17,7 +17,7 @@ from spark_abs.channels.staged import Files, copy_files, staging_of
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import to_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, TakenOver, UsageError
-from spark_abs.fencing.fence import require_current
+from spark_abs.fencing.fence import is_fenced_for, require_current
 from spark_abs.model import (
     FENCED,
     NO_BATCH,
@@ -65,6 +65,7 @@ class DeltaSink:
         key: Sequence[str] = (),
         overwrites: bool = False,
         changes: ChangeOptions = LAST_WINS,
+        in_order_since: RunId | None = None,
     ) -> None:
         """Open the table, which `ensure_sink` or somebody else has made.
 
@@ -73,17 +74,18 @@ class DeltaSink:
             uri: The table.
             writer: Who commits.
             run: The run.
-            session: Called only when rows are merged, or a table that is not plain is written to, fenced or
-                restored.
+            session: Called only where Delta's own writer is needed.
             key: Columns by which a batch is merged; without, it is appended.
             overwrites: Whether a batch takes the place of all rows.
             changes: How changes of one key are applied.
+            in_order_since: See `is_fenced_for`.
 
         Raises:
             FileNotFoundError: there is no such table.
         """
         self._root, self._session = root, session
-        self._writer, self._run = writer, run
+        self._writer, self._run, self._in_order_since = writer, run, in_order_since
+        self._fence = run_app_id(writer.owner)
         self._key, self.overwrites, self._changes = tuple(key), overwrites, changes
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
@@ -113,6 +115,8 @@ class DeltaSink:
 
         Repeatable. It marks the version at which the attempt came to the table, and the one at which the
         stage took it over from another stage of the attempt: what that had written is there at every cut.
+        Where nothing is to be marked, and all that the newest fence lets in have ended in order, the first
+        commit brings the fence along.
 
         Args:
             take_over: fence all other roots that have written to the table, too: they commit nothing more,
@@ -124,7 +128,6 @@ class DeltaSink:
             Refused: the sink has written the table after checkpoints, or rows of others are there.
             UsageError: the table cannot be that of a sink.
         """
-        fence = run_app_id(self._writer.owner)
         while True:
             self._table.refresh()
             self._require_current()
@@ -134,29 +137,28 @@ class DeltaSink:
             new = all(
                 self._table.transaction(app) is None for app in (self._writer.app, self._writer.restore_app)
             )
-            comes = self._newest_is_of_another_stage()
-            if self._table.transaction(fence) == self._run and others is None and not comes:
+            mine = self._newest_is_mine()
+            fenced = is_fenced_for(self._table, self._fence, self._run, self._in_order_since)
+            if fenced and others is None and (mine or (mine is None and not new)):
                 return
             if new:
                 refuse_epochs(self._table, self._writer.job, self._writer.root)
-            if alone and new and self._table.transaction(fence) is None:
+            if alone and new and self._table.transaction(self._fence) is None:
                 refuse_others(self._writer.sink, f"table {self.uri}", rows_there(self._table))
-            note = replace(self._note(attached=new or comes), took_over=others is not None)
-            fences = dict.fromkeys(others or (), FENCED) | {fence: int(self._run)}
-            try:
+            note = replace(self._note(attached=new or mine is False), took_over=others is not None)
+            fences = dict.fromkeys(others or (), FENCED) | {self._fence: int(self._run)}
+            with suppress(CommitConflict):
                 commit_mark(self._table, Marked(fences, note), self._session)
-            except CommitConflict:
-                continue
 
-    def _newest_is_of_another_stage(self) -> bool:
-        """Say whether another stage of this attempt has committed what counts since this one has."""
+    def _newest_is_mine(self) -> bool | None:
+        """Say whether this attempt's newest commit that counts is of this stage; None if there is none."""
         for version, note in self._log.of_attempt(self._passed):
             if note is not None and (note.begins or note.batch > NO_BATCH):
                 mine = self._log.is_mine(note)
                 if mine:
                     self._passed = Passed(self._table.version, version)
-                return not mine
-        return False
+                return mine
+        return None
 
     def _require_current(self) -> None:
         require_current(self._table, self._writer.owner, self._run, self._writer.app)
@@ -221,7 +223,7 @@ class DeltaSink:
                 version = self._table.commit_next(
                     Commit(
                         files.written.files,
-                        {self._writer.app: int(batch)},
+                        {self._writer.app: int(batch), self._fence: int(self._run)},
                         to_json(note),
                         replace=self.overwrites,
                     )
@@ -320,6 +322,8 @@ class DeltaSink:
 
     def _write_by_spark(self, files: Files, note: SinkMetadata) -> Standing:
         """Write through Delta's writer; killed after it, the repeat finds the batch in the log."""
+        if self._table.transaction(self._fence) != self._run:  # Delta's writer takes one id
+            commit_mark(self._table, Marked({self._fence: int(self._run)}, self._note()), self._session)
         session, place = self._session(), self._table.place
         stamp = Stamp(self._writer.app, int(note.batch), to_json(note))
         uris = files.uris

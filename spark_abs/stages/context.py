@@ -50,6 +50,8 @@ class RunContext:
     """Names of native checkpoints that were rebuilt elsewhere, by stage."""
     starts: Mapping[tuple[StageId, ChannelId], Position] = field(default_factory=dict)
     """Where stages begin to read channels that were there before they were."""
+    in_order_since: RunId | None = None
+    """From which run on all before this one have ended in order, see `protocol.control.in_order_since`."""
     identity: str = ""
     """As which root its attempt commits to tables outside of it, see `Attempt.root`."""
 

@@ -49,7 +49,10 @@ class IdleCut:
 
 def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> tuple[ChannelWriter, ...]:
     """Open one writer for each output that is a channel."""
-    return tuple(ChannelWriter(ctx.root, ctx.job, spec.name, o, ctx.attempt, ctx.run) for o in channels)
+    return tuple(
+        ChannelWriter(ctx.root, ctx.job, spec.name, o, ctx.attempt, ctx.run, ctx.in_order_since)
+        for o in channels
+    )
 
 
 def newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
