@@ -268,6 +268,8 @@ class Manifest:
     edited: Origin | None = None
     """Where it comes from if an edit made it. It is then of no attempt, `NO_ATTEMPT`, and on no path until a
     restore goes to it."""
+    outside: tuple[str, ...] | None = None
+    """The sinks outside that its run had; None in what earlier versions recorded."""
     v: int = FORMAT
 
     @property

@@ -24,11 +24,11 @@ from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.table import Table
 
-_VACUUM_EVERY_MS = 600_000
-_KEPT_HOURS = 1
-"""How long a data file that left a table stays for those who still read an older version."""
 TRIM_EVERY, KEPT_COMMITS = 50, 200
-"""How many checkpoints go by between two looks at the logs, and how far behind a reader of one may be."""
+"""How many calls go by between two looks at the tables, and how far behind a reader of a log may be."""
+KEPT_HOURS, MOST_DEAD, KEPT_VERSIONS = 1, 20, 10
+"""How long a data file that left a table stays for those who still read an older version; unless there are
+more of them than so many: then those of so many versions stay."""
 
 
 class CheckpointCleaner:
@@ -51,12 +51,14 @@ class CheckpointCleaner:
         self._inputs = inputs
         self._kept = kept
         self._senders = senders or Senders()
-        self._vacuumed_ms = now_ms()
         self._calls = count()
         self._read: dict[CheckpointId, Manifest] = {}
 
     def __call__(self) -> None:
-        """Retire, sweep, trim; from time to time trim the tables' logs and delete what left the tables."""
+        """Retire, sweep, trim; at first and from time to time trim the tables' logs and what left the tables.
+
+        What is due says the root itself, so a run may be as short as it likes.
+        """
         ctx = self._ctx
         checkpoints = Checkpoints.open(ctx.root, ctx.job)
         state = Control.open(ctx.root).state
@@ -78,12 +80,15 @@ class CheckpointCleaner:
             trim(ctx.root, channel, floor)
             ctx.failpoint(f"tidy.{channel}.trim.after")
         if next(self._calls) % TRIM_EVERY == 0:
-            for table in (control.PATH, manifests.PATH, history.PATH, packs.PATH):
-                Table.open(ctx.root.place(table)).trim_log(KEPT_COMMITS)
-        if now_ms() - self._vacuumed_ms >= _VACUUM_EVERY_MS:
-            self._vacuumed_ms = now_ms()
-            for table in (control.PATH, manifests.PATH, history.PATH):
-                Table.open(ctx.root.place(table)).vacuum(_KEPT_HOURS)
+            self._trim_tables()
+
+    def _trim_tables(self) -> None:
+        place = self._ctx.root.place
+        History(self._ctx.root).compact()
+        for path in (control.PATH, manifests.PATH, history.PATH):
+            Table.open(place(path)).sweep(KEPT_HOURS, MOST_DEAD, KEPT_VERSIONS)
+        for path in (control.PATH, manifests.PATH, history.PATH, packs.PATH):
+            Table.open(place(path)).trim_log(KEPT_COMMITS)
 
     def _retained(self, checkpoints: Checkpoints) -> tuple[Manifest, ...]:
         """Return every manifest, by id. Those that are known are not read again: they never change."""

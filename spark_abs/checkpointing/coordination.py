@@ -67,6 +67,7 @@ class Coordination:
         on_forget: Callable[[StageId], str],
         on_failure: Callable[[Exception], None],
         on_completed: Callable[[Manifest], None] = lambda _: None,
+        outside: tuple[str, ...] = (),
     ) -> None:
         self._ctx = ctx
         self._stages = dict(stages)
@@ -74,7 +75,7 @@ class Coordination:
         self._shapes = shapes
         self._snapshots = snapshots
         self._on_failure = on_failure
-        self._on_completed = on_completed
+        self._on_completed, self._outside = on_completed, outside
         self._control = Control.open(ctx.root)
         can = Abilities(self._set, self.check_name, self._request, on_stop, on_drain, on_forget)
         self._commands = Commands(ctx, self._control, can)
@@ -278,6 +279,7 @@ class Coordination:
             self._shapes(),
             effect.snapshots,
             barrier.mode,
+            outside=self._outside,
         )
         missing = self._snapshots.missing(manifest)
         if missing:

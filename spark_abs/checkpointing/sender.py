@@ -85,7 +85,7 @@ def require_free(sending: Sending, patience_s: float) -> None:
 
 
 class Sender:
-    """Sends the rows of one sink in its own thread. Only `recover` is not for any thread."""
+    """Sends the rows of one sink in its own thread. Only `begin` and `recover` are not for any thread."""
 
     def __init__(
         self,
@@ -121,7 +121,8 @@ class Sender:
         """The entries to which a restore may go back, see `Epoch`."""
         self._cuts, self._savepoints = list(cuts), dict(savepoints)
         self._committed: Mark | None = None
-        self._known = False
+        self._known = self._rests = False
+        """Whether the mark is what this run left there; whether it was only read, with nothing to send."""
         self._gone = FIRST_ENTRY
         """The entry up to which the channel was trimmed, where nothing of that was to be sent."""
         self._wake = threading.Condition()
@@ -160,6 +161,19 @@ class Sender:
             return True
         return bool(outside.next_epochs(mark, list(self._cuts), self._path))
 
+    def begin(self) -> None:
+        """Make ready to send: `recover`; with nothing to send and nobody to fence only read the mark.
+
+        It is recovered then before the first row. Raises as `recover`.
+        """
+        since = self._ctx.in_order_since
+        if since is not None and since < self._ctx.run and self._record.begun and not self.each_batch:
+            found = self._sending.sink.mark(self._owner)
+            self._take(found, found)
+            self._rests = not self.waits
+        if not self._rests:
+            self.recover()
+
     def recover(self) -> None:
         """Fence older runs and read the mark; before the first row, and after every failure.
 
@@ -169,9 +183,13 @@ class Sender:
             Fenced: a newer run has taken over.
             SinkUnreachable: try again.
         """
-        name = self._sending.name
-        self._ctx.failpoint(f"send.{name}.recover.before")
+        self._ctx.failpoint(f"send.{self._sending.name}.recover.before")
         found = self._sending.sink.recover(self._owner)
+        self._take(found, self._sending.sink.mark(self._owner))
+        self._known, self._rests = True, False
+
+    def _take(self, found: Mark | None, newest: Mark | None) -> None:
+        name = self._sending.name
         if found is None and self._record.begun:
             raise Refused(
                 f"sink {name!r} has sent rows before, but its mark is missing: the mark was deleted, or the "
@@ -184,14 +202,13 @@ class Sender:
                 f"sink {name!r} was not declared at checkpoint {missed[0]}, and the rows of its output were "
                 "not kept for it. Give it another name: it then starts at the newest checkpoint"
             )
-        newest = self._sending.sink.mark(self._owner)
         if newest is not None and not outside.is_on(self._path, newest):
             raise Refused(
                 f"sink {name!r} has committed up to checkpoint {newest.checkpoint}, and the job was restored "
                 "to one before that: restore it again, which says what becomes of these rows"
             )
         self._require_kept(found or self._record.first)
-        self._committed, self._known = found, True
+        self._committed = found
 
     def _require_kept(self, mark: Mark) -> None:
         """Refuse a mark after which rows are gone; what does not count on the path may be."""
@@ -261,7 +278,7 @@ class Sender:
                 with self._wake:
                     if self._abandoned or (self._closing and not self.waits):
                         break
-                    if not self._known:
+                    if not (self._known or self._rests):
                         if self._wake.wait_for(lambda: self._abandoned, wait_s):
                             break  # what the last try failed with is why rows are left
                         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -284,6 +301,8 @@ class Sender:
 
     def _send(self) -> None:
         """Send epoch by epoch what is complete; from an unknown mark on, read it first."""
+        if self._rests and not self.waits:
+            return
         if not self._known:
             self.recover()
         if self._committed is not None:

@@ -163,7 +163,7 @@ def _recover(sender: Sender) -> None:
     until, pause = time.monotonic() + _START_PATIENCE_S, threading.Event()
     while True:
         try:
-            return sender.recover()
+            return sender.begin()
         except AGAIN:
             if time.monotonic() > until:
                 raise

@@ -145,8 +145,7 @@ def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt
     ahead = state.on_path(manifest.attempt, manifest.id)
     try:
         version = epoch_version(root, table, owner, cut, ahead)
-        # What an edit made has the number of the edit, in which no sink takes part.
-        if version is None and manifest.edited is None and had_left(root, table, owner, manifest.run):
+        if version is None and _had_left(root, manifest, record, table, owner):
             return None
     except FileNotFoundError:
         raise Refused(f"sink {record.sink!r} has no table at {table.path} any more") from None
@@ -158,6 +157,13 @@ def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt
         )
     uri = root.storage.place(table.path).uri
     return TableAt(record.sink, record.stage, uri, version, manifest.id, table.name)
+
+
+def _had_left(root: Root, manifest: Manifest, record: OutsideSink, table: EpochTable, owner: Owner) -> bool:
+    if manifest.outside is not None:
+        return record.sink not in manifest.outside
+    # What an edit made has the number of the edit, in which no sink takes part.
+    return manifest.edited is None and had_left(root, table, owner, manifest.run)
 
 
 def _checked(

@@ -139,17 +139,19 @@ def launch(given: Launch) -> Run:
     }
     given.laps.over("channels and sinks")
     drain = Drain(ctx, given.control, graph, given.plans, stages)
+    shapes = partial(_shapes, given.shapes, ids)
     coordination = Coordination(
         ctx,
         events,
         runners,
-        partial(_shapes, given.shapes, ids),
+        shapes,
         snapshots,
         termination.request,
         drain.ask,
         _refuse_forget,
         termination.fail,
         senders.completed,
+        tuple(one.name for one in outside),
     )
     restarts = {name: partial(stage.restart, coordination) for name, stage in stages.items()}
     run = Run(
@@ -162,6 +164,7 @@ def launch(given: Launch) -> Run:
         Recovery(ctx, given.policy, restarts),
         drain,
         senders,
+        shapes,
         partial(_stop_listening, job.spark, late),
     )
     job.spark.streams.addListener(late)

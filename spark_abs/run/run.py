@@ -23,6 +23,7 @@ from spark_abs.errors import (
     StageFailed,
     UsageError,
 )
+from spark_abs.manifest import StageShape
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import JobStatus, Request
@@ -30,6 +31,7 @@ from spark_abs.run.drain import Drain
 from spark_abs.run.end_of_input import EndOfInput
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
 from spark_abs.run.loops import Loops
+from spark_abs.run.nothing_new import nothing_since
 from spark_abs.run.process_end import Guest, attend
 from spark_abs.run.recovery import Recovery, StageEnd
 from spark_abs.run.running_stage import RunningStage
@@ -60,12 +62,14 @@ class Run:
         recovery: Recovery,
         drain: Drain,
         senders: Senders,
+        shapes: Callable[[], Sequence[StageShape]],
         on_end: Callable[[], None],
     ) -> None:
         self._ctx = ctx
         self._termination = termination
         self._stages = stages
-        self._coordination = coordination
+        self._coordination, self._snapshots = coordination, snapshots
+        self._shapes = shapes
         self._recovery = recovery
         self._drain = drain
         self._senders = senders
@@ -322,6 +326,11 @@ class Run:
                 )
 
     def _last_checkpoint(self) -> None:
+        known = nothing_since(self._ctx, self._shapes, self._stages)
+        if known is not None:
+            log.info("job %s: nothing has come since checkpoint %s", self._ctx.job, known)
+            self._snapshots.tidy()
+            return
         answers = self._coordination.request(Request("end-of-input", CheckpointKind.CHECKPOINT))
         while not self._termination.requested:
             try:

@@ -129,19 +129,27 @@ def unless_refused() -> Iterator[None]:
 class History:
     """A handle on `history/`. Not thread-safe."""
 
-    COMPACT_EVERY = 100
+    MOST_FILES = 100
+    LOOK_EVERY = 100
+    """After how many appends it is seen whether there are more files."""
 
     def __init__(self, root: Root) -> None:
         self._table = Table.ensure(root.place(PATH), SCHEMA)
         self._appends = count(1)
 
     def append(self, rows: Sequence[HistoryRow]) -> None:
-        """Add events in one commit, and columns that came after the table; merge small files now and then."""
+        """Add events in one commit, and columns that came after the table."""
         if not rows:
             return
         table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
         write_deltalake(self._table.delta, table, mode="append", schema_mode="merge")
-        if next(self._appends) % self.COMPACT_EVERY == 0:
+        if next(self._appends) % self.LOOK_EVERY == 0:
+            self.compact()
+
+    def compact(self) -> None:
+        """Merge small files if there are many, whoever wrote them."""
+        self._table.refresh()
+        if len(self._table.delta.file_uris()) > self.MOST_FILES:
             self._table.delta.optimize.compact()
 
     def restarts(self, run: RunId) -> list[tuple[StageId, BatchId, str]]:

@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, Transaction, create_table_with_add_actions
 from pyarrow import fs
 
-from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fenced
+from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fenced, UsageError
 from spark_abs.model import FENCED, Version
 from spark_abs.store.clock import now_ms
 from spark_abs.store.log import LogCommit, log_files_before, read_commit
@@ -290,13 +290,53 @@ class Table:
             except CommitConflict:
                 continue
 
-    def vacuum(self, hours: int) -> None:
-        """Delete data files that left the table more than `hours` ago; files without a commit stay."""
-        self._table.vacuum(
-            retention_hours=hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Add columns, null in the rows that are there.
+
+        Raises:
+            UsageError: the table does not take them.
+            CommitConflict: somebody else took the next version.
+        """
+        before = self.version
+        try:
+            self._table.alter.add_columns(
+                Schema.from_arrow(schema).fields,
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            )
+        except DeltaError as error:
+            self.refresh()
+            if self.version != before:
+                raise CommitConflict(f"{self.uri} has moved on from {before}") from error
+            raise UsageError(f"{self.uri} does not take {', '.join(schema.names)}: {error}") from error
+        self.refresh()
+
+    def sweep(self, hours: int, most: int, kept: int) -> None:
+        """Delete data files that left the table: after some hours, or sooner if there are many.
+
+        What has left is what the log says, so files without a commit stay, and what is due does not depend on
+        who asks when. Commits nothing; costs a listing. Killed anywhere, it can be repeated.
+
+        Args:
+            hours: after which they go in any case.
+            most: how many may lie there that left later.
+            kept: of how many versions before the newest the files stay if there are more.
+        """
+        selector = fs.FileSelector(self.place.path)
+        there = {str(info.base_name) for info in self.place.fs.get_file_info(selector)}
+        doomed = self._left(hours, []) & there
+        young = self._left(0, list(range(max(0, self.version - kept), self.version + 1))) & there
+        if len(young) > most:
+            doomed |= young
+        for name in sorted(doomed):
+            with suppress(FileNotFoundError):
+                self.place.fs.delete_file(f"{self.place.path}/{name}")
+
+    def _left(self, hours: int, kept: list[int]) -> set[str]:
+        """Return the files that left the table so long ago, and are in none of the kept versions."""
+        return set(
+            self._table.vacuum(
+                retention_hours=hours, dry_run=True, enforce_retention_duration=False, keep_versions=kept
+            )
         )
 
     def trim_log(self, kept: int) -> None:

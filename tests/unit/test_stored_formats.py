@@ -105,6 +105,7 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
         shape.setdefault("output_mode", "")
         shape.setdefault("by_place", None)
     plain.setdefault("edited", None)
+    plain.setdefault("outside", None)
     assert to_plain(manifest) == {"mode": "aligned", **plain}
 
 

@@ -54,14 +54,36 @@ def test_a_decision_is_made_again_on_what_came_in_between(tmp_path: Path) -> Non
     assert rows(two) == [1]
 
 
-def test_a_replacing_commit_leaves_only_its_own_files_and_vacuum_the_newest(tmp_path: Path) -> None:
+def test_a_replacing_commit_leaves_only_its_own_files_and_a_sweep_the_newest(tmp_path: Path) -> None:
     table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
     for value in (1, 2, 3):
         table.commit_next(Commit([file_of(table, value)], {}, None, replace=True))
     assert rows(table) == [3]
-    table.vacuum(0)
+    table.sweep(0, 0, 0)
     assert rows(table) == [3]
     assert sorted(p.name for p in (tmp_path / "t").glob("*.parquet")) == ["3.parquet"]
+
+
+def test_a_sweep_knows_by_the_log_alone_what_is_due(tmp_path: Path) -> None:
+    """Files that have just left stay while they are few, then those of some versions; others' files stay."""
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+    Path(table.uri, "stray.parquet").touch()
+
+    def step(value: int) -> list[int]:
+        table.commit_next(Commit([file_of(table, value)], {}, None, replace=True))
+        Table.open(table.place).sweep(1, 5, 2)
+        return sorted(int(p.stem) for p in Path(table.uri).glob("[0-9]*.parquet"))
+
+    found = [step(value) for value in range(30)]
+    assert found[7] == list(range(8))  # five are not many, and two versions before the newest are kept
+    assert found[8] == [6, 7, 8]
+    assert max(map(len, found)) == 8
+    assert Path(table.uri, "stray.parquet").exists()
+    assert rows(Table.open(table.place)) == [29]
+    at = table.version
+    Table.open(table.place).sweep(0, 5, 2)
+    assert sorted(int(p.stem) for p in Path(table.uri).glob("[0-9]*.parquet")) == [29]
+    assert Table.open(table.place).version == at
 
 
 @pytest.mark.parametrize("behind", [5, 60])

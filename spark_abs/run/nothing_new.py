@@ -1,0 +1,92 @@
+"""Whether anything has come since the newest checkpoint: a bounded run ends with another one only then.
+
+A job that a scheduler starts every minute would write a checkpoint a minute otherwise, of the same state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+
+from deltalake.exceptions import DeltaError
+
+from spark_abs.channels.follow import follow
+from spark_abs.errors import AbsError
+from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
+from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id, positions_of
+from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.path import channel_path
+from spark_abs.snapshots.layout import OffsetFile, parse_offsets
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.native import NativeLog
+from spark_abs.store.control import Control
+from spark_abs.store.table import Table
+
+log = logging.getLogger(__name__)
+
+MOST_ENTRIES = 50
+"""Entries without rows that a channel may have after the cut: each start leaves one, and none goes before the
+cut of a retained checkpoint has passed it."""
+
+
+def nothing_since(
+    ctx: RunContext, shapes: Callable[[], Sequence[StageShape]], stages: Iterable[StageId]
+) -> CheckpointId | None:
+    """Return the newest checkpoint if it holds all that the stages have read and written; None if not.
+
+    Asked when all stages have ended. That no native source and no watermark has moved, and no channel and no
+    table has got rows, is read from their logs; what cannot be read is no reason to do without a checkpoint.
+    """
+    with suppress(AbsError, DeltaError, OSError):
+        state = Control.open(ctx.root).state
+        manifest = Checkpoints.open(ctx.root, ctx.job).newest_on(state.attempt)
+        if manifest is None or manifest.attempt != ctx.attempt or tuple(shapes()) != manifest.graph:
+            return None
+        now = {stage: NativeLog(ctx.native(stage)) for stage in stages}
+        if _holds_all(ctx, state, manifest, now):
+            return manifest.id
+    return None
+
+
+def _holds_all(
+    ctx: RunContext, state: ControlState, manifest: Manifest, now: Mapping[StageId, NativeLog]
+) -> bool:
+    cuts = {snapshot.stage: snapshot for snapshot in manifest.stages}
+    return cuts.keys() == now.keys() and all(
+        _has_read(cuts[stage], native)
+        and not any(_has_got(ctx, state, cuts[stage], output) for output in cuts[stage].outputs)
+        for stage, native in now.items()
+    )
+
+
+def _has_read(cut: StageSnapshot, native: NativeLog) -> bool:
+    """Say whether a cut has all that a stage has read from elsewhere than from channels."""
+    last = native.idle_at()
+    if last is None or (cut.cut_batch == NO_BATCH) != (last == NO_BATCH):
+        return False
+    return last == NO_BATCH or _read_from(parse_offsets(cut.offsets)) == _read_from(native.offsets(last))
+
+
+def _read_from(planned: OffsetFile) -> tuple[dict[str, str], int]:
+    native = {name: text for name, text in planned.offsets.items() if not positions_of([text])}
+    return native, planned.watermark_ms
+
+
+def _has_got(ctx: RunContext, state: ControlState, cut: StageSnapshot, output: OutputVersion) -> bool:
+    """Say whether an output has, or may have, rows that a cut does not have."""
+    match output.kind:
+        case "function":
+            return False
+        case "delta":
+            table = Table.open(ctx.root.storage.place(output.table))
+            last = table.transaction(ctx.writer(cut.stage, output.output).app)
+            return last is not None and BatchId(last) > cut.cut_batch
+        case "channel" if output.version is not None:
+            channel = channel_id(cut.stage, output.output)
+            entries = follow(ctx.root, channel, channel_path(state, channel)).after(output.version)
+            found = list(islice(entries, MOST_ENTRIES + 1))
+            return len(found) > MOST_ENTRIES or any(entry.files for entry in found)
+    return True
