@@ -32,6 +32,7 @@ from spark_abs.plan.specs import (
     StageSpec,
     listed_inputs,
     require_one_kind,
+    require_stream,
 )
 from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.run.run import Run
@@ -117,6 +118,7 @@ class Job:
         With `adopt`, the checkpoint of a query that has stopped, the stage goes on with its state where that
         was: it has written the frame to the Delta table of a sink of the stage, and writes there no more.
         """
+        require_stream(name, frame)
         made = self.stage(
             name,
             [frame],

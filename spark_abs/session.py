@@ -142,11 +142,32 @@ def check_session(session: SparkSession) -> None:
             f"the cluster runs Spark {session.version}, this Python has pyspark {version('pyspark')}: "
             "install the same version on both"
         )
-    if SESSION_CONF["spark.sql.extensions"] not in (session.conf.get("spark.sql.extensions", "") or ""):
-        raise UsageError(
-            "the session has no Delta: build it with spark_abs.spark_session(...), "
-            "or with a builder that went through spark_abs.configure(...)"
-        )
+    lacking = [
+        name
+        for name in _OF_DELTA
+        if SESSION_CONF[name] not in (session.conf.get(name, "") or "").replace(" ", "").split(",")
+    ]
+    if lacking:
+        raise UsageError(_without_delta(lacking))
+
+
+_OF_DELTA = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog")
+"""Settings by which a session has Delta: no session takes them once it is there."""
+
+
+def _without_delta(lacking: Sequence[str]) -> str:
+    jar = f"io.delta:delta-spark_{'.'.join(version('pyspark').split('.')[:2])}_2.13:{version('delta-spark')}"
+    wanted = [f"{name}={SESSION_CONF[name]}" for name in lacking]
+    return "\n  ".join(
+        [
+            "the session was built without Delta, and Spark takes these settings only when it starts:",
+            *wanted,
+            f"spark.jars.packages={jar} (or that jar on the class path)",
+            "In a script or notebook, stop it with spark.stop() and call spark_abs.spark_session(...). On a "
+            "cluster, put them into its Spark configuration or spark-defaults.conf, or give them to "
+            "spark-submit with --conf. Other spark.sql.extensions stay beside it, separated by commas.",
+        ]
+    )
 
 
 _NO_CONNECT = (

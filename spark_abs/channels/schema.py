@@ -83,10 +83,16 @@ def differences(stored: str, schema: t.StructType, may_lack: bool = False) -> li
     """
     have = {field.name: field.dataType.simpleString() for field in _parsed(stored).fields}
     want = {field.name: field.dataType.simpleString() for field in schema.fields}
-    return [
+    spelled = {name.casefold(): name for name in have}
+    renamed = {name: other for name in want if (other := spelled.get(name.casefold(), name)) != name}
+    lines = [
         f"  {name}: {have.get(name, 'missing')} in the table, {want.get(name, 'missing')} in the query"
         for name in sorted(want.keys() if may_lack else have.keys() | want.keys())
-        if have.get(name) != want.get(name)
+        if have.get(name) != want.get(name) and name not in {*renamed, *renamed.values()}
+    ]
+    return lines + [
+        f"  {name}: the table has it as {other}: name it so, with withColumnRenamed('{name}', '{other}')"
+        for name, other in sorted(renamed.items())
     ]
 
 

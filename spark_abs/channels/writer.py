@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deltalake import PostCommitHookProperties, Schema
+import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from spark_abs.channels.entries import EntryMetadata, encode_note, entry_from, entry_of, note_of
@@ -83,12 +83,9 @@ def create_channel(root: Root, channel: ChannelId, schema: StructType) -> str:
     table = Table.ensure(place, delta_schema(schema), _PROPERTIES)
     _check(channel, table, schema)
     known = {field.name for field in table.delta.schema().fields}
-    new = [f for f in Schema.from_arrow(delta_schema(schema)).fields if f.name not in known]
+    new = [field for field in delta_schema(schema) if field.name not in known]
     if new:
-        table.delta.alter.add_columns(
-            new, post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False)
-        )
-        table.refresh()
+        table.add_columns(pa.schema(new))
     return table.id
 
 
@@ -103,8 +100,8 @@ def check_channel(root: Root, channel: ChannelId, schema: StructType) -> None:
 
 
 def _check(channel: ChannelId, table: Table, schema: StructType) -> None:
-    known = {field.name for field in table.delta.schema().fields}
-    have = StructType([field for field in schema.fields if field.name in known])
+    known = {field.name.casefold() for field in table.delta.schema().fields}
+    have = StructType([field for field in schema.fields if field.name.casefold() in known])
     check_schema(f"channel {channel}", table.delta.schema().to_json(), have, may_lack=True)
 
 

@@ -243,6 +243,19 @@ def listed_inputs(stage: str, inputs: object) -> Sequence[Output | Feedback | Da
     raise GraphError(f"stage {stage!r}: inputs must be a list, and {said}: job.stage({stage!r}, [input], …)")
 
 
+def require_stream(source: str, frame: object) -> None:
+    """Refuse a source that is a static frame.
+
+    Raises:
+        GraphError: it is.
+    """
+    if not getattr(frame, "isStreaming", True):
+        raise GraphError(
+            f"source {source!r} is a static frame, and a source is a stream: read it with spark.readStream, "
+            "or give it to a stage beside a stream, job.stage(NAME, [stream, frame], …)"
+        )
+
+
 def require_one_kind(sink: str, **kinds: object) -> None:
     """Require that a sink is of one kind; `kinds` has what was given for each, None for nothing.
 

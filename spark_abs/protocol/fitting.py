@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from spark_abs.manifest import OperatorShape, StageShape
 from spark_abs.model import NO_BATCH
 from spark_abs.protocol.changes import LEAVE, StageProgress, UnderWay
+from spark_abs.protocol.contrast import contrasted
 
 _SEED = re.compile(r"\b(randn?)\(-?\d+L?\)")
 """Spark gives `rand()` another seed with each analysis."""
@@ -19,17 +20,18 @@ def state_reasons(before: StageShape | None, shape: StageShape, reached: StagePr
     if before is None or not before.sources or not begun:
         return
     if not _fits(before.operators, shape.operators):
+        was, now = contrasted(_listed(before.operators), _listed(shape.operators))
         yield (
             "its stateful operators have changed and cannot use the stored state:\n"
-            f"  was: {_listed(before.operators)}\n  now: {_listed(shape.operators)}\n"
+            f"  was: {was}\n  now: {now}\n"
             "  declare them as they were; or give the stage another name, under which it begins without "
             f"state, and leave this one's behind: {LEAVE}"
         )
     elif before.by_place is not None and shape.by_place is not None and _moved(before, shape):
+        was, now = contrasted(_places(before.by_place), _places(shape.by_place))
         yield (
             "its operators keep columns by place, and these are others now, or in another order: sums and "
-            f"values would go on under each other's names:\n  was: {_places(before.by_place)}\n"
-            f"  now: {_places(shape.by_place)}\n"
+            f"values would go on under each other's names:\n  was: {was}\n  now: {now}\n"
             "  bring them into the order that they had, with select() before a join and after an aggregate; "
             f"or give the stage another name, under which it begins without state: {LEAVE}"
         )

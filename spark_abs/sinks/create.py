@@ -10,7 +10,7 @@ from spark_abs.channels.schema import check_schema, delta_schema, plain_schema
 from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.delta_options import Delta
-from spark_abs.sinks.native_writable import why_not_sink
+from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
 from spark_abs.sinks.table_shape import shape_of
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -29,6 +29,8 @@ def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSe
     Raises:
         UsageError: the table cannot take the frame's rows; names every column that differs.
     """
+    from pyspark.sql.types import StructType
+
     schema = _of_table(place, schema, delta, session)
     plain = plain_schema(schema)
     while True:  # another start may make the table, or add columns of other types, meanwhile
@@ -43,8 +45,12 @@ def ensure_sink(place: Place, schema: StructType, delta: Delta, session: SparkSe
         lacking = _lacking(table, plain) if delta.evolve else frozenset()
         if not lacking:
             return table.id
+        fields = [field for field in plain.fields if field.name in lacking]
         with suppress(CommitConflict):
-            delta_spark_writer.add_columns(session, table, [f for f in plain.fields if f.name in lacking])
+            if why_not_plain(shape_of(table.delta)) is None:  # Delta's own writer refuses a name with a blank
+                table.add_columns(delta_schema(StructType(fields)))
+            else:
+                delta_spark_writer.add_columns(session, table, fields)
 
 
 def check_sink(place: Place, schema: StructType, delta: Delta, session: SparkSession) -> None:

@@ -159,6 +159,21 @@ def test_columns_are_added_only_where_that_is_said(
     assert DeltaTable(uri).to_pyarrow_table().select(["key", "part"]).to_pylist() == [{"key": "a", "part": 1}]
 
 
+def test_names_with_blanks_are_added_as_they_are_made(spark: SparkSession, uri: str, make: Make) -> None:
+    """Delta's own writer takes none, of a table whose columns are not mapped."""
+    made = t.StructType([t.StructField("first name", t.StringType())])
+    wider = t.StructType([*made.fields, t.StructField("last, name", t.LongType())])
+    delta = Delta(uri, evolve=True)
+    ensure_sink(Place(uri), made, delta, spark)
+    assert ensure_sink(Place(uri), wider, delta, spark) == ensure_sink(Place(uri), wider, delta, spark)
+    sink = make(delta)
+    sink.begin()
+    files = sink.write_files(spark.createDataFrame([("a", 1)], wider), BatchId(0))
+    sink.commit_batch(files, BatchId(0))
+    found = DeltaTable(uri).to_pyarrow_table().select(wider.names)
+    assert found.to_pylist() == [{"first name": "a", "last, name": 1}]
+
+
 def test_two_starts_that_add_columns_end_with_all_of_them(spark: SparkSession, uri: str) -> None:
     """Each comes again where the other was first; of two types for one column the second is refused."""
     ensure_sink(Place(uri), NARROW, Delta(uri), spark)

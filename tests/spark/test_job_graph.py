@@ -206,6 +206,13 @@ def test_a_job_without_stages_and_settings_that_are_none(spark: SparkSession, tm
     assert not (tmp_path / "root").exists()
 
 
+def test_a_static_frame_is_no_source(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job("a", root=str(tmp_path / "root"), spark=spark)
+    with pytest.raises(GraphError, match=r"source 'x' is a static frame.*spark\.readStream"):
+        job.source("x", spark.range(3))
+    assert not job.stages
+
+
 def with_source(job: Job) -> Job:
     source(job)
     return job

@@ -60,6 +60,22 @@ def test_the_session_passes_its_own_check(spark: SparkSession) -> None:
     check_session(spark)
 
 
+def test_a_session_is_told_what_it_lacks_and_where_to_set_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a one was there before anybody asked for ours: advice to ask again would lead nowhere."""
+    wanted = {**session_module.SESSION_CONF, "spark.sql.catalog.spark_catalog": "a.Catalog"}
+    monkeypatch.setattr(session_module, "SESSION_CONF", wanted)
+    with pytest.raises(UsageError) as refused:
+        check_session(spark)
+    said = str(refused.value)
+    assert "\n  spark.sql.catalog.spark_catalog=a.Catalog\n" in said
+    assert "\n  spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4" in said
+    assert "spark.sql.extensions=" not in said  # that one it has
+    assert "spark.stop()" in said
+    assert "--conf" in said
+
+
 def test_what_is_set_on_the_builder_afterwards_wins(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.scheduler.mode") == "FAIR"

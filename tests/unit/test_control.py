@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spark_abs.errors import AbortReason
 from spark_abs.model import CheckpointKind, RunId, RunKind
 from spark_abs.protocol import control
@@ -32,3 +34,25 @@ def test_a_run_answers_what_an_earlier_run_was_asked() -> None:
     (command,) = control.begin_run(edit, "here", 1, 0).commands
     assert (command.answered, command.ok) == (True, False)
     assert command.message == "no run carried it out before run 3 began: ask again if it is still wanted"
+
+
+@pytest.mark.parametrize(
+    ("ends", "since"),
+    [
+        ([], 1),
+        (["stopped"], 1),
+        (["finished", "stopped, while a stage waits", "restored"], 1),
+        ([None], 2),
+        (["stopped", None, "finished"], 3),
+        (["failed: Fenced: replaced", "finished", "finished"], 2),
+        (["finished", "finished", "failed: a stage"], 4),
+    ],
+)
+def test_from_which_run_on_all_have_ended_in_order(ends: list[str | None], since: int) -> None:
+    """One that was killed, replaced or failed may still be at work somewhere."""
+    state = control.begin_job("job", 0)
+    for number, how in enumerate(ends, 1):
+        state = control.begin_run(state, "here", 1, 0)
+        state = state if how is None else control.end_run(state, RunId(number), how)
+    state = control.begin_run(state, "here", 1, 0)
+    assert control.in_order_since(state, state.runs[-1].id) == since

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_abs import restore
-from spark_abs.errors import DamageError
+from spark_abs.errors import DamageError, Fenced
 from spark_abs.model import BatchId, RunId, StageId
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.store import table
@@ -107,6 +107,32 @@ def test_a_sink_without_rows_reads_where_its_attempt_came_to_the_table(
     others(job, 20)
     assert len(read(0)) == 21
     assert read(0) == {1}
+
+
+def test_a_start_after_runs_that_have_ended_in_order_commits_nothing_to_a_sink(job: SmallJob) -> None:
+    """Neither before the first row nor later; the next rows bring the fence, and shut older runs out."""
+    state = job.state
+
+    def begun(run: int, since: int) -> DeltaSink:
+        writer = state.writer(state.attempt, StageId("b"), "totals")
+        sink = DeltaSink(job.root, job.table, writer, RunId(run), no_session, in_order_since=RunId(since))
+        sink.begin()
+        return sink
+
+    first, at = job.run, DeltaTable(job.table).version()
+    for rows in (False, True):
+        if rows:
+            job.step(1)
+            at += 1
+        begun(first + 1, since=first)
+        assert DeltaTable(job.table).version() == at
+    old, job.sink = job.sink, begun(first + 2, since=first)
+    job.step(2)
+    assert DeltaTable(job.table).version() == at + 1
+    with pytest.raises(Fenced):
+        old.commit_batch(None, BatchId(job.batch + 1))
+    begun(first + 4, since=first + 3)  # run 3 may be frozen
+    assert DeltaTable(job.table).version() == at + 2
 
 
 def test_the_version_does_not_depend_on_what_was_asked_before(job: SmallJob) -> None:

@@ -9,10 +9,19 @@ from deltalake import DeltaTable
 from pyspark.sql import types as t
 
 from spark_abs.channels.files import Written
-from spark_abs.channels.writer import ChannelWriter, create_channel
+from spark_abs.channels.writer import ChannelWriter, check_channel, create_channel
 from spark_abs.errors import CommitConflict, DamageError, Fenced, UsageError
 from spark_abs.fencing.fence import fence_attempt
-from spark_abs.model import NO_BATCH, AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    RunId,
+    StageId,
+    run_app_id,
+)
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 from tests.channel_support import JOB, NUMBERS, barrier, make_writer, numbers
@@ -107,6 +116,33 @@ def test_a_new_attempt_begins_with_nothing(root: Root) -> None:
     assert second.commit_batch(NOTHING, batch(3)).fresh
 
 
+def test_after_runs_that_have_ended_in_order_the_first_commit_is_the_fence(root: Root) -> None:
+    """Not so after one that may be frozen: it must not come in between."""
+    make_writer(root).begin()
+    table = Table.open(root.place("channels/a.main"))
+
+    def begun(run: int, since: int) -> ChannelWriter:
+        writer = ChannelWriter(root, JOB, StageId("a"), "main", AttemptId(1), RunId(run), RunId(since))
+        writer.begin()
+        return writer
+
+    def fence() -> tuple[int, int | None]:
+        table.refresh()
+        return table.version, table.transaction(run_app_id(JOB))
+
+    before, _ = fence()
+    older, newer = begun(2, since=1), begun(3, since=1)
+    assert fence() == (before, 1)
+    newer.commit_batch(NOTHING, batch(0))
+    assert fence() == (before + 1, 3)
+    with pytest.raises(Fenced):
+        older.commit_batch(NOTHING, batch(0))
+    begun(5, since=4)
+    assert fence() == (before + 2, 5)
+    begun(6, since=6)
+    assert fence() == (before + 3, 6)
+
+
 def test_a_replaced_run_and_a_burnt_attempt_commit_nothing(root: Root) -> None:
     """Both were stopped in front of their commit, and go on when the new one has taken over."""
     old, new = make_writer(root, run=1), make_writer(root, run=2)
@@ -169,6 +205,23 @@ def test_a_channel_gets_new_columns_and_keeps_those_that_are_gone(root: Root) ->
     assert {field.name for field in table.schema().fields} == {*NUMBERS.names, "m"}
     assert create_channel(root, channel, NUMBERS) == create_channel(root, channel, NUMBERS)
     assert DeltaTable(table.table_uri).version() == table.version()
+
+
+def test_names_that_differ_by_case_are_refused_by_check_and_start_alike(root: Root) -> None:
+    channel = ChannelId("a.main")
+    create_channel(root, channel, t.StructType([t.StructField("userId", t.LongType())]))
+    for refuse in (check_channel, create_channel):
+        with pytest.raises(UsageError, match="userid: the table has it as userId"):
+            refuse(root, channel, t.StructType([t.StructField("userid", t.LongType())]))
+
+
+def test_a_column_whose_name_has_blanks_can_come_later(root: Root) -> None:
+    channel, before = ChannelId("a.main"), t.StructType([t.StructField("first name", t.LongType())])
+    for schema in (before, t.StructType([*before.fields, t.StructField("last, name", t.LongType())])):
+        create_channel(root, channel, schema)
+        create_channel(root, channel, schema)
+    names = [field.name for field in DeltaTable(root.at("channels/a.main")).schema().fields]
+    assert names == ["first name", "last, name"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""Of two long texts a message shows what they differ in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_abs.protocol.contrast import contrasted
+
+COLUMNS = [f"coalesce(column_{n}, CAST(NULL AS STRING)) AS key_{n} string" for n in range(14)]
+
+
+def test_one_column_among_many_is_seen_at_once() -> None:
+    before = f"Aggregate(by {', '.join(COLUMNS)}; sum(value))"
+    now = before.replace("key_7 string", "key_7 bigint")
+    assert min(len(before), len(now)) > 700
+    was, are = contrasted(before, now)
+    assert max(len(was), len(are)) < 160
+    assert "key_7 string" in was
+    assert "key_7 bigint" in are
+    assert was.startswith("Aggregate(by ")
+
+
+def test_short_texts_are_shown_whole() -> None:
+    assert contrasted("by a int", "by b int") == ("by a int", "by b int")
+
+
+texts = st.lists(st.sampled_from([*COLUMNS[:5], "a", ", ", "sum(v)"]), max_size=30).map("".join)
+
+
+@given(texts, texts)
+def test_what_differs_is_never_left_out(before: str, now: str) -> None:
+    was, are = contrasted(before, now)
+    assert (was == are) == (before == now)
