@@ -59,8 +59,6 @@ class Postgres:
     """A predicate in Spark's SQL over the columns of the rows: those that meet it delete their key."""
     ignore_null_updates: bool = False
     """Whether a null keeps the value that is there."""
-    scd_type: int = 1
-    """1: a row for each key. 2 is refused: this sink keeps no history of rows as rows."""
     except_columns: Columns = ()
     """Columns of the rows that the table does not have: those that only `apply_as_deletes` reads."""
     tombstones_for: str = "2d"
@@ -106,11 +104,6 @@ class Postgres:
                 f"table {self.table!r}: sequence_by, apply_as_deletes and the other words for changes say "
                 "how rows are merged by key: they go with mode='upsert'"
             )
-        if self.scd_type != 1:
-            raise UsageError(
-                f"table {self.table!r}: scd_type=2 is not there for PostgreSQL: append the changes, and let "
-                "a view compute from and until when each row counts"
-            )
 
     @property
     def changes(self) -> ChangeOptions:
@@ -125,9 +118,8 @@ class Postgres:
             listed(self.sequence_by),
             (self.apply_as_deletes or "").strip(),
             self.ignore_null_updates,
-            self.scd_type,
-            listed(self.except_columns),
-            tombstones_ms,
+            except_columns=listed(self.except_columns),
+            tombstones_ms=tombstones_ms,
         )
 
     @property

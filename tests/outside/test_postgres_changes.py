@@ -276,7 +276,6 @@ def test_words_that_do_not_fit_are_refused(server: PostgresServer, spark: SparkS
     server.run(TABLE)
     for words, said in (
         ({"mode": "append"}, "they go with mode='upsert'"),
-        ({"scd_type": 2, "sequence_by": "at"}, "scd_type=2 is not there for PostgreSQL"),
         ({"tombstones_for": "soon"}, "tombstones_for='soon'"),
         ({"except_columns": ("k",)}, "except_columns names k"),
     ):

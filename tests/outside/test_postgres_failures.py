@@ -12,12 +12,14 @@ import pytest
 
 from spark_abs.errors import CommitConflict, SinkFailed, SinkUnreachable
 from spark_abs.sinks.postgres import Postgres, PostgresSink
+from spark_abs.sinks.postgres_changes import ChangeStatements
 from spark_abs.sinks.postgres_sql import Statements
 from tests.outside.server import PostgresServer
 from tests.outside.test_postgres import KEPT, Sending, Some, mark
 
 APPENDED = Postgres("sums")
 PREPARED = Postgres("sums", prepared=True)
+CHANGED = Postgres("sums", key="k", mode="upsert", sequence_by="v", ignore_null_updates=True)
 TRIES = 5
 
 
@@ -76,7 +78,9 @@ def wire(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wi
     made.close()
 
 
-@pytest.mark.parametrize("config", [APPENDED, KEPT, PREPARED], ids=["append", "history", "prepared"])
+@pytest.mark.parametrize(
+    "config", [APPENDED, KEPT, PREPARED, CHANGED], ids=["append", "history", "prepared", "changes"]
+)
 def test_a_connection_that_is_lost_at_any_byte_loses_and_repeats_no_row(
     server: PostgresServer, wire: Wire, config: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +194,27 @@ def test_a_key_that_another_writer_adds_meanwhile_is_kept_in_the_history(
         assert server.run("SELECT k, v FROM sums ORDER BY k") == [(1, 5), (2, 5)]
         sending.back(1)
     assert server.run("SELECT k, v FROM sums ORDER BY k") == [(1, 1), (2, 77)]
+
+
+def test_a_key_that_another_writer_adds_meanwhile_is_compared_with_the_change(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.run("CREATE TABLE sums (k bigint PRIMARY KEY, v bigint)")
+    applied = ChangeStatements.apply
+
+    def late(changes: ChangeStatements) -> object:
+        server.run("INSERT INTO sums VALUES (1, 9), (2, 1) ON CONFLICT DO NOTHING")
+        return applied(changes)
+
+    with Sending(CHANGED) as sending:
+        with monkeypatch.context() as patched:
+            patched.setattr(ChangeStatements, "apply", late)
+            with pytest.raises(SinkUnreachable, match="23505"):
+                sending.send(Some({"k": [1, 2, 3], "v": [5, 5, 5]}))
+        sending.mark = sending.sink.recover(sending.owner)
+        assert sending.mark is None
+        sending.send(Some({"k": [1, 2, 3], "v": [5, 5, 5]}))
+    assert server.run("SELECT k, v FROM sums ORDER BY k") == [(1, 9), (2, 5), (3, 5)]
 
 
 def test_what_another_unique_index_refuses_ends_the_run_in_the_end(server: PostgresServer) -> None:
