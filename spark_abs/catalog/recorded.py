@@ -19,6 +19,7 @@ def refuse_moved(
     attempt: AttemptId,
     storage: Storage,
     otherwise: str,
+    at_cut: Iterable[AttachedSink] = (),
 ) -> None:
     """Refuse a name that leads elsewhere than the newest record under it says.
 
@@ -32,18 +33,21 @@ def refuse_moved(
         attempt: the newest attempt.
         storage: how object stores are reached.
         otherwise: how somebody begins with the other table on purpose.
+        at_cut: what the newest checkpoint says of the tables of a function.
 
     Raises:
         Refused: it leads elsewhere, or to another table at the same place.
     """
-    said = target.said.casefold()
-    mine = [r for r in records if r.name.casefold() == said and (r.table_id or r.version is None)]
+    mine = [r for r in records if _is_of(target, r)]
     if target.name is None or not mine:
         return
     newest = mine[-1]
     now, before = table_id(storage, target.uri), newest.table_id
-    if same_place(target.uri, newest.table) and before in (now, ""):
-        return
+    for record in (newest, *(r for r in at_cut if _is_of(target, r))):
+        if same_place(target.uri, record.table) and (
+            record.table_id in (now, "") or _was_replaced(storage, record)
+        ):
+            return
     found = table_id(storage, newest.table)
     there = found == before if before else bool(found)
     if not there and newest.attempt != attempt:
@@ -56,6 +60,23 @@ def refuse_moved(
         f"rows are not those that belong to the recorded positions. Put the recorded table back under the "
         f"name; {by_path}or, if the other table is meant, {otherwise}"
     )
+
+
+def _is_of(target: TableTarget, record: AttachedSink) -> bool:
+    """Say whether a record is of a table of this name that was there."""
+    return record.name.casefold() == target.said.casefold() and bool(
+        record.table_id or record.version is None
+    )
+
+
+def _was_replaced(storage: Storage, record: AttachedSink) -> bool:
+    """Say whether a function has replaced its table by `CREATE OR REPLACE`: its log goes on."""
+    if record.version is None:
+        return False
+    try:
+        return Table.open(storage.place(record.table)).was(record.table_id, record.version)
+    except (FileNotFoundError, DamageError):
+        return False
 
 
 def table_id(storage: Storage, uri: str) -> str:

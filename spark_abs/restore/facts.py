@@ -144,7 +144,10 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
     recorded_id = next((o.table_id for o in recorded if o.table_id), table.id)
     marks = {replace(writer, stage=stage, sink=sink).restore_app for stage, sink in sinks}
     done = any(table.transaction(mark) is not None for mark in marks)
-    there = target is not None and target <= table.version and table.id == recorded_id and not done
+    table_id = table.id
+    if by_function and target is not None and table_id != recorded_id and table.was(recorded_id, target):
+        table_id = recorded_id  # the function has replaced it, and its log goes on
+    there = target is not None and target <= table.version and table_id == recorded_id and not done
     changes, gone, entangled = NO_CHANGES, "", ""
     if there and target is not None:
         changes, gone = changes_since(table, target, own), missing(table, target)
@@ -154,7 +157,7 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
         found.place.uri,
         current=table.version,
         recorded_id=recorded_id,
-        table_id=table.id,
+        table_id=table_id,
         target=target,
         changes=changes,
         gone=gone,

@@ -121,6 +121,14 @@ class Table:
         self._follow()
         return Version(self._defined)
 
+    def was(self, table_id: str, version: int) -> bool:
+        """Say whether the table had an id at a version: `CREATE OR REPLACE` gives a table another one."""
+        try:
+            then = DeltaTable(self.uri, version=max(version, 0), storage_options=self.place.options)
+        except DeltaError:
+            return False
+        return bool(table_id) and str(then.metadata().id) == table_id
+
     @property
     def delta(self) -> DeltaTable:
         """The deltalake handle, for reading."""

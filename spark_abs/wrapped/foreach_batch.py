@@ -228,7 +228,8 @@ class _Host:
                 f"{ctx.attempt}: ask for it at every start of the query"
             )
         tables, control = find(session, storage, wrapped.tables), Control.open(ctx.root)
-        refuse_others(stage, tables, control.state, storage)
+        state = control.state
+        refuse_others(stage, tables, state, self._checkpoints.newest_on(state.attempt), storage)
         uses = Uses(stage, native.tables_read(batch), tuple(table.uri for table in tables))
         guest = _Guest(self._runner(wrapped, session, tables), native.query_id(), uses)
         with self._lock:

@@ -9,6 +9,7 @@ from spark_abs.catalog.names import parse, readings
 from spark_abs.catalog.recorded import refuse_moved
 from spark_abs.catalog.target import TableTarget, find_target
 from spark_abs.errors import UsageError
+from spark_abs.manifest import Manifest, OutputVersion
 from spark_abs.model import NO_TABLE, AttemptId, StageId
 from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.protocol.members import forgotten
@@ -61,14 +62,25 @@ def find_again(session: SparkSession, storage: Storage, before: TableTarget) -> 
 
 
 def refuse_others(
-    stage: StageId, tables: Sequence[TableTarget], state: ControlState, storage: Storage
+    stage: StageId,
+    tables: Sequence[TableTarget],
+    state: ControlState,
+    newest: Manifest | None,
+    storage: Storage,
 ) -> None:
-    """Refuse names that lead elsewhere than when the query came to them; not if it was forgotten since.
+    """Refuse names that lead elsewhere than at the newest checkpoint, or when the query came to them.
+
+    Not if the query was forgotten since.
 
     Raises:
         Refused: one does.
     """
-    mine = () if stage in forgotten(state) else [s for s in state.sinks if s.stage == stage]
+    if stage in forgotten(state):
+        return
+    part = newest.stage(stage) if newest is not None else None
+    outputs = part.outputs if part is not None else ()
+    mine = [s for s in state.sinks if s.stage == stage]
+    at_cut = [_at_cut(stage, output, state.attempt.id) for output in outputs if output.kind == "table"]
     for table in tables:
         refuse_moved(
             f"query {stage!r}",
@@ -77,7 +89,14 @@ def refuse_others(
             state.attempt.id,
             storage,
             f"say so with `spark-abs forget ROOT {stage}` and start the query again",
+            at_cut,
         )
+
+
+def _at_cut(stage: StageId, output: OutputVersion, attempt: AttemptId) -> AttachedSink:
+    return AttachedSink(
+        stage, stage, output.table, output.table_id, output.version, name=output.name, attempt=attempt
+    )
 
 
 def attached(

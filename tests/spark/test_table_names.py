@@ -198,6 +198,26 @@ def test_a_watched_table_that_was_made_anew(shop: Shop) -> None:
         shop.feed.write({"id": more + 1})
 
 
+def test_a_function_that_replaces_its_table_goes_on_and_back(shop: Shop) -> None:
+    """Each batch gives the table another id; its log goes on, and has the rows of each checkpoint."""
+    table = f"{shop.schema}.daily"
+
+    def replace(batch: DataFrame, _: int) -> None:
+        batch.writeTo(table).using("delta").createOrReplace()
+
+    for number, name in ((1, "one"), (2, "two")):
+        shop.feed.write({"id": number})
+        query = begin(shop, table, replace)
+        wait(partial(shop.has, "daily", [number]), "its rows", query)
+        assert command(shop.root, name, query).ok
+        stop(shop.root, query)
+    spark_abs.restore(shop.root, "one")
+    assert shop.rows("daily") == [1]
+    query = begin(shop, table, replace)
+    wait(lambda: shop.rows("daily") == [2], "the second batch again", query)
+    stop(shop.root, query)
+
+
 def sinks(shop: Shop, *names: str, **more: Delta) -> Job:
     """Declare a job that writes its input to tables with a name, or as it is said."""
     job = shop.job()
