@@ -205,9 +205,17 @@ def _whole(place: Place) -> Iterator[str]:
         )
     elif (finding := check_native(place, NO_BATCH)) is not None:
         yield finding
-    inside = place.fs.get_file_info(fs.FileSelector(place.path))
-    if any("_schema_log" in info.base_name for info in inside):
+    if any("_schema_log" in name for name in _further(place)):
         yield "it holds a log of schemas (schemaTrackingLocation), which does not come along"
+
+
+def _further(place: Place) -> Iterator[str]:
+    """Iterate the names of what lies in a checkpoint beside Spark's own logs, and right below it."""
+    for info in place.fs.get_file_info(fs.FileSelector(place.path)):
+        if info.base_name not in ("offsets", "commits", "sources", "state", METADATA):
+            yield info.base_name
+            if info.type is fs.FileType.Directory:
+                yield from (inner.base_name for inner in place.fs.get_file_info(fs.FileSelector(info.path)))
 
 
 def _refuse_active(spark: SparkSession, adoption: Adoption) -> None:

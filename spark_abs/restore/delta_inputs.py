@@ -55,7 +55,7 @@ def delta_inputs(root: Root, manifest: Manifest) -> DeltaInputs:
     lost: list[str] = []
     unknown: list[str] = []
     for snapshot in manifest.stages:
-        tracked = any("_schema_log" in file.path for file in snapshot.files)
+        tracked = any("schema_tracking/" in file.path for file in snapshot.files)
         sources, before = shapes.get(snapshot.stage, ()), ""
         if "reservoirId" in snapshot.offsets:
             before = _before(root, snapshot)
