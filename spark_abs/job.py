@@ -16,13 +16,14 @@ from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
 from spark_abs.plan.graph import JobGraph
-from spark_abs.plan.jvm import pin_version
+from spark_abs.plan.inputs import declared_lookup, given_inputs, refuse_options
 from spark_abs.plan.specs import (
-    PROVIDERS,
     BatchFunction,
     Existing,
     Feedback,
+    Input,
     JobSpec,
+    Lookup,
     Output,
     OutputFunction,
     Restart,
@@ -30,7 +31,6 @@ from spark_abs.plan.specs import (
     Stage,
     StageFunction,
     StageSpec,
-    listed_inputs,
     require_one_kind,
     require_stream,
 )
@@ -135,7 +135,7 @@ class Job:
     def stage(
         self,
         name: str,
-        inputs: Sequence[Output | Feedback | DataFrame],
+        inputs: Sequence[Input],
         function: StageFunction,
         *,
         outputs: Mapping[str, OutputFunction] | None = None,
@@ -149,8 +149,8 @@ class Job:
 
         Args:
             name: its uid; keep it, or its state is lost.
-            inputs: outputs of other stages, feedback edges, native streaming frames, static frames. A
-                static Delta table stays at the version that it has now.
+            inputs: outputs of other stages, feedback edges, native streaming frames, lookups, static frames.
+                A static Delta table stays at the version that it has now; a lookup follows its table.
             function: takes one frame for each input, in order, and returns the stage's frame.
             outputs: further outputs, each a function of the stage's batch frame, evaluated once a batch for
                 all who take it; it may be called more than once to learn its columns.
@@ -170,31 +170,11 @@ class Job:
         if stage_id in self.stages:
             raise GraphError(f"stage {name!r} is declared twice: the name is its uid, choose another")
         extra = dict(outputs or {})
-        if MAIN_OUTPUT in extra:
-            raise GraphError(
-                f"stage {name!r}: output {MAIN_OUTPUT!r} is the stage's own frame, choose another name"
-            )
-        if state_provider is not None and state_provider not in PROVIDERS:
-            raise GraphError(
-                f"stage {name!r}: state_provider {state_provider!r} is not one of {', '.join(PROVIDERS)}"
-            )
-        if shuffle_partitions is not None and shuffle_partitions < 1:
-            raise GraphError(f"stage {name!r}: shuffle_partitions must be at least 1")
-        if begin not in get_args(Begin):
-            raise GraphError(f"stage {name!r}: begin={begin!r} is not one of {get_args(Begin)}")
-        for given in listed_inputs(name, inputs):
-            if isinstance(given, (Output, Feedback)):
-                if given.job is not self:
-                    said = given.channel if isinstance(given, Output) else given.name
-                    raise GraphError(f"stage {name!r} reads {said!r} of another job: a channel has one job")
-            elif not hasattr(given, "isStreaming"):
-                raise GraphError(f"stage {name!r}: input {given!r} is neither a stage nor a DataFrame")
-        given_now = tuple(
-            i if isinstance(i, (Output, Feedback)) or i.isStreaming else pin_version(i) for i in inputs
-        )
+        refuse_options(name, extra, state_provider, shuffle_partitions, begin)
+        given, pinned = given_inputs(self, name, inputs)
         self.stages[stage_id] = StageSpec(
             stage_id,
-            given_now,
+            given,
             function,
             extra,
             output_mode,
@@ -202,8 +182,30 @@ class Job:
             shuffle_partitions,
             state_provider,
             begin,
+            pinned=pinned,
         )
         return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
+
+    def lookup(self, name: str, *, table: str, refresh: str = "batch") -> Lookup:
+        """Declare a Delta table that stages join rows with, at a version that each batch chooses.
+
+            customers = job.lookup("customers", table="/data/customers")
+            job.stage("enriched", [orders, customers], lambda o, c: o.join(c, "id", "left"))
+
+        A batch that is repeated reads the version that it has read. Such a stage reads one stream beside its
+        lookups and keeps no state: its function is applied to one batch after the other.
+
+        Args:
+            name: by which versions are recorded; under another name it begins anew.
+            table: path, URI or name of the table.
+            refresh: `batch`: each batch reads the newest version; a duration such as `30s`: one that was the
+                newest at most so long ago; `never`: for ever that of the first start.
+
+        Raises:
+            UsageError: a word is wrong.
+        """
+        target = find_target(self.spark, self.root.storage, table)
+        return declared_lookup(self, name, target.uri, refresh)
 
     def feedback(self, name: str, schema: StructType | str) -> Feedback:
         """Declare a feedback edge: rows that an output sends to an earlier stage, or to its own (P17).

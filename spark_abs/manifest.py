@@ -16,6 +16,7 @@ from spark_abs.model import (
     CheckpointId,
     CheckpointKind,
     CheckpointMode,
+    LookupVersion,
     Position,
     RunId,
     StageId,
@@ -138,6 +139,8 @@ class StageSnapshot:
     dropped_late: int = 0
     """Rows dropped behind the watermark since this run began."""
     static_tables: Mapping[str, Version] = field(default_factory=dict)
+    lookups: tuple[LookupVersion, ...] = ()
+    """The versions at which the batch of the cut has read its lookups."""
     timings: Timings = Timings()
     carried: CheckpointId | None = None
     """The checkpoint whose part this is, for a query that was not running: as it was then, unchanged."""
@@ -223,6 +226,8 @@ class StageShape:
     by_place: tuple[tuple[str, ...], ...] | None = None
     """What Spark's operators keep by place and not by name: the functions of each aggregate, the columns of
     each side of a join, as the optimizer leaves them. None if that is not known."""
+    lookups: Mapping[str, str] = field(default_factory=dict)
+    """Lookup to where its table is."""
 
 
 @dataclass(frozen=True, slots=True)

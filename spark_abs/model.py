@@ -227,6 +227,20 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
+class LookupVersion:
+    """The version of a Delta table at which a batch reads a lookup."""
+
+    lookup: str
+    """The lookup's name."""
+    table: str
+    """Where the table is."""
+    table_id: str
+    version: Version
+    at_ms: int
+    """When it was chosen: it was the newest then."""
+
+
+@dataclass(frozen=True, slots=True)
 class Branch:
     """One attempt on the current path, and the last entry of it that counts in one channel."""
 

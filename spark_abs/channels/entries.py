@@ -16,6 +16,7 @@ from spark_abs.model import (
     CheckpointId,
     DataFile,
     Entry,
+    LookupVersion,
     RunId,
     Version,
     checked_relative,
@@ -41,6 +42,8 @@ class EntryMetadata:
     """The text of the producer's `offsets/<batch>`: with it a lost stage can repeat the batch."""
     evaluated: tuple[Staged, ...] = ()
     """In the first commit of a batch: the files of all its outputs."""
+    lookups: tuple[LookupVersion, ...] = ()
+    """Beside them: the versions at which the batch reads its lookups."""
     uncompressed: int | None = None
     """Bytes of the entry's files before compression; None if there are none, or it is not known."""
     v: int = FORMAT

@@ -29,6 +29,7 @@ from spark_abs.model import (
     ChannelId,
     CheckpointId,
     Entry,
+    LookupVersion,
     RunId,
     StageId,
     Version,
@@ -188,6 +189,7 @@ class ChannelWriter:
         watermark_ms: int | None = None,
         offsets: str | None = None,
         evaluated: tuple[Staged, ...] = (),
+        lookups: tuple[LookupVersion, ...] = (),
         at: Version | None = None,
     ) -> Standing:
         """Commit the entry of a batch, rows or not.
@@ -206,6 +208,7 @@ class ChannelWriter:
             watermark_ms: The producer's watermark.
             offsets: The text of the producer's `offsets/<batch>`.
             evaluated: The files of all outputs of the batch, if this is the first of them to be committed.
+            lookups: The versions of its lookups, likewise.
             at: The version on which the decision for this entry rests, from `refresh`. For the first
                 output of a stage: an entry that the agent has put in between must be seen first.
 
@@ -223,6 +226,7 @@ class ChannelWriter:
             watermark=watermark_ms,
             offsets=offsets,
             evaluated=evaluated,
+            lookups=lookups,
             uncompressed=written.uncompressed or None,
         )
         return self._commit(written, note, at, self._app, int(batch), lambda e: e.batch == batch)

@@ -16,12 +16,13 @@ from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.named_tables import refuse_moved_sink
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
-from spark_abs.errors import AbsError, GraphError, Refused, UsageError
+from spark_abs.errors import AbsError, DamageError, GraphError, Refused, UsageError
 from spark_abs.lookup.target import resolve
 from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.model import StageId, channel_id
+from spark_abs.model import LookupVersion, StageId, channel_id
 from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.plan.graph import JobGraph, PlanFacts
+from spark_abs.plan.lookups import open_lookups
 from spark_abs.plan.specs import JobSpec
 from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.protocol.changes import Comparison, Recorded
@@ -79,7 +80,8 @@ def draft(job: JobSpec) -> Drafted:
     """
     graph = job.graph()
     refuse_shared_sinks(graph.sinks, job.root.storage)
-    frames = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given))
+    lookups = open_lookups(job, _pinned(job))
+    frames = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given), lookups=lookups)
     plans, doubts = check_frames(graph, frames)
     refuse_own_reads(graph, plans, job.root.storage)
     check = job.settings.watermark_check
@@ -88,6 +90,17 @@ def draft(job: JobSpec) -> Drafted:
     for doubt in doubts if check is WatermarkCheck.WARN else ():
         log.warning("%s", doubt)
     return Drafted(graph, frames, plans)
+
+
+def _pinned(job: JobSpec) -> tuple[LookupVersion, ...]:
+    """Return the recorded versions of lookups that are never refreshed."""
+    never = any(lookup.max_age_ms is None for spec in job.stages.values() for lookup in spec.lookups)
+    if not never or not job.root.place(CONTROL).exists():
+        return ()
+    try:
+        return Control.open(job.root).state.attempt.lookups
+    except DamageError:  # it was never recorded
+        return ()
 
 
 def check_job(

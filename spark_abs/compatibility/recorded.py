@@ -81,6 +81,7 @@ def declare(job: JobSpec, graph: JobGraph, drafts: Frames, plans: Mapping[StageI
             tables={k.name: k.table for k in graph.sinks_of(s.name) if k.table is not None},
             output_mode=s.output_mode,
             by_place=plans[s.name].by_place,
+            lookups={lookup.name: lookup.table for lookup in job.stages[s.name].lookups},
         )
         for s in graph.stages
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -15,7 +15,8 @@ from spark_abs.plan.columns import unread_columns, used_columns
 from spark_abs.plan.fingerprint import kafka_sources, kept_by_place, operator_shapes, source_shapes
 from spark_abs.plan.graph import JobGraph, PlanFacts, check_plans, watermark_findings
 from spark_abs.plan.jvm import DRAFT, as_active, optimized, plan_facts, refusal
-from spark_abs.plan.specs import PROVIDERS, Feedback, JobSpec, Output, StageSpec
+from spark_abs.plan.lookups import OpenedLookup
+from spark_abs.plan.specs import PROVIDERS, Feedback, Input, JobSpec, Lookup, Output, StageSpec
 from spark_abs.state.declared import NOTHING, Before, Declared, gathering
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class Frames:
     schemas: Mapping[ChannelId, StructType]
     declared: Mapping[StageId, Declared]
     """The stateful functions of every stage."""
+    streams: Mapping[StageId, DataFrame] = field(default_factory=dict)
+    """Of a stage with lookups the one stream that it reads: its function is applied to each batch of it."""
+    lookups: Mapping[str, OpenedLookup] = field(default_factory=dict)
+    """By name."""
 
 
 def build_frames(
@@ -41,6 +46,7 @@ def build_frames(
     open_gate: OpenGate,
     before: Callable[[StageId], Before] = lambda _: NOTHING,
     checked: Mapping[StageId, Declared] = MappingProxyType({}),
+    lookups: Mapping[str, OpenedLookup] = MappingProxyType({}),
 ) -> Frames:
     """Call every stage's function on the frames of its inputs, producers first. Starts nothing.
 
@@ -50,6 +56,7 @@ def build_frames(
         open_gate: makes the frame of a channel.
         before: says what is known of a stage's last finished batch, see `Declared.before`.
         checked: the functions of each stage as a start has found that they can go on.
+        lookups: those of all stages, by name.
 
     Raises:
         GraphError: a function failed, or returned no frame; names the stage.
@@ -57,11 +64,14 @@ def build_frames(
     stages: dict[StageId, DataFrame] = {}
     schemas: dict[ChannelId, StructType] = {}
     declared: dict[StageId, Declared] = {}
+    streams: dict[StageId, DataFrame] = {}
     settings = job.settings
     with as_active(job.spark):
         for decl in graph.order():
             spec = job.stages[decl.name]
-            inputs = [_input(spec, given, schemas, open_gate) for given in spec.inputs]
+            inputs = [_input(spec, given, schemas, open_gate, lookups) for given in spec.inputs]
+            if spec.lookups:
+                streams[spec.name] = next(frame for frame in inputs if frame.isStreaming)
             provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
             known = checked.get(spec.name)
             evolved = {f.uid: f for f in known.functions} if known is not None else {}
@@ -74,16 +84,19 @@ def build_frames(
                 schemas[channel_id(spec.name, output)] = schema
     for feedback in job.feedbacks:
         check_feedback(feedback, schemas[feedback.channel])
-    return Frames(stages, schemas, declared)
+    return Frames(stages, schemas, declared, streams, lookups)
 
 
 def _input(
     spec: StageSpec,
-    given: Output | Feedback | DataFrame,
+    given: Input,
     schemas: Mapping[ChannelId, StructType],
     open_gate: OpenGate,
+    lookups: Mapping[str, OpenedLookup],
 ) -> DataFrame:
     match given:
+        case Lookup():
+            return lookups[given.name].frame
         case Output():
             return open_gate(spec.name, given.channel, schemas[given.channel])
         case Feedback():
@@ -129,6 +142,8 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
         GraphError: a plan cannot be part of a job.
     """
     plans = {name: _facts(frame, bool(graph.stage(name).inputs)) for name, frame in frames.stages.items()}
+    for name in frames.streams:
+        plans[name] = _with_lookups(name, plans[name], frames)
     check_plans(graph, plans)
     refuse_unsupported(graph, frames)
     for name, facts in plans.items():
@@ -166,6 +181,27 @@ def _facts(frame: DataFrame, has_inputs: bool) -> PlanFacts:
         kafka=kafka_sources(frame),
         columns=used_columns(plan) if has_inputs else {},
     )
+
+
+def _with_lookups(stage: StageId, facts: PlanFacts, frames: Frames) -> PlanFacts:
+    """Check a stage with lookups, whose function is applied to one batch after the other.
+
+    Raises:
+        GraphError: it needs more than a batch at a time.
+    """
+    tables = {
+        opened.path: name for name, opened in frames.lookups.items() if opened.path in facts.static_tables
+    }
+    said = f"stage {stage!r} reads lookup {', '.join(sorted(tables.values())) or 'tables'}"
+    if facts.keeps_state:
+        raise GraphError(
+            f"{said} and keeps state: a lookup is read at another version in each batch, outside of Spark's "
+            "state; join in a stage of its own, and keep state in a stage before or after it"
+        )
+    if len(facts.watermarks) > len(plan_facts(frames.streams[stage]).watermarks):
+        raise GraphError(f"{said} and has a watermark: it counts in a stage with state, put it there")
+    static = {path: version for path, version in facts.static_tables.items() if path not in tables}
+    return replace(facts, static_tables=static, lookup_tables=tuple(tables))
 
 
 def _further(job: JobSpec, spec: StageSpec, frame: DataFrame) -> dict[str, StructType]:

@@ -86,6 +86,8 @@ class PlanFacts:
     """Delta tables read as static frames, and their versions."""
     moving_tables: tuple[str, ...] = ()
     """Those of them that Spark would read anew in every batch."""
+    lookup_tables: tuple[str, ...] = ()
+    """The Delta tables of its lookups."""
     keeps_state: bool = False
     """Whether an operator has state."""
     functions: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -117,7 +118,15 @@ def refusal(frame: DataFrame, output_mode: str) -> str | None:
     return None
 
 
-def pin_version(frame: DataFrame) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class PinnedTable:
+    """A static table that is read at one version for the whole run."""
+
+    path: str
+    version: int
+
+
+def pin_version(frame: DataFrame) -> tuple[DataFrame, PinnedTable | None]:
     """Return a frame that is nothing but a Delta table at the version it has now; any other as it is.
 
     Spark looks for a newer version of such a static table in every batch, also in one that is repeated.
@@ -127,10 +136,30 @@ def pin_version(frame: DataFrame) -> DataFrame:
         plan, alias = plan.child(), alias or str(plan.alias())
     index = _delta_index(frame.sparkSession, plan)
     if index is None or index.isTimeTravelQuery():
-        return frame
-    read = frame.sparkSession.read.format("delta").option("versionAsOf", index.getSnapshot().version())
-    table = read.load(str(index.path().toString()))
-    return table if alias is None else table.alias(alias)
+        return frame, None
+    pinned = PinnedTable(str(index.path().toString()), int(index.getSnapshot().version()))
+    table = frame.sparkSession.read.format("delta").option("versionAsOf", pinned.version).load(pinned.path)
+    return table if alias is None else table.alias(alias), pinned
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTable:
+    """A Delta table as a static frame reads it."""
+
+    path: str
+    """As in `PlanFacts`."""
+    id: str
+
+
+def read_tables(frame: DataFrame) -> tuple[ReadTable, ...]:
+    """Return the Delta tables that a frame reads as static ones, each with the id at the version it reads."""
+    plan = frame._jdf.queryExecution().analyzed()
+    found = (_delta_index(frame.sparkSession, node) for node in nodes(plan))
+    return tuple(
+        ReadTable(str(index.path().toString()), str(index.getSnapshot().metadata().id()))
+        for index in found
+        if index is not None
+    )
 
 
 def optimized(frame: DataFrame) -> Any | None:

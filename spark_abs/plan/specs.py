@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, Union
 
 from spark_abs.catalog.target import TableTarget
 from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
+from spark_abs.plan.jvm import PinnedTable
 from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.changes import Begin
 from spark_abs.sinks.delta_options import Delta
@@ -118,12 +119,31 @@ class Feedback:
         return self.source.channel
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Lookup:
+    """A Delta table that a stage joins its rows with, as an input of stages; see `Job.lookup`."""
+
+    job: NamedJob
+    name: str
+    table: str
+    """Where it is."""
+    max_age_ms: int | None
+    """For how long batches may go on with a version, 0: each looks anew; None: for ever."""
+
+    def __repr__(self) -> str:
+        return f"Lookup({self.name!r} of job {self.job.name!r})"
+
+
+Input = Union[Output, Feedback, Lookup, "DataFrame"]
+"""What a stage can be given to read."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageSpec:
     """Everything that was given for one stage."""
 
     name: StageId
-    inputs: tuple[Output | Feedback | DataFrame, ...]
+    inputs: tuple[Input, ...]
     function: StageFunction
     outputs: Mapping[str, OutputFunction]
     output_mode: OutputMode
@@ -133,6 +153,28 @@ class StageSpec:
     begin: Begin = "cut"
     adopt: str | None = None
     """The checkpoint of a native query that the stage takes the place of."""
+    pinned: tuple[PinnedTable, ...] = ()
+    """Static tables that stay at the version that they had when the stage was declared."""
+
+    @property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """Its lookups, in order."""
+        return tuple(i for i in self.inputs if isinstance(i, Lookup))
+
+    def frame(self, stream: DataFrame, lookups: Mapping[str, DataFrame]) -> DataFrame:
+        """Call the function of a stage with lookups, which has one stream.
+
+        Args:
+            stream: the stream, or a batch of it.
+            lookups: by name.
+        """
+        return self.function(*(self._given(i, stream, lookups) for i in self.inputs))
+
+    @staticmethod
+    def _given(given: Input, stream: DataFrame, lookups: Mapping[str, DataFrame]) -> DataFrame:
+        if isinstance(given, Lookup):
+            return lookups[given.name]
+        return stream if isinstance(given, (Output, Feedback)) or given.isStreaming else given
 
     @property
     def channels(self) -> tuple[ChannelId, ...]:
@@ -141,7 +183,7 @@ class StageSpec:
 
     def decl(self) -> StageDecl:
         """Return the stage as the graph knows it."""
-        native = any(not isinstance(i, (Output, Feedback)) and i.isStreaming for i in self.inputs)
+        native = any(not isinstance(i, (Output, Feedback, Lookup)) and i.isStreaming for i in self.inputs)
         feedback = tuple(i.channel for i in self.inputs if isinstance(i, Feedback))
         return StageDecl(
             self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native, feedback
@@ -229,7 +271,7 @@ class JobSpec:
         return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
 
 
-def listed_inputs(stage: str, inputs: object) -> Sequence[Output | Feedback | DataFrame]:
+def listed_inputs(stage: str, inputs: object) -> Sequence[Input]:
     """Return the inputs of a stage, which are given as a list.
 
     Raises:

@@ -70,7 +70,7 @@ def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storag
     written = [(sink, refer(storage, sink.written)) for sink in graph.sinks if sink.written is not None]
     for stage in graph.stages if written else ():
         facts = plans[stage.name]
-        for uri in dict.fromkeys((*facts.streamed_tables, *facts.static_tables)):
+        for uri in dict.fromkeys((*facts.streamed_tables, *facts.static_tables, *facts.lookup_tables)):
             read = refer(storage, uri)
             for sink, table in written:
                 if table.is_same(read):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_abs.manifest import StageShape, StateFunction
-from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, Position, StageId
+from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, LookupVersion, Position, StageId
 from spark_abs.wording import way
 
 NATIVES = "native"
@@ -86,6 +86,8 @@ class Attempt:
     """Stages that were left out since it began: what they had read and kept is behind."""
     functions: tuple[StartedFunctions, ...] = ()
     """Of each stage that has some, those that its state is of and those that it was last started with."""
+    lookups: tuple[LookupVersion, ...] = ()
+    """Of lookups that are never refreshed, the versions at which they were first read."""
 
     def functions_of(self, stage: StageId, newest: BatchId) -> StartedFunctions | None:
         """Return those that a stage's state is of after a batch, None if it is of none that a run started."""

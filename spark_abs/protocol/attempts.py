@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from spark_abs.errors import CheckpointNotFound
 from spark_abs.manifest import StageShape
-from spark_abs.model import AttemptId, CheckpointId, RunId, RunKind
+from spark_abs.model import AttemptId, CheckpointId, LookupVersion, RunId, RunKind
 from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
 from spark_abs.protocol.changes import Comparison, Verdict
 from spark_abs.protocol.control import ControlState, require_current, with_run
@@ -44,7 +44,7 @@ def begin_attempt(
     if number != state.attempt.id:
         begun = Attempt(number, parent, checkpoint, plan, False, now_ms, where, partitions=dict(partitions))
         before = (replace(a, shapes=(), starts=()) for a in attempts)  # nobody starts on them again
-        attempts = (*before, replace(begun, base=base, root=state.root))
+        attempts = (*before, replace(begun, base=base, root=state.root, lookups=state.attempt.lookups))
     return replace(state, attempts=attempts, runs=with_run(state, number, host, pid, now_ms, RunKind.RESTORE))
 
 
@@ -86,6 +86,17 @@ def start_functions(state: ControlState, run: RunId, started: Sequence[StartedFu
     stages = {new.stage for new in started}
     others = (f for f in attempt.functions if f.stage not in stages)
     attempt = replace(attempt, functions=(*others, *found))
+    return replace(state, attempts=(*state.attempts[:-1], attempt))
+
+
+def pin_lookups(state: ControlState, run: RunId, pinned: Sequence[LookupVersion]) -> ControlState:
+    """Record the versions of lookups that are never refreshed, before any stage reads one.
+
+    Raises:
+        Fenced: somebody has taken over.
+    """
+    require_current(state, run)
+    attempt = replace(state.attempt, lookups=tuple(pinned))
     return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 

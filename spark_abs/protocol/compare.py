@@ -340,6 +340,7 @@ def _said(before: StageShape | None, shape: StageShape) -> Iterator[str]:
     """Iterate what else differs and makes no difference to what is kept."""
     if before is None:
         return
+    yield from _lookups_said(before, shape)
     for sink in sorted(shape.sinks.keys() - before.sinks.keys()):
         table = shape.tables.get(sink)
         renamed = [s for s, t in before.tables.items() if t == table and s not in shape.sinks]
@@ -350,6 +351,18 @@ def _said(before: StageShape | None, shape: StageShape) -> Iterator[str]:
     for sink in sorted(before.sinks.keys() & shape.sinks.keys()):
         if before.sinks[sink] != shape.sinks[sink]:
             yield f"sink {sink} takes output {shape.sinks[sink]}, before it took {before.sinks[sink]}"
+
+
+def _lookups_said(before: StageShape, shape: StageShape) -> Iterator[str]:
+    for lookup in sorted(shape.lookups.keys() - before.lookups.keys()):
+        was = [n for n, t in before.lookups.items() if t == shape.lookups[lookup] and n not in shape.lookups]
+        said = f"was {was[0]}, and " if was else ""
+        yield f"lookup {lookup} {said}is read at the newest version from the next batch on"
+    for lookup in sorted(before.lookups.keys() - shape.lookups.keys()):
+        yield f"lookup {lookup} is read no more"
+    for lookup in sorted(before.lookups.keys() & shape.lookups.keys()):
+        if before.lookups[lookup] != shape.lookups[lookup]:
+            yield f"lookup {lookup} is {shape.lookups[lookup]}, before it was {before.lookups[lookup]}"
 
 
 def _listed(items: Sequence[object]) -> str:

@@ -37,6 +37,7 @@ from spark_abs.protocol.restarts import RestartPolicy
 from spark_abs.run.drain import Drain
 from spark_abs.run.laps import Laps
 from spark_abs.run.lifecycle import Termination
+from spark_abs.run.lookups import open_lookups, query_frame
 from spark_abs.run.rebuild import Rebuild, repeat_batches
 from spark_abs.run.recovery import Recovery
 from spark_abs.run.run import Run
@@ -133,6 +134,7 @@ def launch(given: Launch) -> Run:
         lambda stage, channel, schema: _gate(given, stage, channel, schema),
         partial(before, given),
         given.drafts.declared,
+        given.drafts.lookups,
     )
     stages = {
         s.name: _stage(given, s, frames, runners[s.name], snapshots, senders, late) for s in graph.stages
@@ -231,7 +233,8 @@ def _runner(
         ctx.failpoint(f"start.{stage.name}.fence-{writer.output}.after")
     sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
     certain = given.plans[stage.name].repeatable
-    outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain)
+    lookups = open_lookups(job, ctx, given.graph, given.drafts, stage)
+    outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain, lookups=lookups)
     start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
     credit = _credit(ctx, given.graph, stage.name, senders)
     runner = StageRunner(ctx, stage.name, outputs, start, snapshots, credit, senders.wrote)
@@ -255,7 +258,7 @@ def _stage(
         stage,
         given.job.stages[stage.name],
         given.plans[stage.name],
-        frames.stages[stage.name],
+        query_frame(frames, given.plans[stage.name], stage),
         frames.declared[stage.name],
         snapshots,
         late,

@@ -208,7 +208,7 @@ class Rebuilder:
 
     def _require_same_tables(self, facts: PlanFacts, snapshot: StageSnapshot | None) -> None:
         then = dict(snapshot.static_tables) if snapshot is not None else {}
-        if facts.static_tables and then != dict(facts.static_tables):
+        if any(then.get(table) != version for table, version in facts.static_tables.items()):
             raise Refused(
                 "it reads static tables whose versions at that checkpoint were others or are not known: "
                 f"{', '.join(sorted(facts.static_tables))}"

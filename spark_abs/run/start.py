@@ -16,12 +16,12 @@ from spark_abs.logs import speak
 from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.model import NO_BATCH, StageId
+from spark_abs.model import NO_BATCH, LookupVersion, StageId
 from spark_abs.plan.graph import JobGraph, PlanFacts
 from spark_abs.plan.jvm import refuse_unsupported_session
 from spark_abs.plan.specs import JobSpec, Restart
 from spark_abs.protocol.attempt import NATIVES
-from spark_abs.protocol.attempts import start_functions
+from spark_abs.protocol.attempts import pin_lookups, start_functions
 from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.run.laps import Laps
@@ -88,6 +88,7 @@ def start_job(
     try:
         origin = _origin(control.state, ctx)
         log.info("job %s starts run %s at %s: %s", job.name, ctx.run, ctx.root.uri, origin)
+        _say_pinned(job)
         with ExitStack() as starting:
             starting.enter_context(holding_lease(ctx.root, ctx.run))
             if takeover:
@@ -104,6 +105,7 @@ def start_job(
             lost = _lost_natives(ctx, graph, past.manifest)
             started = check_functions(past, drafted.frames, plans, lost)
             control.update(lambda state: start_functions(state, ctx.run, started))
+            control.update(lambda state: pin_lookups(state, ctx.run, _pinned(drafted)))
             ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
             job.failpoint("start.natives.after")
             laps.over("root")
@@ -136,6 +138,23 @@ def _origin(state: ControlState, ctx: RunContext) -> str:
     if attempt.checkpoint is not None:
         return f"attempt {attempt.id}, restored from checkpoint {attempt.checkpoint}"
     return "a new root"
+
+
+def _say_pinned(job: JobSpec) -> None:
+    """Say of which tables a run reads no newer version."""
+    tables = (table for stage in job.stages.values() for table in stage.pinned)
+    for table in dict.fromkeys(tables):
+        log.info(
+            "table %s is read at version %s for the whole run: use job.lookup(...) to follow it",
+            table.path,
+            table.version,
+        )
+
+
+def _pinned(drafted: Drafted) -> tuple[LookupVersion, ...]:
+    """Return the lookups that are never refreshed, each at the version at which it is read for ever."""
+    opened = drafted.frames.lookups.values()
+    return tuple(one.at for one in opened if one.lookup.max_age_ms is None)
 
 
 def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> str | None:

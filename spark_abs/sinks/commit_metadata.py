@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from spark_abs.codec import from_plain
 from spark_abs.errors import DamageError
-from spark_abs.model import FORMAT, NO_BATCH, AttemptId, Barrier, BatchId, CheckpointId, RunId, Version
+from spark_abs.model import (
+    FORMAT,
+    NO_BATCH,
+    AttemptId,
+    Barrier,
+    BatchId,
+    CheckpointId,
+    LookupVersion,
+    RunId,
+    Version,
+)
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
 from spark_abs.store.log import LogCommit
@@ -76,6 +86,8 @@ class SinkMetadata:
     """The identity of the root that wrote it; empty in commits of attempts that an earlier version began."""
     evaluated: tuple[Staged, ...] = ()
     """In the first commit of a batch: the files of all its outputs."""
+    lookups: tuple[LookupVersion, ...] = ()
+    """Beside them: the versions at which the batch reads its lookups."""
     took_over: bool = False
     """Set in a commit that fences all other roots that had written to the table by then."""
     epoch: CommittedEpoch | None = None

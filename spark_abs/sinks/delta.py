@@ -23,6 +23,7 @@ from spark_abs.model import (
     NO_BATCH,
     BatchId,
     Entry,
+    LookupVersion,
     RunId,
     SinkWriter,
     Version,
@@ -196,6 +197,7 @@ class DeltaSink:
         batch: BatchId,
         plans: Sequence[PlannedBatch] = (),
         evaluated: Sequence[Staged] = (),
+        lookups: Sequence[LookupVersion] = (),
     ) -> Standing | None:
         """Commit a batch; None, and no commit, if it changes nothing and was not committed before.
 
@@ -207,6 +209,7 @@ class DeltaSink:
             CommitStateUnknown: the store did not say; repeat the call.
         """
         note = replace(self._note(batch=batch), plans=tuple(plans), evaluated=tuple(evaluated))
+        note = replace(note, lookups=tuple(lookups))
         while True:
             self._table.refresh()
             self._require_current()

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from spark_abs.channels.files import Written, directory_name, write_parquet
 from spark_abs.channels.staged import Files, delete_staged, find_staged, over, staging_of, sweep_staging
 from spark_abs.channels.writer import ChannelWriter
-from spark_abs.model import MAIN_OUTPUT, NO_BATCH, BatchId
+from spark_abs.model import MAIN_OUTPUT, NO_BATCH, BatchId, LookupVersion
 from spark_abs.plan.jvm import repeatable
 from spark_abs.plan.specs import SinkSpec, StageSpec
 from spark_abs.protocol.evaluation import Consumer, Staged, Write, files_of, missing, writes
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.stages.context import RunContext
+from spark_abs.stages.lookups import StageLookups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,6 +40,8 @@ class Evaluated:
     """What the first commit names; empty if one stands."""
     frames: Mapping[str, DataFrame]
     """The outputs that functions take."""
+    lookups: tuple[LookupVersion, ...] = ()
+    """The versions of lookups, which the first commit names, too."""
 
     def written(self, table: str) -> Written:
         """Return the files for a table, none if it holds the batch."""
@@ -53,6 +56,7 @@ class _Committed:
     tables: frozenset[str]
     """Those that hold it, or a later one."""
     named: tuple[Staged, ...]
+    lookups: tuple[LookupVersion, ...] = ()
 
 
 @dataclass(slots=True)
@@ -78,6 +82,7 @@ class Evaluator:
         tables: Sequence[tuple[SinkSpec, DeltaSink]],
         functions: Sequence[SinkSpec],
         repeatable: bool,
+        lookups: StageLookups | None = None,
     ) -> None:
         """Take the outputs over, and clear what older evaluations have staged and nobody needs.
 
@@ -88,6 +93,7 @@ class Evaluator:
             tables: its Delta sinks, likewise, after the channels.
             functions: its other sinks.
             repeatable: whether its frame has the same rows however often it is evaluated.
+            lookups: its lookups; Spark runs its stream alone then, and the frame of a batch is made here.
         """
         self._ctx, self._spec = ctx, spec
         self._channels = {ctx.root.channel(w.channel): w for w in channels}
@@ -98,6 +104,10 @@ class Evaluator:
         self._newest = max((taker.last_batch() for taker in takers), default=NO_BATCH)
         left = sweep_staging(ctx.root, spec.name, over(ctx.attempt, ctx.run, self._newest))
         self._staged = {directory: made_for.batch for directory, made_for in left.items()}
+        self._lookups = lookups
+        if lookups is not None:
+            newest = self._already_committed(self._newest) if self._newest != NO_BATCH else None
+            lookups.begin_after(newest.lookups if newest is not None else ())
 
     @contextmanager
     def evaluated(self, frame: DataFrame, batch: BatchId) -> Iterator[Evaluated]:
@@ -114,10 +124,25 @@ class Evaluator:
         committed = self._already_committed(batch)
         self._newest = max(self._newest, batch)
         with ExitStack() as stack:
-            yield self._settle(stack, frame, batch, committed)
+            versions: tuple[LookupVersion, ...] = ()
+            if self._lookups is not None and self._is_wanted(committed):
+                versions = self._lookups.choose(batch, committed.lookups if committed is not None else ())
+                stack.enter_context(self._lookups.explaining(versions))
+                frame = self._lookups.applied(frame, versions)
+            yield self._settle(stack, frame, batch, committed, versions)
+
+    def _is_wanted(self, committed: _Committed | None) -> bool:
+        """Say whether anybody lacks rows of a batch."""
+        lacking = (c for c in self._consumers() if committed is None or c.table not in committed.tables)
+        return committed is None or bool(self._called) or any(lacking)
 
     def _settle(
-        self, stack: ExitStack, frame: DataFrame, batch: BatchId, committed: _Committed | None
+        self,
+        stack: ExitStack,
+        frame: DataFrame,
+        batch: BatchId,
+        committed: _Committed | None,
+        lookups: tuple[LookupVersion, ...],
     ) -> Evaluated:
         """Take what a commit names and evaluate the rest, over the main output's files if those decide.
 
@@ -140,7 +165,7 @@ class Evaluator:
         over_main = MAIN_OUTPUT in there and bool(work or direct)
         spooled = bool(work) and work[0].output == MAIN_OUTPUT and not self._repeatable[MAIN_OUTPUT]
         reads = 0 if over_main else 1 if spooled else len(work) + len(direct)
-        for_state = not reads or (committed is not None and not work)
+        for_state = self._lookups is None and (not reads or (committed is not None and not work))
         if reads + for_state > 1:
             _keep(stack, frame)
         if for_state:
@@ -156,8 +181,12 @@ class Evaluator:
             done.frames[output] = self._frame(source, output)
             if output != MAIN_OUTPUT and direct.count(output) > 1:
                 _keep(stack, done.frames[output])
+        first = committed is None
         return Evaluated(
-            done.files, self._names(work, consumers, done) if committed is None else (), done.frames
+            done.files,
+            self._names(work, consumers, done) if first else (),
+            done.frames,
+            lookups if first else (),
         )
 
     def _write(self, write: Write, rows: DataFrame, done: _Work, consumers: Sequence[Consumer]) -> None:
@@ -230,9 +259,10 @@ class Evaluator:
         if newest > batch:
             return _Committed(frozenset(takers), ())  # one after it had no rows
         held = [table for table in takers if last[table] == batch]
-        notes = (takers[table].note_of_batch(batch) for table in held)
-        named = next((note.evaluated for note in notes if note is not None and note.evaluated), ())
-        return _Committed(frozenset(held), named)
+        notes = [note for table in held if (note := takers[table].note_of_batch(batch)) is not None]
+        named = next((note.evaluated for note in notes if note.evaluated), ())
+        lookups = next((note.lookups for note in notes if note.lookups), ())
+        return _Committed(frozenset(held), named, lookups)
 
     def _unsure(self, frame: DataFrame, called: Sequence[str]) -> frozenset[str]:
         """Return the outputs that may have other rows the next time; each is looked at once."""

@@ -18,6 +18,7 @@ from spark_abs.model import (
     BatchId,
     CheckpointId,
     Entry,
+    LookupVersion,
     StageId,
     Version,
     app_id,
@@ -31,6 +32,7 @@ from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.batch import BatchFacts, Committed, Marker
 from spark_abs.stages.context import Current, RunContext, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
+from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.watched import WatchedTables
 from spark_abs.store.table import Table
@@ -89,6 +91,7 @@ class Outputs:
         sinks: Sequence[SinkSpec],
         watched: WatchedTables | None = None,
         repeatable: bool = True,
+        lookups: StageLookups | None = None,
     ) -> None:
         """Take the handles over.
 
@@ -100,6 +103,7 @@ class Outputs:
             sinks: its sinks, in order.
             watched: the tables that a sink function writes by itself, None if it names none.
             repeatable: whether the stage's frame has the same rows however often it is evaluated.
+            lookups: its lookups.
         """
         self._ctx = ctx
         self._spec = spec
@@ -118,7 +122,10 @@ class Outputs:
             self._searched = first.version
             if first.marker is not None and every < first.epoch:  # a barrier that is to be completed
                 self._searched = Version(first.marker.version - 1)
-        self._evaluator = Evaluator(ctx, spec, self.channels, self._tables, self._functions, repeatable)
+        self._evaluator = Evaluator(
+            ctx, spec, self.channels, self._tables, self._functions, repeatable, lookups
+        )
+        self._lookups = lookups
 
     def marker_of(self, batch: BatchId) -> Marker | None:
         """Return the marker with which an output already holds a batch, None if none holds it.
@@ -185,13 +192,13 @@ class Outputs:
 
     def commit_sinks(self, given: Evaluated, facts: BatchFacts) -> None:
         """Commit a batch to the tables; one without rows gets no commit. The first commit names the files."""
-        named = () if self.channels else given.named
+        named, lookups = ((), ()) if self.channels else (given.named, given.lookups)
         for sink, table in self._tables:
             files = given.files.get(table.uri)
             commits = files is not None and bool(files.written.files or table.overwrites)
             plans = self._plans(table, facts) if commits else ()
-            if table.commit_batch(files, facts.batch, plans, named) is not None:
-                named = ()
+            if table.commit_batch(files, facts.batch, plans, named, lookups) is not None:
+                named, lookups = (), ()
             self._ctx.failpoint(f"batch.{self._spec.name}.commit-{sink.name}.after")
 
     def call_functions(self, given: Evaluated, batch: BatchId, epoch: CheckpointId) -> None:
@@ -224,6 +231,11 @@ class Outputs:
         texts = [(batch, native.find_offsets(batch)) for batch in before]
         found = [PlannedBatch(batch, text) for batch, text in texts if text is not None]
         return (*found, PlannedBatch(facts.batch, facts.offsets))
+
+    @property
+    def lookup_versions(self) -> tuple[LookupVersion, ...]:
+        """The versions at which the newest batch has read its lookups."""
+        return () if self._lookups is None else self._lookups.last
 
     def versions(self, batch: BatchId, channels: Mapping[str, Version]) -> tuple[OutputVersion, ...]:
         """Return the version of every output at a cut after `batch`."""
@@ -307,6 +319,7 @@ class Outputs:
             watermark_ms=facts.watermark_ms,
             offsets=facts.offsets,
             evaluated=given.named if writer is self.channels[0] else (),
+            lookups=given.lookups if writer is self.channels[0] else (),
             at=at,
         ).entry
         self._ctx.failpoint(f"batch.{self._spec.name}.commit-{writer.output}.after")

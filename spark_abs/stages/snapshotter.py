@@ -19,6 +19,7 @@ from spark_abs.model import (
     Barrier,
     BatchId,
     CheckpointId,
+    LookupVersion,
     Position,
     StageId,
     Version,
@@ -57,6 +58,8 @@ class Taken:
     backlog: Backlog | None = None
     """What had queued up by then; None if no input had to wait."""
     backpressured_ms: int = 0
+    lookups: tuple[LookupVersion, ...] = ()
+    """The versions at which the batch has read its lookups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,7 @@ class Snapshotter:
             size_new=copy.size_new,
             dropped_late=facts.dropped_late(),
             static_tables=facts.static_tables,
+            lookups=taken.lookups,
             timings=Timings(
                 taken.start_delay_ms,
                 taken.alignment_ms,

@@ -265,6 +265,7 @@ class StageRunner:
                 aligned_ms=began_ms,
                 backlog=self._alignment.over(barrier.id),
                 backpressured_ms=self._reported_ms - reported_ms,
+                lookups=self._outputs.lookup_versions,
             )
         )
 

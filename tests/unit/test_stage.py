@@ -40,6 +40,7 @@ class IdleSource:
         outputs: Any = SimpleNamespace(
             commit_barrier=commit_barrier,
             versions=self._versions,
+            lookup_versions=(),
             end=lambda: None,
             progress=BarrierProgress(),
         )

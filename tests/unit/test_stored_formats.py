@@ -43,6 +43,7 @@ from spark_abs.model import (
     CheckpointId,
     CheckpointKind,
     CheckpointMode,
+    LookupVersion,
     Position,
     RunId,
     SinkWriter,
@@ -94,6 +95,7 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
         for output in stage["outputs"]:
             output.setdefault("name", "")
         stage.setdefault("carried", None)
+        stage.setdefault("lookups", [])
         stage["timings"] = {**later, **stage["timings"]}
         stage["positions"] = [
             {"feedback": False, "mode": "aligned", **position} for position in stage["positions"]
@@ -104,6 +106,7 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
         shape.setdefault("tables", {})
         shape.setdefault("output_mode", "")
         shape.setdefault("by_place", None)
+        shape.setdefault("lookups", {})
     plain.setdefault("edited", None)
     plain.setdefault("outside", None)
     assert to_plain(manifest) == {"mode": "aligned", **plain}
@@ -204,7 +207,7 @@ def words_of_the_record() -> set[str]:
     [
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
         *(OperatorShape, SourceShape, StateFunction, Head, SegmentNote, Record, Origin),
-        *(Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
+        *(LookupVersion, Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
         *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch, ChangeOptions, Tombstones, TombstoneFile),
     ],

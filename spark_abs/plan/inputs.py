@@ -1,0 +1,97 @@
+"""What a stage is given to read: checked when it is declared, static tables held at the version they have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import get_args
+
+from spark_abs.errors import GraphError, UsageError
+from spark_abs.model import MAIN_OUTPUT, checked_name
+from spark_abs.plan.jvm import PinnedTable, pin_version
+from spark_abs.plan.specs import PROVIDERS, Feedback, Input, Lookup, NamedJob, Output, listed_inputs
+from spark_abs.protocol.changes import Begin
+from spark_abs.quantities import duration_ms
+
+
+def given_inputs(
+    job: NamedJob, stage: str, inputs: Sequence[Input]
+) -> tuple[tuple[Input, ...], tuple[PinnedTable, ...]]:
+    """Check the inputs of a stage; returns them, static tables pinned, and what was pinned.
+
+    Raises:
+        GraphError: one of them is none, or of another job; or there is a lookup beside more than one stream.
+    """
+    found: list[Input] = []
+    pinned = []
+    for given in listed_inputs(stage, inputs):
+        if isinstance(given, (Output, Feedback, Lookup)):
+            if given.job is not job:
+                said = given.channel if isinstance(given, Output) else given.name
+                raise GraphError(f"stage {stage!r} reads {said!r} of another job: a channel has one job")
+            found.append(given)
+        elif not hasattr(given, "isStreaming"):
+            raise GraphError(f"stage {stage!r}: input {given!r} is neither a stage nor a DataFrame")
+        elif given.isStreaming:
+            found.append(given)
+        else:
+            frame, table = pin_version(given)
+            found.append(frame)
+            pinned += [table] if table is not None else []
+    _check_lookups(stage, found)
+    return tuple(found), tuple(pinned)
+
+
+def _check_lookups(stage: str, inputs: Sequence[Input]) -> None:
+    names = [i.name for i in inputs if isinstance(i, Lookup)]
+    for name in names:
+        if names.count(name) > 1:
+            raise GraphError(f"stage {stage!r} reads lookup {name!r} twice: alias it in the function")
+    frames = [i for i in inputs if not isinstance(i, Lookup)]
+    streams = [i for i in frames if isinstance(i, (Output, Feedback)) or i.isStreaming]
+    if names and len(streams) != 1:
+        raise GraphError(
+            f"stage {stage!r} reads lookup {names[0]!r} beside {len(streams)} streams: its function is "
+            "applied to each batch of one stream; join or union the streams in a stage before it"
+        )
+
+
+def declared_lookup(job: NamedJob, name: str, table: str, refresh: str) -> Lookup:
+    """Return a lookup of the table at a location, as it is declared.
+
+    Raises:
+        UsageError: `refresh` is neither `batch` nor `never` nor a duration.
+    """
+    known = {"batch": 0, "never": None}
+    try:
+        age = known[refresh] if refresh in known else duration_ms(refresh)
+    except ValueError:
+        raise UsageError(
+            f"lookup {name!r}: refresh={refresh!r} is none of 'batch', 'never' and a duration such as '30s'"
+        ) from None
+    return Lookup(job, checked_name(name, "lookup"), table, age)
+
+
+def refuse_options(
+    stage: str,
+    outputs: Collection[str],
+    state_provider: object,
+    shuffle_partitions: int | None,
+    begin: object,
+) -> None:
+    """Refuse options of a stage that mean nothing.
+
+    Raises:
+        GraphError: names the option.
+    """
+    if MAIN_OUTPUT in outputs:
+        raise GraphError(
+            f"stage {stage!r}: output {MAIN_OUTPUT!r} is the stage's own frame, choose another name"
+        )
+    if state_provider is not None and state_provider not in PROVIDERS:
+        raise GraphError(
+            f"stage {stage!r}: state_provider {state_provider!r} is not one of {', '.join(PROVIDERS)}"
+        )
+    if shuffle_partitions is not None and shuffle_partitions < 1:
+        raise GraphError(f"stage {stage!r}: shuffle_partitions must be at least 1")
+    if begin not in get_args(Begin):
+        raise GraphError(f"stage {stage!r}: begin={begin!r} is not one of {get_args(Begin)}")

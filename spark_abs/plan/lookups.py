@@ -1,0 +1,174 @@
+"""The tables of lookups: which version is the newest, and the frame of a version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from spark_abs.channels.quoting import quoted
+from spark_abs.errors import DamageError, GraphError, Refused
+from spark_abs.model import LookupVersion, Version
+from spark_abs.plan.jvm import ReadTable, read_tables
+from spark_abs.plan.specs import JobSpec, Lookup
+from spark_abs.protocol.lookups import following, is_due, version_of
+from spark_abs.store.clock import now_ms
+from spark_abs.store.log import log_file
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+BACK = "start with restart='checkpoint', or restore a checkpoint: batches after it choose their versions anew"
+
+
+class LookupTable:
+    """The table of a lookup, under a kept handle: a look costs what is new. For one thread."""
+
+    def __init__(self, lookup: Lookup, place: Place, spark: SparkSession) -> None:
+        """Open the table.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        self.lookup, self._place, self._spark = lookup, place, spark
+        self._open()
+
+    def _open(self) -> None:
+        self._table = Table.open(self._place)
+        self._seen = self._commit_file()
+
+    def _commit_file(self) -> tuple[object, ...]:
+        """Return by what the commit file of the version read is known: a table made anew has another one."""
+        info = self._place.fs.get_file_info(f"{self._place.path}/{log_file(self._table.version)}")
+        return info.type, info.size, info.mtime_ns
+
+    def newest(self) -> LookupVersion:
+        """Return the newest version, as of now.
+
+        Raises:
+            DamageError: the table is gone.
+            OSError: the store cannot be read now.
+        """
+        at_ms = now_ms()
+        try:
+            if self._commit_file() != self._seen:
+                self._open()
+            before = self._table.version
+            self._table.refresh()
+            if self._table.version != before:
+                self._seen = self._commit_file()
+        except FileNotFoundError as error:
+            raise DamageError(
+                f"lookup {self.lookup.name!r}: there is no table at {self._place} any more: put it back, or "
+                "declare the job without the lookup"
+            ) from error
+        return LookupVersion(self.lookup.name, self._place.uri, self._table.id, self._table.version, at_ms)
+
+    def frame(self, at: LookupVersion) -> tuple[DataFrame, ReadTable]:
+        """Return the table as of a version, and what Spark reads for it.
+
+        Raises:
+            DamageError: its log does not have that version any more, or has one of another table.
+        """
+        read = self._spark.read.format("delta").option("versionAsOf", int(at.version))
+        try:
+            frame = read.load(self._place.uri)
+        except PySparkException as error:
+            raise DamageError(
+                f"lookup {at.lookup!r}: version {at.version} of {at.table} cannot be read any more, and a "
+                f"batch reads it: {BACK} ({str(error).splitlines()[0]})"
+            ) from error
+        (found,) = read_tables(frame)
+        if found.id != at.table_id:
+            raise DamageError(
+                f"lookup {at.lookup!r}: a batch reads version {at.version} of table {at.table_id}, and "
+                f"{at.table} is table {found.id} there: put the table back, or declare the new one as a "
+                "lookup of another name"
+            )
+        return frame, found
+
+    def lacks_file(self, version: Version) -> str | None:
+        """Return a data file of a version that is gone, None if all are there. Costs a look at each."""
+        place = self._place
+        try:
+            then = DeltaTable(place.uri, version=int(version), storage_options=place.options)
+            return next((u for u in then.file_uris() if not place.storage.place(u).exists()), None)
+        except (DeltaError, OSError):
+            return None  # that is not known
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLookup:
+    """A lookup as a start finds it: stages are planned with it."""
+
+    lookup: Lookup
+    at: LookupVersion
+    frame: DataFrame
+    path: str
+    """As Spark names the table in plans."""
+
+    @property
+    def schema(self) -> StructType:
+        """The columns with which stages are planned."""
+        return self.frame.schema
+
+
+def open_lookups(job: JobSpec, pinned: Sequence[LookupVersion]) -> Mapping[str, OpenedLookup]:
+    """Open the lookups of all stages, each at its newest version, or at the one that is recorded for ever.
+
+    Raises:
+        GraphError: there is no such table, or two lookups of one name.
+        DamageError: a table is not the recorded one any more.
+    """
+    found: dict[str, OpenedLookup] = {}
+    for lookup in (i for stage in job.stages.values() for i in stage.lookups):
+        if lookup.name in found:
+            if found[lookup.name].lookup is not lookup:
+                raise GraphError(f"lookup {lookup.name!r} is declared twice: choose another name")
+            continue
+        place = job.root.storage.place(lookup.table)
+        try:
+            table = LookupTable(lookup, place, job.spark)
+        except FileNotFoundError:
+            raise GraphError(f"lookup {lookup.name!r}: there is no Delta table at {place} yet") from None
+        last = version_of(lookup.name, place.uri, pinned) if lookup.max_age_ms is None else None
+        at = following(last, table.newest())
+        at = at if last is None or is_due(last, lookup.max_age_ms, at.at_ms) else last
+        frame, read = table.frame(at)
+        found[lookup.name] = OpenedLookup(lookup, at, frame, read.path)
+    return found
+
+
+def as_planned(frame: DataFrame, opened: OpenedLookup, version: Version) -> DataFrame:
+    """Return the frame of a version with the columns with which the stage was planned.
+
+    Columns that came since are left out. Those that were not there yet at an older version are null.
+
+    Raises:
+        Refused: a column is gone, or has another type; shows both.
+    """
+    have = {field.name: field.dataType for field in frame.schema}
+    want = {field.name: field.dataType for field in opened.schema}
+    if have == want:
+        return frame.select(*map(quoted, want)) if list(have) != list(want) else frame
+    older = version < opened.at.version
+    if any(have.get(name, kind if older else None) != kind for name, kind in want.items()):
+        raise Refused(
+            f"lookup {opened.lookup.name!r}: {opened.at.table} has {frame.schema.simpleString()} at version "
+            f"{version}, and the job was started with {opened.schema.simpleString()}: start it again, with a "
+            "function that fits the table"
+        )
+    return frame.select(
+        *(
+            F.col(quoted(name)) if name in have else F.lit(None).cast(kind).alias(name)
+            for name, kind in want.items()
+        )
+    )

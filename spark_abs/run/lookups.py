@@ -1,0 +1,68 @@
+"""What a stage with lookups is started with: the query of its stream, and its function for each batch."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_abs.channels.quoting import quoted
+from spark_abs.errors import DamageError
+from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.model import LookupVersion, StageId
+from spark_abs.plan.columns import narrowed, widened
+from spark_abs.plan.frames import Frames
+from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.plan.specs import JobSpec
+from spark_abs.stages.context import RunContext
+from spark_abs.stages.lookups import StageLookups
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def open_lookups(
+    job: JobSpec, ctx: RunContext, graph: JobGraph, drafts: Frames, stage: StageDecl
+) -> StageLookups | None:
+    """Open the lookups of a stage, None if it has none."""
+    spec = job.stages[stage.name]
+    if not spec.lookups:
+        return None
+    calls = any(s.source.stage == stage.name and s.function is not None for s in job.sinks)
+    first = calls and not graph.consumed(stage.name)  # its functions see a batch that no commit may name
+    return StageLookups(
+        ctx,
+        spec,
+        drafts.lookups,
+        job.spark,
+        partial(_whole, drafts, stage),
+        first,
+        _checkpointed(ctx, stage.name),
+    )
+
+
+def _checkpointed(ctx: RunContext, stage: StageId) -> tuple[LookupVersion, ...]:
+    """Return the versions of the attempt's newest checkpoint; after a restore all are chosen anew."""
+    checkpoints = Checkpoints.open(ctx.root, ctx.job)
+    mine = [summary.id for summary in checkpoints.summaries() if summary.attempt == ctx.attempt]
+    with suppress(DamageError):  # it stands in nobody's way: a newer version is chosen
+        snapshot = checkpoints.load(max(mine)).stage(stage) if mine else None
+        return snapshot.lookups if snapshot is not None else ()
+    return ()
+
+
+def _whole(drafts: Frames, stage: StageDecl, batch: DataFrame) -> DataFrame:
+    """Return a batch of a stage's one stream with all columns of its channel."""
+    return widened(batch, stage.inputs[0], drafts.schemas[stage.inputs[0]]) if stage.inputs else batch
+
+
+def query_frame(frames: Frames, plan: PlanFacts, stage: StageDecl) -> DataFrame:
+    """Return what Spark runs for a stage: of one with lookups its stream, as far as it is used."""
+    stream = frames.streams.get(stage.name)
+    if stream is None:
+        return frames.stages[stage.name]
+    if not stage.inputs or plan.columns is None:
+        return stream
+    channel = stage.inputs[0]
+    used = narrowed(frames.schemas[channel], plan.columns.get(channel, frozenset()))
+    return stream.select(*map(quoted, used.names))
