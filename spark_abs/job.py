@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack, get_args
@@ -21,7 +21,7 @@ from spark_abs.plan.specs import (
     BatchFunction,
     Existing,
     Feedback,
-    Input,
+    Given,
     JobSpec,
     Lookup,
     Output,
@@ -104,7 +104,7 @@ class Job:
     def source(
         self,
         name: str,
-        frame: DataFrame,
+        frame: DataFrame | Callable[[str], DataFrame],
         *,
         outputs: Mapping[str, OutputFunction] | None = None,
         trigger: str | None = None,
@@ -115,6 +115,7 @@ class Job:
     ) -> Stage:
         """Declare a stage that reads one native streaming frame; arguments are those of `stage`.
 
+        A function is called at each start: with a location for Delta's option `schemaTrackingLocation`.
         With `adopt`, the checkpoint of a query that has stopped, the stage goes on with its state where that
         was: it has written the frame to the Delta table of a sink of the stage, and writes there no more.
         """
@@ -135,7 +136,7 @@ class Job:
     def stage(
         self,
         name: str,
-        inputs: Sequence[Input],
+        inputs: Sequence[Given],
         function: StageFunction,
         *,
         outputs: Mapping[str, OutputFunction] | None = None,
@@ -189,8 +190,7 @@ class Job:
     def lookup(self, name: str, *, table: str, refresh: str = "batch") -> Lookup:
         """Declare a Delta table that stages join rows with, at a version that each batch chooses.
 
-            customers = job.lookup("customers", table="/data/customers")
-            job.stage("enriched", [orders, customers], lambda o, c: o.join(c, "id", "left"))
+            job.stage("enriched", [orders, job.lookup("customers", table=…)], lambda o, c: o.join(c, "id"))
 
         A batch that is repeated reads the version that it has read. Such a stage reads one stream beside its
         lookups and keeps no state: its function is applied to one batch after the other.

@@ -16,6 +16,7 @@ from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.named_tables import refuse_moved_sink
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
+from spark_abs.compatibility.schema_logs import copied_logs
 from spark_abs.errors import AbsError, DamageError, GraphError, Refused, UsageError
 from spark_abs.lookup.target import resolve
 from spark_abs.manifests.checkpoints import Checkpoints
@@ -81,7 +82,14 @@ def draft(job: JobSpec) -> Drafted:
     graph = job.graph()
     refuse_shared_sinks(graph.sinks, job.root.storage)
     lookups = open_lookups(job, _pinned(job))
-    frames = build_frames(job, graph, lambda _, *given: draft_gate(job.spark, *given), lookups=lookups)
+    with copied_logs(job) as tracking:
+        frames = build_frames(
+            job,
+            graph,
+            lambda _, *given: draft_gate(job.spark, *given),
+            lookups=lookups,
+            tracking=tracking,
+        )
     plans, doubts = check_frames(graph, frames)
     refuse_own_reads(graph, plans, job.root.storage)
     check = job.settings.watermark_check

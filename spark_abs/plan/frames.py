@@ -16,7 +16,7 @@ from spark_abs.plan.fingerprint import kafka_sources, kept_by_place, operator_sh
 from spark_abs.plan.graph import JobGraph, PlanFacts, check_plans, watermark_findings
 from spark_abs.plan.jvm import DRAFT, as_active, optimized, plan_facts, refusal
 from spark_abs.plan.lookups import OpenedLookup
-from spark_abs.plan.specs import PROVIDERS, Feedback, Input, JobSpec, Lookup, Output, StageSpec
+from spark_abs.plan.specs import PROVIDERS, Feedback, Input, JobSpec, Lookup, Output, StageSpec, TrackedSource
 from spark_abs.state.declared import NOTHING, Before, Declared, gathering
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def build_frames(
     before: Callable[[StageId], Before] = lambda _: NOTHING,
     checked: Mapping[StageId, Declared] = MappingProxyType({}),
     lookups: Mapping[str, OpenedLookup] = MappingProxyType({}),
+    tracking: Callable[[StageId], str] = lambda _: "",
 ) -> Frames:
     """Call every stage's function on the frames of its inputs, producers first. Starts nothing.
 
@@ -57,6 +58,7 @@ def build_frames(
         before: says what is known of a stage's last finished batch, see `Declared.before`.
         checked: the functions of each stage as a start has found that they can go on.
         lookups: those of all stages, by name.
+        tracking: says where Delta tracks the schemas of a stage's sources.
 
     Raises:
         GraphError: a function failed, or returned no frame; names the stage.
@@ -69,7 +71,7 @@ def build_frames(
     with as_active(job.spark):
         for decl in graph.order():
             spec = job.stages[decl.name]
-            inputs = [_input(spec, given, schemas, open_gate, lookups) for given in spec.inputs]
+            inputs = [_input(spec, i, schemas, open_gate, lookups, tracking) for i in spec.inputs]
             if spec.lookups:
                 streams[spec.name] = next(frame for frame in inputs if frame.isStreaming)
             provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
@@ -93,16 +95,27 @@ def _input(
     schemas: Mapping[ChannelId, StructType],
     open_gate: OpenGate,
     lookups: Mapping[str, OpenedLookup],
+    tracking: Callable[[StageId], str],
 ) -> DataFrame:
     match given:
         case Lookup():
             return lookups[given.name].frame
+        case TrackedSource():
+            return _opened(spec.name, given, tracking(spec.name))
         case Output():
             return open_gate(spec.name, given.channel, schemas[given.channel])
         case Feedback():
             return open_gate(spec.name, given.channel, plain_schema(given.schema))
         case _:
             return given
+
+
+def _opened(stage: StageId, source: TrackedSource, location: str) -> DataFrame:
+    what = f"stage {stage!r}: its source"
+    frame = _called(what, partial(source.open, location))
+    if not frame.isStreaming:
+        raise GraphError(f"{what} is not a stream: read it with spark.readStream")
+    return frame
 
 
 def check_feedback(feedback: Feedback, written: StructType) -> None:

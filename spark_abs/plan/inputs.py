@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, checked_name
 from spark_abs.plan.jvm import PinnedTable, pin_version
-from spark_abs.plan.specs import PROVIDERS, Feedback, Input, Lookup, NamedJob, Output, listed_inputs
+from spark_abs.plan.specs import (
+    PROVIDERS,
+    Feedback,
+    Given,
+    Input,
+    Lookup,
+    NamedJob,
+    Output,
+    TrackedSource,
+    is_stream,
+    listed_inputs,
+)
 from spark_abs.protocol.changes import Begin
 from spark_abs.quantities import duration_ms
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 
 def given_inputs(
-    job: NamedJob, stage: str, inputs: Sequence[Input]
+    job: NamedJob, stage: str, inputs: Sequence[Given]
 ) -> tuple[tuple[Input, ...], tuple[PinnedTable, ...]]:
     """Check the inputs of a stage; returns them, static tables pinned, and what was pinned.
 
@@ -29,14 +43,16 @@ def given_inputs(
                 said = given.channel if isinstance(given, Output) else given.name
                 raise GraphError(f"stage {stage!r} reads {said!r} of another job: a channel has one job")
             found.append(given)
-        elif not hasattr(given, "isStreaming"):
-            raise GraphError(f"stage {stage!r}: input {given!r} is neither a stage nor a DataFrame")
-        elif given.isStreaming:
-            found.append(given)
-        else:
-            frame, table = pin_version(given)
+        elif hasattr(given, "isStreaming"):
+            frame, table = cast("DataFrame", given), None
+            if not frame.isStreaming:
+                frame, table = pin_version(frame)
             found.append(frame)
             pinned += [table] if table is not None else []
+        elif callable(given):
+            found.append(TrackedSource(given))
+        else:
+            raise GraphError(f"stage {stage!r}: input {given!r} is neither a stage nor a DataFrame")
     _check_lookups(stage, found)
     return tuple(found), tuple(pinned)
 
@@ -46,8 +62,7 @@ def _check_lookups(stage: str, inputs: Sequence[Input]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise GraphError(f"stage {stage!r} reads lookup {name!r} twice: alias it in the function")
-    frames = [i for i in inputs if not isinstance(i, Lookup)]
-    streams = [i for i in frames if isinstance(i, (Output, Feedback)) or i.isStreaming]
+    streams = [i for i in inputs if is_stream(i)]
     if names and len(streams) != 1:
         raise GraphError(
             f"stage {stage!r} reads lookup {names[0]!r} beside {len(streams)} streams: its function is "

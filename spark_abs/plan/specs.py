@@ -134,8 +134,24 @@ class Lookup:
         return f"Lookup({self.name!r} of job {self.job.name!r})"
 
 
-Input = Union[Output, Feedback, Lookup, "DataFrame"]
-"""What a stage can be given to read."""
+@dataclass(frozen=True, slots=True)
+class TrackedSource:
+    """A native stream that is made for each start, with the place where Delta tracks its schema."""
+
+    open: Callable[[str], DataFrame]
+
+
+Input = Union[Output, Feedback, Lookup, TrackedSource, "DataFrame"]
+"""What a stage reads."""
+Given = Union[Output, Feedback, Lookup, "DataFrame", Callable[[str], "DataFrame"]]
+"""As what a user gives it."""
+
+
+def is_stream(given: Input) -> bool:
+    """Say whether an input is a stream: what is neither a lookup nor a static frame."""
+    if isinstance(given, (Output, Feedback, TrackedSource)):
+        return True
+    return not isinstance(given, Lookup) and given.isStreaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +190,9 @@ class StageSpec:
     def _given(given: Input, stream: DataFrame, lookups: Mapping[str, DataFrame]) -> DataFrame:
         if isinstance(given, Lookup):
             return lookups[given.name]
-        return stream if isinstance(given, (Output, Feedback)) or given.isStreaming else given
+        if isinstance(given, (Output, Feedback, TrackedSource)) or given.isStreaming:
+            return stream
+        return given
 
     @property
     def channels(self) -> tuple[ChannelId, ...]:
@@ -183,7 +201,7 @@ class StageSpec:
 
     def decl(self) -> StageDecl:
         """Return the stage as the graph knows it."""
-        native = any(not isinstance(i, (Output, Feedback, Lookup)) and i.isStreaming for i in self.inputs)
+        native = any(is_stream(i) and not isinstance(i, (Output, Feedback)) for i in self.inputs)
         feedback = tuple(i.channel for i in self.inputs if isinstance(i, Feedback))
         return StageDecl(
             self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native, feedback
@@ -271,7 +289,7 @@ class JobSpec:
         return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
 
 
-def listed_inputs(stage: str, inputs: object) -> Sequence[Input]:
+def listed_inputs(stage: str, inputs: object) -> Sequence[Given]:
     """Return the inputs of a stage, which are given as a list.
 
     Raises:

@@ -44,6 +44,7 @@ from spark_abs.run.run import Run
 from spark_abs.run.running_stage import RunningStage, StageParts
 from spark_abs.sinks.create import ensure_sink
 from spark_abs.sinks.delta import DeltaSink
+from spark_abs.snapshots.schema_log import SCHEMA_LOGS
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.context import RunContext
@@ -135,6 +136,7 @@ def launch(given: Launch) -> Run:
         partial(before, given),
         given.drafts.declared,
         given.drafts.lookups,
+        lambda stage: ctx.native(stage).below(SCHEMA_LOGS).uri,
     )
     stages = {
         s.name: _stage(given, s, frames, runners[s.name], snapshots, senders, late) for s in graph.stages

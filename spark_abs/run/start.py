@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
 from spark_abs.compatibility.inspection import Drafted, draft, inspect, require_ok
 from spark_abs.compatibility.restored import Past, check_functions, past_of
+from spark_abs.compatibility.schema_logs import tracks_schemas
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.fencing.lease import holding_lease
 from spark_abs.logs import speak
@@ -80,6 +81,9 @@ def start_job(
     if restart == "checkpoint":
         _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state)
         newest = control.state.newest_run
+        if tracks_schemas(job):  # its sources may have other columns there
+            drafted = draft(job)
+            graph, plans = drafted.graph, drafted.plans
     elif control.state.attempt.ready:
         inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
     control.update(lambda state: place_natives(state, natives))

@@ -8,8 +8,8 @@ from functools import partial
 from pyarrow import fs
 
 from spark_abs.errors import DamageError
-from spark_abs.snapshots.layout import is_ignored, relocate_operator
-from spark_abs.snapshots.materialise import METADATA, empty, is_operator_metadata, make_directory, put
+from spark_abs.snapshots.layout import is_ignored
+from spark_abs.snapshots.materialise import METADATA, empty, is_relocated, make_directory, put, relocated
 from spark_abs.snapshots.parallel import for_each
 from spark_abs.store.storage import Place
 
@@ -35,7 +35,6 @@ def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = l
     if not source.below(METADATA).exists():
         raise DamageError(f"{source} is not the checkpoint of a query: it has no {METADATA} file")
     empty(target)
-    state_uri = target.below("state").in_spark_files
     infos = source.fs.get_file_info(fs.FileSelector(source.path, recursive=True))
     for info in infos:
         if info.type is fs.FileType.Directory:
@@ -45,8 +44,8 @@ def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = l
         path = info.path.removeprefix(f"{source.path}/")
         with source.fs.open_input_stream(info.path) as stream:
             chunks = iter(partial(stream.read, _COPY_BYTES), b"")
-            if is_operator_metadata(path):
-                chunks = iter([relocate_operator(b"".join(chunks).decode(), state_uri).encode()])
+            if is_relocated(path):
+                chunks = iter([relocated(path, b"".join(chunks).decode(), target).encode()])
             put(target, path, chunks)
 
     files = [i for i in infos if i.type is fs.FileType.File and not is_ignored(i.base_name)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from pyarrow import fs
@@ -34,6 +35,7 @@ from spark_abs.snapshots.layout import (
     source_log_file,
 )
 from spark_abs.snapshots.lineage import HEAD_BYTES
+from spark_abs.snapshots.schema_log import SCHEMA_LOGS, entries_at
 from spark_abs.snapshots.stores import Wanted, files_of_version
 
 ATTEMPTS = 5
@@ -113,7 +115,7 @@ class _Reader:
         self._list("", recursive=False)
         for directory in ("offsets", "commits"):
             self._list(directory, recursive=False)
-        for directory in ("sources", "state"):
+        for directory in ("sources", "state", SCHEMA_LOGS):
             self._list(directory, recursive=True)
 
     def capture(self) -> Captured:
@@ -128,6 +130,9 @@ class _Reader:
             self._chosen.update(f for f in [self._dirs["commits"].get(str(b - 1))] if f)
         for source in self._children("sources"):
             self._source(source, offsets)
+        for directory, files in self._dirs.items():
+            if directory.startswith(f"{SCHEMA_LOGS}/"):
+                self._schema_log(files, offsets)
         numbers = sorted(int(name) for name in self._children("state") if name.isdecimal())
         operators = [self._operator(str(number), offsets, commit) for number in numbers]
         return Captured(
@@ -160,6 +165,12 @@ class _Reader:
         for directory, inside in self._dirs.items():
             if directory.startswith(f"{top}/"):
                 self._chosen.update(inside.values())
+
+    def _schema_log(self, files: Mapping[str, CapturedFile], offsets: OffsetFile) -> None:
+        """Choose the entries that were there at the cut: rows are read by the schema of the newest."""
+        found = {int(name): file for name, file in files.items() if name.isdecimal()}
+        texts = {number: partial(self._text, file) for number, file in found.items()}
+        self._chosen.update(found[number] for number in entries_at(texts, offsets.offsets.get))
 
     def _operator(self, operator: str, offsets: OffsetFile, commit: CommitFile) -> OperatorState:
         top = f"state/{operator}"

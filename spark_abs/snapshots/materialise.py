@@ -13,6 +13,7 @@ from spark_abs.model import checked_relative
 from spark_abs.snapshots.layout import relocate_operator
 from spark_abs.snapshots.packs import Chunk, PackReader
 from spark_abs.snapshots.parallel import for_each
+from spark_abs.snapshots.schema_log import is_schema_entry, relocate_entry, schema_entry
 from spark_abs.snapshots.state_storage import locate
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -23,12 +24,27 @@ _OPERATOR_V2 = re.compile(r"state/\d+/_metadata/v2/\d+")
 
 def is_rewritten(path: str) -> bool:
     """Say whether materialising changes a file, so that its bytes are not those of the manifest."""
-    return path == METADATA or is_operator_metadata(path)
+    return path == METADATA or is_relocated(path)
 
 
-def is_operator_metadata(path: str) -> bool:
+def is_relocated(path: str) -> bool:
     """Say whether a file of a native checkpoint holds absolute paths into it."""
-    return _OPERATOR_V2.fullmatch(path) is not None
+    return _OPERATOR_V2.fullmatch(path) is not None or is_schema_entry(path)
+
+
+def relocated(path: str, text: str, native: Place, source: str | None = None) -> str:
+    """Return what such a file says in another native checkpoint.
+
+    Args:
+        path: where it is in there.
+        text: what it says where it was written.
+        native: the other checkpoint.
+        source: of an entry of a schema log, the name that its source has there; None: the one that it had.
+    """
+    if is_schema_entry(path):
+        where = native.uri if "://" in native.uri else f"file:{native.uri}"
+        return relocate_entry(text, where, source or schema_entry(text).source)
+    return relocate_operator(text, native.below("state").in_spark_files)
 
 
 def fresh_query_id() -> str:
@@ -68,7 +84,7 @@ def materialise(
     empty(target)
     if not files:
         return
-    _write_all(root, files, target, (lands or target).below("state").in_spark_files, progress)
+    _write_all(root, files, target, lands or target, progress)
     put(target, METADATA, [json.dumps({"id": query_id}).encode()])
 
 
@@ -85,7 +101,7 @@ def is_whole(target: Place, query_id: str) -> bool:
 
 
 def _write_all(
-    root: Root, files: Sequence[StoredFile], target: Place, state_uri: str, progress: Callable[[int], None]
+    root: Root, files: Sequence[StoredFile], target: Place, lands: Place, progress: Callable[[int], None]
 ) -> None:
     with PackReader(root) as reader:
         where = locate(root, reader, files)
@@ -94,8 +110,8 @@ def _write_all(
 
         def write(file: StoredFile) -> None:
             chunks: Iterable[Chunk] = reader.pieces(where[file.sha256, file.at.pack], file.sha256, file.size)
-            if is_operator_metadata(file.path):
-                chunks = [relocate_operator(b"".join(chunks).decode(), state_uri).encode()]
+            if is_relocated(file.path):
+                chunks = [relocated(file.path, b"".join(chunks).decode(), lands).encode()]
             put(target, file.path, chunks)
 
         wanted = [file for file in files if file.path != METADATA]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from spark_abs.errors import DamageError, Refused
 from spark_abs.model import NO_BATCH, BatchId, checked_relative
 from spark_abs.snapshots.capture import CapturedFile, capture
-from spark_abs.snapshots.layout import VOID_OFFSET, parse_offsets, relocate_operator
-from spark_abs.snapshots.materialise import METADATA, empty, is_operator_metadata, make_directory, put
+from spark_abs.snapshots.layout import VOID_OFFSET, parse_offsets
+from spark_abs.snapshots.materialise import METADATA, empty, is_relocated, make_directory, put, relocated
 from spark_abs.snapshots.packs import Chunk
 from spark_abs.snapshots.parallel import for_each
+from spark_abs.snapshots.schema_log import is_schema_entry, schema_entry
 from spark_abs.store.storage import Place
 
 Sources = Sequence[int | str | None]
@@ -85,14 +86,17 @@ def rearrange(
     paths = {f: path for f in files if (path := _moved(f.path, moved)) is not None and path != METADATA}
     for directory in sorted({path.rpartition("/")[0] for path in paths.values()}):
         make_directory(target, directory)
-    state = target.below("state").in_spark_files
 
     def write(file: CapturedFile) -> None:
         chunks = _read(source, file.path)
         if file.path.startswith("offsets/"):
             chunks = iter([with_sources(b"".join(chunks).decode(), sources).encode()])
-        elif is_operator_metadata(file.path):
-            chunks = iter([relocate_operator(b"".join(chunks).decode(), state).encode()])
+        elif is_relocated(file.path):
+            text = b"".join(chunks).decode()
+            place = schema_entry(text).source if is_schema_entry(file.path) else None
+            if place is not None and place not in moved:
+                return  # its source is read no more
+            chunks = iter([relocated(file.path, text, target, moved.get(place or "")).encode()])
         put(target, paths[file], chunks)
 
     for_each(list(paths), write, lambda _: heartbeat())

@@ -1,0 +1,94 @@
+"""The log in which Delta tracks the schema of a source, as it lies in a native checkpoint. Read in Delta 4.4.
+
+An entry is the schema of the table from a version on. It names its source by the absolute path of that in
+the checkpoint. Delta writes an entry when the batch that reads up to the change has ended, and ends the
+query.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_abs.errors import DamageError, Refused
+from spark_abs.snapshots.delta_offsets import delta_offset
+
+SCHEMA_LOGS = "schema_tracking"
+"""The directory of all logs within a native checkpoint: what `schemaTrackingLocation` is given."""
+_CHANGE = -20
+"""The index of a change of the schema among the files of a version: it comes before them."""
+_ENTRY = re.compile(rf"{SCHEMA_LOGS}/[^/]+/\d+")
+_SOURCE = re.compile(r".*/sources/([^/]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaEntry:
+    """An entry: the version from which on its schema counts, and the source by its name in `sources/`."""
+
+    version: int
+    source: str
+
+
+def is_schema_entry(path: str) -> bool:
+    """Say whether a file of a native checkpoint is an entry of such a log."""
+    return _ENTRY.fullmatch(path) is not None
+
+
+def schema_entry(text: str) -> SchemaEntry:
+    """Read an entry.
+
+    Raises:
+        Refused: a newer version of it.
+        DamageError: it is not what Delta writes.
+    """
+    plain = _plain(text)
+    version, match = plain.get("deltaCommitVersion"), _SOURCE.fullmatch(str(plain.get("sourceMetadataPath")))
+    if type(version) is not int or match is None:
+        raise DamageError(f"schema tracking log: no version or no source in {text[:200]!r}")
+    return SchemaEntry(version, match[1])
+
+
+def entries_at(
+    entries: Mapping[int, Callable[[], str]], offset: Callable[[str], str | None]
+) -> frozenset[int]:
+    """Return the entries of a log that were there when its source had read up to an offset.
+
+    Args:
+        entries: by number, what reads each; from the newest back they are read until one counts.
+        offset: by source, its line in the offset file of the cut.
+    """
+    for number in sorted(entries, reverse=True):
+        entry = schema_entry(entries[number]())
+        at = delta_offset(offset(entry.source))
+        if at is not None and (entry.version, _CHANGE) <= (at.version, at.index):
+            return frozenset(n for n in entries if n <= number)
+    return frozenset()
+
+
+def relocate_entry(text: str, native: str, source: str) -> str:
+    """Return an entry with its source in another native checkpoint, perhaps under another name.
+
+    Args:
+        text: the file as Delta wrote it.
+        native: the other checkpoint as Spark names it, `file:/…` for a local one.
+        source: the name of the source there.
+    """
+    head, _, _ = text.partition("\n")
+    plain = {**_plain(text), "sourceMetadataPath": f"{native}/sources/{source}"}
+    return f"{head}\n{json.dumps(plain, separators=(',', ':'))}"
+
+
+def _plain(text: str) -> dict[str, Any]:
+    head, _, body = text.partition("\n")
+    if head != "v1":
+        raise Refused(f"schema tracking log: version {head[:20]!r} is not known")
+    try:
+        plain = json.loads(body)
+    except ValueError as error:
+        raise DamageError(f"schema tracking log: {body[:200]!r} is not JSON") from error
+    if not isinstance(plain, dict):
+        raise DamageError(f"schema tracking log: {body[:200]!r} is not an entry")
+    return plain

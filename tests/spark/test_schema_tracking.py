@@ -1,0 +1,102 @@
+"""A Delta source whose columns are renamed: its schema is tracked with the stage, and goes back with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import spark_abs
+from spark_abs.errors import StageFailed
+from spark_abs.job import Job
+from spark_abs.snapshots.schema_log import is_schema_entry
+from tests.job_support import manifests, read_table
+from tests.spark.conftest import Start
+
+ALLOW = "spark.databricks.delta.streaming.allowSourceColumnRename"
+
+
+@dataclass
+class Renamed:
+    """notes ── seen: table seen, of the columns by their place."""
+
+    spark: SparkSession
+    base: Path
+
+    def __post_init__(self) -> None:
+        mapped = "USING delta TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+        self.sql(f"CREATE TABLE {{}} (id BIGINT, note STRING) {mapped}")
+
+    def sql(self, text: str) -> None:
+        self.spark.sql(text.format(f"delta.`{self.base / 'notes'}`"))
+
+    def stream(self, tracking: str) -> DataFrame:
+        read = self.spark.readStream.format("delta").option("schemaTrackingLocation", tracking)
+        return read.load(str(self.base / "notes"))
+
+    def job(self) -> Job:
+        job = Job("renamed", root=str(self.base / "root"), spark=self.spark, interval="1h")
+        notes = job.stage("notes", [self.stream], by_place)
+        job.sink("seen", notes, table=str(self.base / "seen"))
+        return job
+
+    def run(self, start: Start) -> int:
+        """Run until it goes through; return how often a change of the schema has ended it."""
+        for ended in range(4):
+            said = ""
+            try:
+                assert start(self.job(), available_now=True).await_termination(120)
+            except StageFailed as error:
+                said = str(error)
+            if not said:
+                return ended
+            assert "DELTA_STREAMING_METADATA_EVOLUTION" in said
+        raise AssertionError("it does not come past a change")
+
+    @property
+    def seen(self) -> list[tuple[object, ...]]:
+        return sorted(tuple(row.values()) for row in read_table(self.base / "seen").to_pylist())
+
+
+def by_place(frame: DataFrame) -> DataFrame:
+    return frame.select("id", F.col(frame.columns[1]).alias("text"), F.lit(frame.columns[1]).alias("called"))
+
+
+@pytest.fixture
+def renamed(spark: SparkSession, tmp_path: Path) -> Iterator[Renamed]:
+    spark.conf.set(ALLOW, "always")
+    yield Renamed(spark, tmp_path)
+    spark.conf.unset(ALLOW)
+
+
+def test_a_renamed_column_goes_through_and_back(renamed: Renamed, start: Start) -> None:
+    """A checkpoint has the log of its cut: rows from before the change have the old name again."""
+    root = str(renamed.base / "root")
+    renamed.sql("INSERT INTO {} VALUES (1, 'a')")
+    renamed.run(start)
+    first = [(1, "a", "note")]
+    assert renamed.seen == first
+    before = manifests(root)[-1]
+    renamed.sql("INSERT INTO {} VALUES (2, 'b')")
+    renamed.sql("ALTER TABLE {} RENAME COLUMN note TO title")
+    renamed.sql("INSERT INTO {} VALUES (3, 'c')")
+    assert renamed.run(start) == 1
+    second = [*first, (2, "b", "note"), (3, "c", "title")]
+    assert renamed.seen == second
+    after = manifests(root)[-1]
+    logs = [[f.path for s in m.stages for f in s.files if is_schema_entry(f.path)] for m in (before, after)]
+    assert [len(entries) for entries in logs] == [1, 2]
+
+    spark_abs.restore(root, before.id, spark=renamed.spark)
+    assert renamed.seen == first
+    assert renamed.run(start) == 1
+    assert renamed.seen == second
+    renamed.sql("INSERT INTO {} VALUES (4, 'd')")
+    spark_abs.restore(root, after.id, spark=renamed.spark)
+    assert renamed.seen == second
+    assert renamed.run(start) == 0
+    assert renamed.seen == [*second, (4, "d", "title")]
