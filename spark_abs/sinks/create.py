@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.channels.schema import check_schema, delta_schema, plain_schema
 from spark_abs.errors import CommitConflict, UsageError
+from spark_abs.protocol.change_data import END_AT, START_AT
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
@@ -98,6 +99,12 @@ def _of_table(place: Place, schema: StructType, delta: Delta, session: SparkSess
             )
     stored = set(changes.stored(schema.names))
     found = t.StructType([field for field in schema.fields if field.name in stored])
+    if changes.scd_type == 2:
+        if taken := [name for name in found.names if name.upper() in (START_AT, END_AT)]:
+            raise UsageError(f"table {place}: scd_type=2 makes the column {taken[0]}, which the output has")
+        ordered = [_field(schema, column) for column in changes.sequence_by]
+        kind = ordered[0].dataType if len(ordered) == 1 else t.StructType(ordered)
+        found = found.add(START_AT, kind).add(END_AT, kind)
     _require_columns(place, "the table", found.names, delta, ("partition_by", "cluster_by"))
     return found
 

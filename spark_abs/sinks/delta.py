@@ -330,16 +330,15 @@ class DeltaSink:
         session, place = self._session(), self._table.place
         stamp = Stamp(self._writer.app, int(note.batch), to_json(note))
         uris = files.uris
-        rows = session.read.parquet(*uris) if uris else delta_spark_writer.no_rows(session, self._table)
         if self._key:
             notes = (note for _, note in self._log.of_attempt())
             sink = f"{self._writer.stage}.{self._writer.sink}"
             merging = Merging(self._table, self._key, self._changes, self._root, sink, notes)
             merge_changes(in_files(session, uris), merging, note, stamp)
-        elif self.overwrites:
-            delta_spark_writer.overwrite(rows, place, stamp)
         else:
-            delta_spark_writer.append(rows, place, stamp)
+            rows = session.read.parquet(*uris) if uris else delta_spark_writer.no_rows(session, self._table)
+            write = delta_spark_writer.overwrite if self.overwrites else delta_spark_writer.append
+            write(rows, place, stamp)
         self._table.refresh()
         self._require_current()
         standing = self._standing(note.batch)

@@ -38,6 +38,9 @@ class Delta:
     """A predicate in SQL over the columns of the rows: those that meet it delete the row of their key."""
     ignore_null_updates: bool = False
     """Whether a null in a row keeps the value that is in the table."""
+    scd_type: int = 1
+    """1: a row for each key. 2: all rows that a key has had, each from `__START_AT` until `__END_AT`, which
+    are values of `sequence_by`; the newest ends at null."""
     except_columns: Sequence[str] | str = ()
     """Columns of the rows that the table does not have."""
     tombstones_for: str = "2d"
@@ -75,6 +78,7 @@ class Delta:
             listed(self.sequence_by),
             self.apply_as_deletes or "",
             self.ignore_null_updates,
+            self.scd_type,
             except_columns=listed(self.except_columns),
             tombstones_ms=duration_ms(self.tombstones_for),
         )

@@ -20,6 +20,7 @@ from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.commit_metadata import SinkMetadata, Tombstones
 from spark_abs.sinks.delta_spark_writer import Clauses, Stamp
 from spark_abs.sinks.epoch_files import ORDER
+from spark_abs.sinks.merge_history import Histories, one_of_sequence
 from spark_abs.sinks.merge_keys import StoredKey, named_struct
 from spark_abs.sinks.tombstones import TombstoneStore, said_before
 from spark_abs.store.root import Root
@@ -72,14 +73,21 @@ def merge_changes(rows: DataFrame, merging: Merging, note: SinkMetadata, stamp: 
         if options.keeps_tombstones:
             dead = store.live(said_before(merging.notes), dead)
         deleted = store.read(rows.sparkSession, dead)
-        if deleted is not None:
-            changes = _not_late(changes, deleted, key)
-        changes = _partial(changes) if options.ignore_null_updates else _newest(changes)
+        if options.scd_type == 2:
+            changes = one_of_sequence(changes)
+        else:
+            if deleted is not None:
+                changes = _not_late(changes, deleted, key)
+            changes = _partial(changes) if options.ignore_null_updates else _newest(changes)
         if options.keeps_tombstones:
             kept.callback(changes.persist().unpersist)
             dead = store.add(dead, changes.where("gone").select("k.*", "s.*"))
             stamp = replace(stamp, note=to_json(replace(note, tombstones=dead)))
-        delta_spark_writer.merge(changes, merging.table.place, _clauses(key, columns, options), stamp)
+        clauses = _clauses(key, columns, options)
+        if options.scd_type == 2:
+            histories = Histories(merging.table, key, columns, options.sequence_by)
+            changes, clauses = histories.changed(changes, deleted), histories.clauses()
+        delta_spark_writer.merge(changes, merging.table.place, clauses, stamp)
 
 
 def _changes(rows: DataFrame, columns: Sequence[str], key: StoredKey, options: ChangeOptions) -> DataFrame:

@@ -18,6 +18,7 @@ from pyspark.sql import types as t
 from spark_abs.errors import DamageError, UsageError
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, SinkWriter, StageId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.create import check_sink, ensure_sink
 from spark_abs.sinks.delta import DeltaSink
@@ -42,6 +43,12 @@ JOB = "job"
 OPTIONS: dict[str, dict[str, Any]] = {
     "by sequence": {"sequence_by": "ts", "apply_as_deletes": "op = 'D'", "except_columns": "op"},
     "by arrival": {"apply_as_deletes": "op = 'D'"},
+    "history": {
+        "sequence_by": "ts",
+        "apply_as_deletes": "op = 'D'",
+        "scd_type": 2,
+        "except_columns": ["op", "ts"],
+    },
     "partial": {"sequence_by": "ts", "apply_as_deletes": "op = 'D'", "ignore_null_updates": True},
 }
 Change = tuple[str | None, int, int, str, int | None, str | None]
@@ -68,6 +75,13 @@ def expected(changes: Sequence[Change], options: dict[str, Any]) -> set[tuple[An
     found = set()
     for key in {(change[0] or None, change[1]) for change in changes}:
         mine = [change for change in changes if (change[0] or None, change[1]) == key]
+        if options.get("scd_type") == 2:
+            order = sorted({change[2] for change in mine})
+            for start, end in itertools.zip_longest(order, order[1:]):
+                *_, counts = (change for change in mine if change[2] == start)
+                if counts[3] != "D":
+                    found.add((*key, counts[4], counts[5], start, end))
+            continue
         if "sequence_by" in options:
             mine = [c for i, c in enumerate(mine) if c[2] >= max(earlier[2] for earlier in mine[: i + 1])]
         alive = list(itertools.takewhile(lambda c: c[3] != "D", reversed(mine)))
@@ -84,7 +98,8 @@ def expected(changes: Sequence[Change], options: dict[str, Any]) -> set[tuple[An
 
 def in_table(uri: str) -> list[tuple[Any, ...]]:
     table = DeltaTable(uri).to_pyarrow_table()
-    return [tuple(row[name] for name in SCHEMA.names if name in row) for row in table.to_pylist()]
+    names = (*SCHEMA.names, "__START_AT", "__END_AT")
+    return [tuple(row[name] for name in names if name in row) for row in table.to_pylist()]
 
 
 def cut(changes: list[Change], seed: int) -> Iterator[list[Change]]:
@@ -176,7 +191,8 @@ def mark(number: int) -> Mark:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind"), [*((options, Batches) for options in OPTIONS), ("by sequence", Epochs)]
+    ("options", "kind"),
+    [*((options, Batches) for options in OPTIONS), ("by sequence", Epochs), ("history", Epochs)],
 )
 def test_a_table_ends_with_what_the_whole_input_says(
     spark: SparkSession, tmp_path: Path, options: str, kind: Callable[..., Batches | Epochs]
@@ -210,11 +226,19 @@ def test_tombstones_of_many_batches_become_few_files_and_a_lost_one_is_damage(
     assert note is not None
     assert note.tombstones is not None
     assert [file.level for file in note.tombstones.files] == [2]
+    with monkeypatch.context() as killed:
+        killed.setattr(delta_spark_writer, "merge", killed_before_it)
+        with pytest.raises(KeyboardInterrupt):
+            sink.put([("x", 2, 11, "D", None, None)])
     sink.put([("x", number, 9, "U", 1, None) for number in range(4)] + [("x", 2, 10, "U", 2, "later")])
     assert in_table(delta.path) == [("x", 2, 10, 2, "later")]
     shutil.rmtree(tmp_path / "a" / note.tombstones.files[0].directory)
     with pytest.raises(DamageError, match="a late change would bring it back"):
         sink.put([("x", 0, 8, "U", 1, None)])
+
+
+def killed_before_it(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_keys_are_one_where_delta_stores_one_value(spark: SparkSession, tmp_path: Path) -> None:
@@ -250,17 +274,19 @@ def test_changes_that_cannot_be_applied_are_refused(spark: SparkSession, tmp_pat
     with pytest.raises(UsageError, match=r'change with key \{"id":7\} has null in ts, a, by which changes'):
         sink.put([("x", 1, 1, "U", 1, None), ("x", 7, 1, "U", None, None)])
     assert in_table(uri) == []
+    more = t.StructType([*SCHEMA.fields, t.StructField("__END_AT", t.LongType())])
     for said, options in {
         "apply_as_deletes cannot be read": {"apply_as_deletes": "nothing = 1"},
         "apply_as_deletes is not a condition: a": {"apply_as_deletes": "a"},
         "sequence_by names at, which the output does not have": {"sequence_by": "at"},
+        "scd_type=2 makes the column __END_AT": {"scd_type": 2, "sequence_by": "ts"},
         "partition_by names op, which the table does not have": {
             "except_columns": "op",
             "partition_by": "op",
         },
     }.items():
         with pytest.raises(UsageError, match=said):
-            check_sink(Place(uri), SCHEMA, Delta(uri, key="id", **options), spark)  # type: ignore[arg-type]
+            check_sink(Place(uri), more, Delta(uri, key="id", **options), spark)  # type: ignore[arg-type]
     folding = spark.sql("SELECT 'a' COLLATE UTF8_LCASE AS name").schema
     with pytest.raises(UsageError, match="collation makes one of several texts"):
         check_sink(Place(uri), folding, Delta(uri, key="name"), spark)
