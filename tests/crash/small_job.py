@@ -90,7 +90,15 @@ def declare(
     job.sink("totals", summed, table=str(base / "totals"))
     if outside:
         job.sink("sent", events, postgres=spark_abs.Postgres("sent", schema=base.name))
-        last = spark_abs.Postgres("last", schema=base.name, mode="upsert", key=("key",), history=True)
+        last = spark_abs.Postgres(
+            "last",
+            schema=base.name,
+            mode="upsert",
+            key="key",
+            sequence_by="n",
+            apply_as_deletes="n < 0",
+            history=True,
+        )
         job.sink("last", summed, postgres=last)
         quick = spark_abs.Postgres(
             "quick",
