@@ -124,7 +124,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
         lambda job: job.sink(
             "out",
             job.stage("s", [source(job)], counted, output_mode="complete"),
-            table=Delta("out", key="value"),
+            table=Delta("./out", key="value"),
         ),
         "sink 'out' has a key, and stage 's' the output mode 'complete'",
     ),
