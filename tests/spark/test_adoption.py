@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -285,3 +287,59 @@ def test_what_does_not_fit_is_refused_before_anything_is_changed(
         start(old.job())
     assert json.loads((old.checkpoint / "metadata").read_text())["id"]
     assert old.ids == [1]
+
+
+def test_back_to_before_the_stage_came_the_query_is_adopted_anew(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """The job had another stage before; its restore takes its own rows, and leaves those of the query."""
+    old, more = Native(spark, tmp_path), Feed(spark, tmp_path / "more", "id long")
+    old.arrive(1)
+    old.arrive(2)
+    old.run()
+    old.crash(1, written=True)
+    more.write({"id": 1})
+
+    def job(*, both: bool) -> Job:
+        made = old.job() if both else Job("job", root=old.root, spark=spark, num_retained=20)
+        made.sink("more", made.source("others", more.stream()), table=str(tmp_path / "others"))
+        return made
+
+    start(job(both=False), available_now=True).await_termination()
+    first = max(m.id for m in manifests(old.root))
+    old.arrive(3)
+    start(job(both=True), available_now=True).await_termination()
+    assert old.ids == [1, 2, 3]
+    spark_abs.restore(old.root, first, spark=spark)
+    assert old.ids == [1, 2]
+    old.arrive(4)
+    start(job(both=True), available_now=True).await_termination()
+    assert old.ids == [1, 2, 3, 4]
+
+
+def test_a_query_over_a_delta_table_goes_on_there_if_that_has_what_is_next(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    source = tmp_path / "source"
+
+    def append(number: int) -> None:
+        write_deltalake(str(source), pa.table({"id": pa.array([number], pa.int64())}), mode="append")
+
+    def frame(_: DataFrame) -> DataFrame:
+        return spark.readStream.format("delta").load(str(source))
+
+    old = Native(spark, tmp_path, frame)
+    append(1)
+    old.run()
+    append(2)
+    append(3)
+    shutil.copytree(source, tmp_path / "copy")
+    DeltaTable(str(source)).optimize.compact()
+    DeltaTable(str(source)).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    with pytest.raises(
+        Refused, match=r"goes on with version 1 of .*, and 2 of 2 files that it reads are gone"
+    ):
+        start(old.job())
+    shutil.copytree(tmp_path / "copy", source, dirs_exist_ok=True)
+    start(old.job(), available_now=True).await_termination()
+    assert old.ids == [1, 2, 3]
