@@ -131,9 +131,7 @@ def pin_version(frame: DataFrame) -> tuple[DataFrame, PinnedTable | None]:
 
     Spark looks for a newer version of such a static table in every batch, also in one that is repeated.
     """
-    plan, alias = frame._jdf.queryExecution().analyzed(), None
-    while plan.getClass().getSimpleName() == "SubqueryAlias":
-        plan, alias = plan.child(), alias or str(plan.alias())
+    plan, alias = _below_alias(frame)
     index = _delta_index(frame.sparkSession, plan)
     if index is None or index.isTimeTravelQuery():
         return frame, None
@@ -160,6 +158,33 @@ def read_tables(frame: DataFrame) -> tuple[ReadTable, ...]:
         for index in found
         if index is not None
     )
+
+
+def is_delta_stream(frame: DataFrame) -> bool:
+    """Say whether a streaming frame is nothing but a Delta table."""
+    node = _below_alias(frame)[0]
+    if node.getClass().getSimpleName() != "StreamingRelation":
+        return False
+    return str(node.dataSource().className()).lower() in _DELTA
+
+
+def read_anew(frame: DataFrame) -> DataFrame:
+    """Return a frame for which `is_delta_stream` holds with the columns that the table has now."""
+    node, alias = _below_alias(frame)
+    source = node.dataSource()
+    reader = frame.sparkSession.readStream.format("delta")
+    reader = reader.options(**{str(pair._1()): str(pair._2()) for pair in items(source.options().toSeq())})
+    named = source.catalogTable()
+    made = reader.table(str(named.get().identifier().quotedString())) if named.isDefined() else reader.load()
+    return made if alias is None else made.alias(alias)
+
+
+def _below_alias(frame: DataFrame) -> tuple[Any, str | None]:
+    """Return what a frame reads below the names that it gives it, and the outermost of these."""
+    plan, alias = frame._jdf.queryExecution().analyzed(), None
+    while plan.getClass().getSimpleName() == "SubqueryAlias":
+        plan, alias = plan.child(), alias or str(plan.alias())
+    return plan, alias
 
 
 def optimized(frame: DataFrame) -> Any | None:

@@ -40,6 +40,7 @@ from spark_abs.run.lifecycle import Termination
 from spark_abs.run.lookups import open_lookups, query_frame
 from spark_abs.run.rebuild import Rebuild, repeat_batches
 from spark_abs.run.recovery import Recovery
+from spark_abs.run.renewal import Renewal
 from spark_abs.run.run import Run
 from spark_abs.run.running_stage import RunningStage, StageParts
 from spark_abs.sinks.create import ensure_sink
@@ -165,7 +166,7 @@ def launch(given: Launch) -> Run:
         graph.loops(),
         coordination,
         snapshots,
-        Recovery(ctx, given.policy, restarts),
+        Recovery(ctx, given.policy, restarts, {s for s in stages if _renewal(given, s).possible}),
         drain,
         senders,
         shapes,
@@ -264,9 +265,14 @@ def _stage(
         frames.declared[stage.name],
         snapshots,
         late,
+        _renewal(given, stage.name),
         partial(_reopened, given, stage, snapshots, senders),
     )
     return RunningStage(parts, runner)
+
+
+def _renewal(given: Launch, stage: StageId) -> Renewal:
+    return Renewal(given.job, given.graph, stage, given.plans[stage], given.drafts.schemas)
 
 
 def _reopened(given: Launch, stage: StageDecl, snapshots: Snapshotter, senders: Senders) -> StageRunner:

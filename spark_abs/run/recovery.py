@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
@@ -12,6 +12,7 @@ from deltalake.exceptions import DeltaError
 from spark_abs.errors import AbsError, Fenced, StageFailed
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol.control import require_current
+from spark_abs.protocol.final_errors import source_moved
 from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
 from spark_abs.stages.causes import cause_of, is_slow_start, one_line
 from spark_abs.stages.context import RunContext
@@ -51,12 +52,26 @@ class Recovery:
     """What becomes of stages that fail. Used from the thread that watches the run, and from no other."""
 
     def __init__(
-        self, ctx: RunContext, policy: RestartPolicy, restart: Mapping[StageId, Callable[[], None]]
+        self,
+        ctx: RunContext,
+        policy: RestartPolicy,
+        restart: Mapping[StageId, Callable[[], None]],
+        renewable: Collection[StageId] = (),
     ) -> None:
-        """Take the policy, and what starts each stage again from its native checkpoint."""
+        """Take the policy.
+
+        Args:
+            ctx: the run.
+            policy: the restart policy.
+            restart: what starts each stage again from its native checkpoint.
+            renewable: stages whose frame a restart makes anew.
+        """
         self._ctx = ctx
         self._policy = policy
         self._restart = restart
+        self._renewable = frozenset(renewable)
+        self._renewed: dict[StageId, BatchId] = {}
+        """At which batch a stage last had a source with other columns than its frame."""
         self._past = Failures()
         self._due: dict[StageId, _Due] = {}
 
@@ -85,7 +100,8 @@ class Recovery:
         self._require_current()
         now = steady_ms()
         slow = is_slow_start(end.error)
-        failed = Failed(now, end.stage, end.batch, end.cause, is_final(end.error, end.cause), slow)
+        final = is_final(end.error, end.cause) and not self._may_be_renewed(end)
+        failed = Failed(now, end.stage, end.batch, end.cause, final, slow)
         luck = random.random()  # noqa: S311 - spreads restarts, no secret
         self._past, decision = decide(self._policy, self._past, failed, luck)
         match decision:
@@ -101,6 +117,14 @@ class Recovery:
                 self._due[end.stage] = _Due(end, now, decision)
             case GiveUp():
                 raise StageFailed(_told(end, decision)) from end.error
+
+    def _may_be_renewed(self, end: StageEnd) -> bool:
+        """Say whether a frame that is made anew may cure a failure; once for each batch."""
+        if not source_moved(end.cause) or end.stage not in self._renewable:
+            return False
+        before = self._renewed.get(end.stage)
+        self._renewed[end.stage] = end.batch
+        return before != end.batch
 
     def _require_current(self) -> None:
         """Raise `Fenced` if the run was replaced: the new run's use of a native directory fails a stage, too.
@@ -161,6 +185,10 @@ def _failed(end: StageEnd) -> str:
 
 def _told(end: StageEnd, decision: GiveUp) -> str:
     said = f"{_failed(end)}{end.fixed}"
+    if source_moved(end.cause):
+        said += (
+            "; start the job again from its script: that makes the frame anew, or says what stands in the way"
+        )
     before = decision.counted[:-1]
     if not before:
         return said

@@ -47,6 +47,8 @@ class StageParts:
     """The functions with state of the frame: they count what they drop."""
     snapshots: Snapshotter
     late: LateRows
+    renew: Callable[[], DataFrame | None]
+    """Makes the frame anew, as a start would; None if it stays."""
     reopen: Callable[[], StageRunner]
     """Opens the outputs again, refusing older runs there, and makes a runner with handles of its own."""
 
@@ -60,6 +62,7 @@ class RunningStage:
 
     def __init__(self, parts: StageParts, runner: StageRunner) -> None:
         self._parts = parts
+        self._frame = parts.frame
         self.runner = runner
         self._register()
         self.query: StreamingQuery | None = None
@@ -92,11 +95,13 @@ class RunningStage:
         """Start the stage again after its query has failed, within the same run.
 
         1. The failed query is over, in all its threads.  2. A query that found nothing would begin with batch
-        0 in silence: look.  3. A new runner with new handles.  4. It takes over what the old one was told, in
-        the coordinator's thread, so that nothing is told to the old one any more.  5. The query.
+        0 in silence: look.  3. A new frame, and a new runner with new handles.  4. It takes over what the old
+        one was told, in the coordinator's thread, so that nothing is told to the old one any more.  5. The
+        query.
 
         Raises:
             DamageError: the native checkpoint is missing or damaged.
+            Refused: the new frame makes another stage of it.
         """
         parts = self._parts
         self.runner.batch_lock.stop()  # 1
@@ -107,7 +112,8 @@ class RunningStage:
         finding = check_native(parts.ctx.native(self.name), newest)  # 2
         if finding is not None:
             raise DamageError(f"{finding}; start the job again: it says what can be done about it")
-        runner = parts.reopen()  # 3
+        self._frame = parts.renew() or self._frame  # 3
+        runner = parts.reopen()
         if not coordination.await_welcome(coordination.join(runner)):  # 4
             return  # the run ends with the error of the coordination
         self.runner = runner
@@ -173,7 +179,7 @@ class RunningStage:
     def _start_with(self, take: Callable[[StreamingQuery], None]) -> QueryStart:
         parts = self._parts
         after = parts.graph.stages_after(self.name)
-        return QueryStart(parts.spec, parts.frame, self.runner, parts.plan.keeps_state, after, take)
+        return QueryStart(parts.spec, self._frame, self.runner, parts.plan.keeps_state, after, take)
 
     def _take_first(self, query: StreamingQuery) -> None:
         self.query = query

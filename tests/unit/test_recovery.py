@@ -89,6 +89,28 @@ def test_an_error_of_spark_that_cannot_go_away_is_not_waited_for(watched: Watche
         watched.fail(RuntimeError("[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid output mode"))
 
 
+MOVED = RuntimeError("[DELTA_SCHEMA_CHANGED_WITH_VERSION] Detected schema change in version 1")
+
+
+def test_a_source_that_has_other_columns_is_final_where_no_frame_is_made_anew(watched: Watched) -> None:
+    with pytest.raises(StageFailed, match="start the job again from its script"):
+        watched.fail(MOVED)
+
+
+def test_a_frame_that_is_made_anew_gets_one_restart_for_each_batch(watched: Watched) -> None:
+    policy = RestartPolicy(RestartStrategy.FIXED_DELAY, 100, attempts=None)
+    restart = {PAIR: lambda: watched.started.append(PAIR)}
+    watched.recovery = Recovery(watched.ctx, policy, restart, [PAIR])
+    watched.fail(MOVED, batch=7)
+    watched.after(100)
+    watched.fail(MOVED, batch=9)
+    assert watched.after(100) == [PAIR, PAIR]
+    with pytest.raises(StageFailed, match="in batch 9: "):
+        watched.fail(MOVED, batch=9)
+    with pytest.raises(StageFailed, match="in batch 3: "):
+        watched.fail(MOVED, TAIL, batch=3)
+
+
 def test_a_process_that_came_up_too_slowly_is_no_failure_that_a_strategy_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

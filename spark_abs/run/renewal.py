@@ -1,0 +1,97 @@
+"""The frame of a source, made anew when its stage is started again: the source may have other columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+from spark_abs.errors import Refused
+from spark_abs.model import ChannelId, StageId, channel_id
+from spark_abs.plan.frames import build_frames, check_frames
+from spark_abs.plan.graph import JobGraph, PlanFacts
+from spark_abs.plan.jvm import is_delta_stream, read_anew
+from spark_abs.plan.specs import Input, JobSpec, StageSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Makes the frame of one stage anew."""
+
+    job: JobSpec
+    graph: JobGraph
+    stage: StageId
+    plan: PlanFacts
+    """What the plan says with which the run began."""
+    schemas: Mapping[ChannelId, StructType]
+    """Of the outputs, when the run began."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether the frame can be made anew.
+
+        Of a stage that is given nothing but frames and has no functions with state, if one of the frames is
+        nothing but a Delta table.
+        """
+        spec = self.job.stages[self.stage]
+        if any(self.plan.functions) or not all(hasattr(given, "isStreaming") for given in spec.inputs):
+            return False
+        return any(_is_read_anew(given) for given in spec.inputs)
+
+    def __call__(self) -> DataFrame | None:
+        """Return the frame as a start would make it now, None if it cannot be made anew.
+
+        Raises:
+            Refused: the stage would be another one: only a start brings the rest of the job along.
+            GraphError: the function of the stage failed, or its plan cannot be part of a job.
+        """
+        if not self.possible:
+            return None
+        alone = replace(
+            self.job, stages={self.stage: _renewed(self.job.stages[self.stage])}, feedbacks=(), sinks=()
+        )
+        graph = JobGraph((self.graph.stage(self.stage),), ())
+        frames = build_frames(alone, graph, _no_gate)
+        plans, _ = check_frames(graph, frames)
+        for output in self.graph.stage(self.stage).outputs:
+            channel = channel_id(self.stage, output)
+            changed = _changes(self.schemas[channel], frames.schemas[channel])
+            if changed:
+                raise self._refused(f"its output {output!r} has changed: {', '.join(changed)}")
+        now, then = plans[self.stage], self.plan
+        if (now.streams, now.operators, now.by_place) != (then.streams, then.operators, then.by_place):
+            raise self._refused("its plan has other sources or other state")
+        return frames.stages[self.stage]
+
+    def _refused(self, why: str) -> Refused:
+        return Refused(
+            f"stage {self.stage!r} was to be started again with its source as it is now, and {why}. Start "
+            "the job again: the start brings channels, tables and the stages after it along, or says what "
+            "stands in the way"
+        )
+
+
+def _renewed(spec: StageSpec) -> StageSpec:
+    return replace(spec, inputs=tuple(read_anew(i) if _is_read_anew(i) else i for i in spec.inputs))
+
+
+def _is_read_anew(given: Input) -> TypeGuard[DataFrame]:
+    return bool(getattr(given, "isStreaming", False)) and is_delta_stream(cast("DataFrame", given))
+
+
+def _no_gate(stage: StageId, channel: ChannelId, _: StructType) -> DataFrame:
+    raise AssertionError(f"stage {stage!r} reads {channel!r}")
+
+
+def _changes(before: StructType, now: StructType) -> list[str]:
+    """Return the columns that have come, gone, or another type."""
+    old = {field.name: field.dataType.simpleString() for field in before}
+    new = {field.name: field.dataType.simpleString() for field in now}
+    found = [f"{name} {kind} is new" for name, kind in new.items() if name not in old]
+    found += [f"{name} is gone" for name in old if name not in new]
+    found += [f"{n} was {old[n]} and is {new[n]}" for n in old if n in new and old[n] != new[n]]
+    return found
