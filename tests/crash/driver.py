@@ -202,10 +202,12 @@ class Driver:
         os.killpg(0, signal.SIGKILL)
 
 
-def quick_session(scratch: str, master: str, options: str = "", packages: Sequence[str] = ()) -> SparkSession:
+def quick_session(
+    scratch: str, master: str, options: str = "", packages: Sequence[str] = (), **more: str
+) -> SparkSession:
     """Build a session for a process that lives for seconds, all its files below `scratch`.
 
-    `options` are for the JVM, in place of those of all tests.
+    `options` are for the JVM, in place of those of all tests; `more` are settings.
     """
     spark = spark_session(
         "crash",
@@ -225,6 +227,7 @@ def quick_session(scratch: str, master: str, options: str = "", packages: Sequen
             "spark.sql.session.timeZone": "UTC",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
+            **more,
         },
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -70,3 +70,27 @@ def test_killed_before_a_query_has_started_again_and_within_a_savepoint(tmp_path
     with DriverProcess(tmp_path, "tests.crash.wrapped", "a", "b") as both:
         wait_for_rows(both, tmp_path, "a", 4)
         wait_for_rows(both, tmp_path, "b", 4)
+
+
+@pytest.mark.long
+def test_killed_after_a_function_has_written_a_table_by_its_name(tmp_path: Path) -> None:
+    """The repeat writes nothing twice; the way back needs neither Spark nor the catalog."""
+    root, table = str(tmp_path / "root"), str(tmp_path / "scratch" / "warehouse" / "out_a")
+    feed(tmp_path, "a", 1)
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "--catalog", "a") as process:
+        process.wait_for(partial(holds, table, [1]), "the first row")
+        control = Control.open(Root(root))
+        ask(control, "one")
+        process.wait_for(lambda: any(c.id == "one" and c.ok for c in control.state.commands), "a savepoint")
+        (tmp_path / "hold-after").touch()
+        feed(tmp_path, "a", 2)
+        process.wait_for((tmp_path / "held").exists, "a batch that has written and not ended")
+        assert ids(table) == [1, 2]
+    (tmp_path / "hold-after").unlink()
+    feed(tmp_path, "a", 3)
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "--catalog", "a") as process:
+        process.wait_for(partial(holds, table, [1, 2, 3]), "every row once")
+    spark_abs.restore(root, "one")
+    assert ids(table) == [1]
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "--catalog", "a") as process:
+        process.wait_for(partial(holds, table, [1, 2, 3]), "every row once again")

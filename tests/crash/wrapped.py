@@ -1,8 +1,9 @@
 """A process with wrapped queries of one root that is made to be killed.
 
 Arguments: the number of a pipe, which is left alone; the directory of everything; the queries to start. One
-copies `in-<name>` to `out-<name>`. While there is a file `hold`, it says so in a file `held` at
-the beginning of a batch, and waits.
+copies `in-<name>` to `out-<name>`, or after `--catalog` to the table `out_<name>` of a catalog that outlives
+the process. While there is a file `hold`, it says so in a file `held` at the beginning of a batch, and waits;
+while there is `hold-after`, at the end.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ from pyspark.sql import DataFrame
 
 import spark_abs
 from tests.crash.driver import quick_session
+from tests.jvm import java_options
+
+CATALOG = "--catalog"
 
 
 def main() -> None:
     """Start the queries and wait to be killed."""
-    base, names = Path(sys.argv[2]), sys.argv[3:]
-    spark = quick_session(str(base / "scratch"), "local[2]")
+    base, names = Path(sys.argv[2]), [name for name in sys.argv[3:] if name != CATALOG]
+    spark = quick_session(
+        str(base / "scratch"), "local[2]", **(_metastore(base) if CATALOG in sys.argv else {})
+    )
     root, pause = str(base / "root"), threading.Event()
     for name in names:
-        table = str(base / f"out-{name}")
+        table = f"default.out_{name}" if CATALOG in sys.argv else str(base / f"out-{name}")
 
         def write(batch: DataFrame, number: int, table: str = table) -> None:
             while (base / "hold").exists():
@@ -31,13 +37,27 @@ def main() -> None:
                 pause.wait(0.05)
             writer = batch.write.format("delta").mode("append")
             app = spark_abs.current().app_id
-            writer.option("txnAppId", app).option("txnVersion", number).save(table)
+            writer = writer.option("txnAppId", app).option("txnVersion", number)
+            (writer.saveAsTable if CATALOG in sys.argv else writer.save)(table)
+            while (base / "hold-after").exists():
+                (base / "held").touch()
+                pause.wait(0.05)
 
         function = spark_abs.foreach_batch(write, root=root, stage=name, interval="300ms", tables=[table])
         read = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1)
         started = read.json(str(base / f"in-{name}")).writeStream.foreachBatch(function)
         started.option("checkpointLocation", spark_abs.checkpoint_location(root, name)).start()
     pause.wait()
+
+
+def _metastore(base: Path) -> dict[str, str]:
+    """Return the settings of Hive's catalog in a database of its own."""
+    place = f"jdbc:derby:;databaseName={base}/metastore;create=true"
+    return {
+        "spark.sql.catalogImplementation": "hive",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": place,
+        "spark.driver.extraJavaOptions": f"{java_options()} -Dderby.stream.error.file={base}/derby.log",
+    }
 
 
 if __name__ == "__main__":
