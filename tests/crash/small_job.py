@@ -114,7 +114,14 @@ def declare(
         job.sink("lake", events, iceberg=lake)
     if kinds:
         every = job.stage("every", [paired], totals, shuffle_partitions=1, output_mode="complete")
-        job.sink("merged", summed, table=spark_abs.Delta(str(base / "merged"), key="key", cluster_by="key"))
+        merged = spark_abs.Delta(
+            str(base / "merged"),
+            key="key",
+            cluster_by="key",
+            sequence_by="n",
+            apply_as_deletes="n % 5 = 0",
+        )
+        job.sink("merged", summed, table=merged)
         job.sink("every", every, table=spark_abs.Delta(str(base / "every"), partition_by="key"))
     if shown:
         job.sink("shown", events, table=spark_abs.Delta(str(base / "shown"), visible="checkpoint"))
