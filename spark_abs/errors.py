@@ -16,6 +16,7 @@ AbsError                      exit code 1
 ├── Refused                   the state of the root forbids it; says what to do next
 │   ├── RunAlive              another run of the job is alive
 │   ├── AttemptNotReady       a restore was begun and not finished
+│   ├── TableChanged          others have changed a table so that it cannot take the rows of the job
 │   └── CheckpointNotFound    no such checkpoint or savepoint on this root
 ├── CheckpointPending         exit code 4: no answer in time; it may still complete
 ├── StageStopped              a batch that must not begin: its stage is being stopped gracefully
@@ -100,6 +101,10 @@ class RunAlive(Refused):
 
 class AttemptNotReady(Refused):
     """A restore was begun and not finished."""
+
+
+class TableChanged(Refused):
+    """Others have changed the table of a sink: it is another one, or does not take the rows any more."""
 
 
 class CheckpointNotFound(Refused):

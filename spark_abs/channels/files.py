@@ -53,6 +53,8 @@ class Written:
     files: tuple[AddFile, ...] = ()
     entry_files: tuple[DataFile, ...] = ()
     """The same files as an entry names them."""
+    schema: pa.Schema | None = None
+    """The columns in them; None without any."""
 
     @property
     def rows(self) -> int:
@@ -109,6 +111,7 @@ def write_parquet(frame: DataFrame, table: Place, relative: str) -> Written:
 def read_written(filesystem: fs.FileSystem, table_path: str, relative: str) -> Written:
     """List what was written to a directory, reading each footer once; what holds no rows is deleted."""
     files, entry_files = [], []
+    schema: pa.Schema | None = None
     directory = f"{table_path}/{relative}"
     selector = fs.FileSelector(directory, allow_not_found=True)
     for info in sorted(filesystem.get_file_info(selector), key=lambda info: str(info.base_name)):
@@ -123,11 +126,12 @@ def read_written(filesystem: fs.FileSystem, table_path: str, relative: str) -> W
             filesystem.delete_file(info.path)
             continue
         path = f"{relative}/{info.base_name}"
+        schema = schema or footer.schema.to_arrow_schema().remove_metadata()
         files.append(AddFile(path, info.size, json.dumps(statistics(footer))))
         entry_files.append(DataFile(path, info.size, footer.num_rows, uncompressed_size(footer)))
     if not files and filesystem.get_file_info(directory).type is fs.FileType.Directory:
         filesystem.delete_dir(directory)
-    return Written(tuple(files), tuple(entry_files))
+    return Written(tuple(files), tuple(entry_files), schema)
 
 
 def statistics(footer: pq.FileMetaData) -> dict[str, Any]:

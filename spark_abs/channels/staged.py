@@ -87,6 +87,7 @@ def copy_files(files: Files, place: Place, directory: str) -> Files:
                 replace(file, path=path)
                 for file, path in zip(files.written.entry_files, targets, strict=True)
             ),
+            files.written.schema,
         ),
     )
 

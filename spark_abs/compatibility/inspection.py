@@ -16,6 +16,7 @@ from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.named_tables import refuse_moved_sink
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
+from spark_abs.compatibility.same_tables import require_same_table
 from spark_abs.compatibility.schema_logs import copied_logs
 from spark_abs.errors import AbsError, DamageError, GraphError, Refused, UsageError
 from spark_abs.lookup.target import resolve
@@ -149,6 +150,8 @@ def check_drafted(
         past = replace(past, manifest=checkpoints.load(resolve(to, checkpoints.summaries(), state).id))
     found = inspect(job, drafted, past, leave, at_checkpoint=to is not None, refuse=False)
     obstacles = list(found.comparison.obstacles)
+    if to is None:
+        obstacles += _obstacles(partial(require_same_table, spec, past) for spec in job.sinks)
     if not state.attempt.ready and to is None:
         obstacles.append(f"a restore is not finished: run `{state.attempt.command}` again")
     if state.job != job.name:

@@ -16,7 +16,7 @@ from spark_abs.channels.files import directory_name, write_parquet
 from spark_abs.channels.staged import Files, copy_files, staging_of
 from spark_abs.channels.writer import Standing
 from spark_abs.codec import to_json
-from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, TakenOver, UsageError
+from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, TakenOver
 from spark_abs.fencing.fence import is_fenced_for, require_current
 from spark_abs.model import (
     FENCED,
@@ -37,11 +37,10 @@ from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata
 from spark_abs.sinks.delta_back import bring_back
 from spark_abs.sinks.delta_marks import Marked, commit_mark, other_writers, refuse_epochs
 from spark_abs.sinks.delta_spark_writer import Stamp
+from spark_abs.sinks.fit import Fit, planned_for
 from spark_abs.sinks.merge_changes import Merging, in_files, merge_changes
-from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
 from spark_abs.sinks.others import refuse_others, rows_there
 from spark_abs.sinks.sink_log import NOTHING_PASSED, Passed, SinkLog
-from spark_abs.sinks.table_shape import KeptShape, TableShape
 from spark_abs.sinks.tombstones import said_at
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
@@ -91,9 +90,7 @@ class DeltaSink:
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
         self._log = SinkLog(self._table, writer)
-        self._shape = KeptShape(self._table)
-        self._judged: tuple[TableShape, bool] | None = None
-        """A shape, and whether it is of a plain table."""
+        self._fit = Fit(self._table, rewrites=bool(key) or overwrites, stored=changes.stored)
         self._passed = NOTHING_PASSED
         """What others commit between two batches is read once, not at every cut."""
 
@@ -127,13 +124,12 @@ class DeltaSink:
         Raises:
             Fenced: a newer run or attempt, or another root, has taken over.
             Refused: the sink has written the table after checkpoints, or rows of others are there.
-            UsageError: the table cannot be that of a sink.
+            TableChanged: the table cannot be that of a sink any more.
         """
         while True:
             self._table.refresh()
             self._require_current()
-            if why := why_not_sink(self._shape.now, rewrites=bool(self._key) or self.overwrites):
-                raise UsageError(f"table {self.uri} cannot be that of a sink: {why}")
+            self._fit.require(None)
             others = other_writers(self._table, self._writer.job, self._writer.root) if take_over else None
             new = all(
                 self._table.transaction(app) is None for app in (self._writer.app, self._writer.restore_app)
@@ -165,16 +161,9 @@ class DeltaSink:
         require_current(self._table, self._writer.owner, self._run, self._writer.app)
 
     @property
-    def _native(self) -> bool:
-        shape = self._shape.now
-        if self._judged is None or self._judged[0] is not shape:
-            self._judged = shape, why_not_plain(shape) is None
-        return self._judged[1]
-
-    @property
     def plain(self) -> bool:
         """Whether it takes files as they are, as of the version read."""
-        return not self._key and self._native
+        return not self._key and self._fit.plain
 
     def write_files(self, frame: DataFrame, batch: BatchId) -> Files:
         """Evaluate the frame once and write its rows as files that nobody sees before `commit_batch`.
@@ -206,6 +195,7 @@ class DeltaSink:
 
         Raises:
             Fenced: a newer run or attempt has taken over.
+            TableChanged: others have changed the table so that it does not take the rows.
             CommitStateUnknown: the store did not say; repeat the call.
         """
         note = replace(self._note(batch=batch), plans=tuple(plans), evaluated=tuple(evaluated))
@@ -217,6 +207,7 @@ class DeltaSink:
                 return self._standing(batch)
             if files is None or not (files.written.files or self.overwrites):
                 return None
+            self._fit.require(files.written.schema)
             if not self.plain or (files.written.files and files.place != self._table.place):
                 try:
                     return self._write_by_spark(files, note)
@@ -330,20 +321,23 @@ class DeltaSink:
         session, place = self._session(), self._table.place
         stamp = Stamp(self._writer.app, int(note.batch), to_json(note))
         uris = files.uris
-        if self._key:
-            notes = (note for _, note in self._log.of_attempt())
-            sink = f"{self._writer.stage}.{self._writer.sink}"
-            merging = Merging(self._table, self._key, self._changes, self._root, sink, notes)
-            merge_changes(in_files(session, uris), merging, note, stamp)
-        else:
-            rows = session.read.parquet(*uris) if uris else delta_spark_writer.no_rows(session, self._table)
-            write = delta_spark_writer.overwrite if self.overwrites else delta_spark_writer.append
-            write(rows, place, stamp)
+        with planned_for(self._table):
+            if self._key:
+                notes = (note for _, note in self._log.of_attempt())
+                sink = f"{self._writer.stage}.{self._writer.sink}"
+                merging = Merging(self._table, self._key, self._changes, self._root, sink, notes)
+                merge_changes(in_files(session, uris), merging, note, stamp)
+            else:
+                no_rows = delta_spark_writer.no_rows
+                rows = session.read.parquet(*uris) if uris else no_rows(session, self._table)
+                write = delta_spark_writer.overwrite if self.overwrites else delta_spark_writer.append
+                write(rows, place, stamp)
         self._table.refresh()
         self._require_current()
         standing = self._standing(note.batch)
         if standing is None:
             raise CommitStateUnknown(f"batch {note.batch} was written to {self.uri} and is not in its log")
+        self._fit.require(files.written.schema)  # others may have changed it between our look and Delta's
         return replace(standing, fresh=True)
 
     def _standing(self, batch: BatchId) -> Standing | None:

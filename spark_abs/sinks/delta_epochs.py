@@ -38,6 +38,7 @@ from spark_abs.sinks.epoch_marks import (
     version_to,
     was_absent,
 )
+from spark_abs.sinks.fit import Fit, planned_for
 from spark_abs.sinks.merge_changes import Merging, merge_changes
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.sinks.others import rows_there
@@ -79,6 +80,8 @@ class DeltaEpochSink(TwoPhaseSink):
         """
         self._config, self._root, self._session = config, root, session
         self._kept: Table | None = None
+        self._fit: Fit | None = None
+        """Of the table that is kept."""
         self._known: Newest | None = None
         """What this object has committed last, while it may commit."""
 
@@ -111,6 +114,7 @@ class DeltaEpochSink(TwoPhaseSink):
         while True:
             table = self._read()
             found = require_newest(table, owner)
+            self._takes_files(None)
             notes = tuple(notes_of_root(table, owner.job, owner.root)) if found is None else ()
             if before := epoch_sinks(notes):
                 raise Refused(
@@ -147,9 +151,7 @@ class DeltaEpochSink(TwoPhaseSink):
         self._require(table, owner, known)
         done = Newest(known.number + 1, epoch.mark)
         mark = Marked({app_of(owner): done.number}, _note(owner, CommittedEpoch(epoch.mark, epoch.after)))
-        if not self._config.key and why_not_native(table.delta) is None:
-            self._append(table, owner, known, mark, rows)
-        else:
+        if not self._append(table, owner, known, mark, rows):
             self._write_by_spark(table, owner, known, mark, rows)
         self._known = done
 
@@ -189,16 +191,27 @@ class DeltaEpochSink(TwoPhaseSink):
 
     def close(self) -> None:
         """Let go of the table."""
-        self._kept = self._known = None
+        self._kept = self._known = self._fit = None
 
     # -- the parts of a commit
 
     def _read(self) -> Table:
         if self._kept is None:
             self._kept = Table.open(self._root.storage.place(self._config.path))
+            self._fit = Fit(self._kept, rewrites=bool(self._config.key), stored=self._config.changes.stored)
         else:
             self._kept.refresh()
         return self._kept
+
+    def _takes_files(self, rows: Rows | None) -> bool:
+        """Say whether the table, as of the version read, takes rows as files; None for no rows.
+
+        Raises:
+            TableChanged: others have changed it so that it does not take them in any way.
+        """
+        assert self._fit is not None
+        self._fit.require(None if rows is None else rows.schema)
+        return not self._config.key and self._fit.plain
 
     def _staging(self, owner: Owner) -> str:
         return f"{STAGING}/{owner.sink}"
@@ -215,7 +228,10 @@ class DeltaEpochSink(TwoPhaseSink):
             raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
         newest(table, owner)  # and it was not taken over
 
-    def _append(self, table: Table, owner: Owner, known: Newest, mark: Marked, rows: Rows) -> None:
+    def _append(self, table: Table, owner: Owner, known: Newest, mark: Marked, rows: Rows) -> bool:
+        """Commit rows as files; False, and nothing of it is there, if Delta's own writer has to."""
+        if not self._takes_files(rows):
+            return False
         directory = f"data/{int(owner.run)}-{uuid.uuid4().hex}"
         tried = False
         try:
@@ -224,10 +240,13 @@ class DeltaEpochSink(TwoPhaseSink):
                 try:
                     tried = True
                     table.commit_next(Commit(files, mark.transactions, to_json(mark.note)))
-                    return
+                    return True
                 except CommitConflict:  # others commit to the table, too
                     tried = False
                     self._require(self._read(), owner, known)
+                    if not self._takes_files(rows):
+                        delete_rows(table.place, directory)
+                        return False
         except Exception:
             if not tried:  # nothing of it is in the table
                 with suppress(OSError):
@@ -245,13 +264,14 @@ class DeltaEpochSink(TwoPhaseSink):
                 commit_mark(table, mark, self._session)
             else:
                 frame = session.read.parquet(*(f"{top}/{file.path}" for file in files))
-                if key:
-                    notes = notes_of_root(table, owner.job, owner.root)
-                    changes = self._config.changes
-                    merging = Merging(table, key, changes, self._root, owner.sink, notes)
-                    merge_changes(frame, merging, mark.note, stamp)
-                else:
-                    delta_spark_writer.append(frame, table.place, stamp)
+                with planned_for(table):
+                    if key:
+                        notes = notes_of_root(table, owner.job, owner.root)
+                        changes = self._config.changes
+                        merging = Merging(table, key, changes, self._root, owner.sink, notes)
+                        merge_changes(frame, merging, mark.note, stamp)
+                    else:
+                        delta_spark_writer.append(frame, table.place, stamp)
         except Exception:
             self._require(self._read(), owner, known)  # of a run that was replaced that is the reason
             raise
@@ -262,6 +282,7 @@ class DeltaEpochSink(TwoPhaseSink):
         if found != number:
             require_newest(table, owner)
             raise CommitStateUnknown(f"number {number} was written to {table.uri}, and its log has {found}")
+        self._takes_files(rows)  # others may have changed the table between our look and Delta's
 
     def _go_back(self, table: Table, owner: Owner, back: Mark, mark: Marked, keep: bool) -> None:
         if keep:

@@ -12,6 +12,7 @@ from spark_abs.model import owner_of, run_app_id
 from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.commit_metadata import SinkMetadata, note_of
 from spark_abs.sinks.delta_spark_writer import Stamp
+from spark_abs.sinks.fit import planned_for
 from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.store.table import Commit, Table
 
@@ -42,10 +43,11 @@ def commit_mark(table: Table, mark: Marked, session: Session) -> None:
         table.commit_next(Commit(transactions=mark.transactions, metadata=to_json(mark.note)))
         return
     *first, last = mark.transactions.items()
-    for app, number in first:
-        stamp = Stamp(app, number, to_json(replace(mark.note, took_over=False)))
-        delta_spark_writer.mark(session(), table, stamp)
-    delta_spark_writer.mark(session(), table, Stamp(*last, to_json(mark.note)))
+    with planned_for(table):
+        for app, number in first:
+            stamp = Stamp(app, number, to_json(replace(mark.note, took_over=False)))
+            delta_spark_writer.mark(session(), table, stamp)
+        delta_spark_writer.mark(session(), table, Stamp(*last, to_json(mark.note)))
 
 
 def epochs_app(job: str, root: str, sink: str) -> str:

@@ -69,6 +69,7 @@ def merge(frame: DataFrame, place: Place, clauses: Clauses, stamp: Stamp) -> Non
     own.conf.set(f"{_CONF}.write.txnAppId", stamp.app)
     own.conf.set(f"{_CONF}.write.txnVersion", str(stamp.number))
     own.conf.set(f"{_CONF}.commitInfo.userMetadata", stamp.note)
+    own.conf.set(f"{_CONF}.schema.autoMerge.enabled", "false")  # a column that is gone must not come back
     newer, gone = clauses.newer or None, clauses.gone
     update = {quoted(column): value for column, value in clauses.update.items()}
     insert = {quoted(column): value for column, value in clauses.insert.items()}
@@ -149,7 +150,8 @@ def _table(session: SparkSession, place: Place) -> DeltaTable:
 
 
 def _write(frame: DataFrame, place: Place, mode: str, stamp: Stamp, **options: str) -> None:
-    writer = frame.write.format("delta").mode(mode).options(**options)
+    # A column that is gone must not come back, whatever the session says.
+    writer = frame.write.format("delta").mode(mode).options(mergeSchema="false", **options)
     writer = writer.option("txnAppId", stamp.app).option("txnVersion", str(stamp.number))
     with _conflicts(place):
         writer.option("userMetadata", stamp.note).save(place.uri)

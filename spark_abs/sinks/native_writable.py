@@ -85,9 +85,8 @@ _KEYS = frozenset(
 
 _TYPE = re.compile(
     r"string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|timestamp_ntz"
-    r"|decimal\(\d+,\d+\)"
+    r"|decimal\(\d+,\d+\)|struct|array|map"
 )
-_NESTED = "{"
 
 _COORDINATED = ("catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview")
 
@@ -145,10 +144,11 @@ def _is_honoured(key: str, value: str) -> bool:
 
 
 def _why_not_column(column: Column) -> str | None:
+    name = ".".join(column.path)
     if not column.nullable:
-        return f"column {column.path} is NOT NULL"
+        return f"column {name} is NOT NULL"
     if others := sorted(key for key, _ in column.metadata if key not in _KEYS):
-        return f"column {column.path} has {', '.join(others)}"
-    if not column.type.startswith(_NESTED) and not _TYPE.fullmatch(column.type):
-        return f"column {column.path} is {column.type}"
+        return f"column {name} has {', '.join(others)}"
+    if not _TYPE.fullmatch(column.type):
+        return f"column {name} is {column.type}"
     return None

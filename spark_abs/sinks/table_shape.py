@@ -9,8 +9,6 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from spark_abs.store.table import Table
-
 _RUNNING = "delta.identity.highWaterMark"
 """Moves with each commit to a table that numbers its rows."""
 
@@ -19,13 +17,18 @@ _RUNNING = "delta.identity.highWaterMark"
 class Column:
     """A column, or a field in one."""
 
-    path: str
-    """Names with dots between; the parts of arrays and maps are `element`, `key` and `value`."""
+    path: tuple[str, ...]
+    """Its name, after those of the fields that it is in; parts are `element` of arrays, `key` and `value`."""
     type: str
-    """As Delta writes it, as JSON if it is nested."""
+    """As Delta names it; `struct`, `array` or `map` if there are fields in it, which follow it."""
     nullable: bool
     metadata: tuple[tuple[str, str], ...] = ()
     """Keys, and values as JSON."""
+
+    def __str__(self) -> str:
+        """Say it for a person."""
+        told = "".join(f" {key}={value}" for key, value in self.metadata)
+        return f"{'.'.join(self.path)} {self.type}{'' if self.nullable else ' NOT NULL'}{told}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,14 @@ class TableShape:
     writer: int
     features: frozenset[str]
 
+    def __str__(self) -> str:
+        """Say it for a person."""
+        told = [f"table {self.id}: {', '.join(map(str, self.columns))}"]
+        told += [f"partitioned by {', '.join(self.partitions)}"] if self.partitions else []
+        told += [f"{key}={value}" for key, value in self.properties]
+        told += [f"features {', '.join(sorted(self.features))}"] if self.features else []
+        return "; ".join(told)
+
     @property
     def append_only(self) -> bool:
         """Whether no row may leave it."""
@@ -51,30 +62,13 @@ class TableShape:
         )
 
 
-class KeptShape:
-    """The shape of a kept table: read anew only after a commit that may have changed it."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._at, self._shape = table.defined, shape_of(table.delta)
-
-    @property
-    def now(self) -> TableShape:
-        """The shape as of the version read; the same object as long as nothing has changed."""
-        if self._table.defined != self._at:
-            self._at, found = self._table.defined, shape_of(self._table.delta)
-            if found != self._shape:
-                self._shape = found
-        return self._shape
-
-
 def shape_of(table: DeltaTable) -> TableShape:
     """Read the shape of a table as of the version read; asks nothing of the store."""
     protocol, metadata = table.protocol(), table.metadata()
     mine = {k: v for k, v in metadata.configuration.items() if k.casefold().startswith("delta.")}
     return TableShape(
         str(metadata.id),
-        tuple(_columns(json.loads(table.schema().to_json()), "")),
+        columns_of(json.loads(table.schema().to_json())),
         tuple(metadata.partition_columns),
         tuple(sorted((key, str(value)) for key, value in mine.items())),
         protocol.min_reader_version,
@@ -83,13 +77,17 @@ def shape_of(table: DeltaTable) -> TableShape:
     )
 
 
-def _columns(kind: Any, where: str) -> Iterator[Column]:
-    """Iterate the fields in a type, as Delta's JSON has it."""
+def columns_of(schema: Any) -> tuple[Column, ...]:
+    """Return the columns in a schema, as Delta's JSON has it, each before its own fields."""
+    return tuple(_columns(schema, ()))
+
+
+def _columns(kind: Any, where: tuple[str, ...]) -> Iterator[Column]:
     for name, of, nullable, metadata in _fields(kind):
         said = {key: json.dumps(value, sort_keys=True) for key, value in metadata.items() if key != _RUNNING}
-        text = of if isinstance(of, str) else json.dumps(of, sort_keys=True)
-        yield Column(f"{where}{name}", text, nullable, tuple(sorted(said.items())))
-        yield from _columns(of, f"{where}{name}.")
+        path, plain = (*where, name), of if isinstance(of, str) else str(of["type"])
+        yield Column(path, plain, nullable, tuple(sorted(said.items())))
+        yield from _columns(of, path)
 
 
 def _fields(kind: Any) -> list[tuple[str, Any, bool, dict[str, Any]]]:

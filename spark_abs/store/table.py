@@ -21,7 +21,7 @@ from pyarrow import fs
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fenced, UsageError
 from spark_abs.model import FENCED, Version
 from spark_abs.store.clock import now_ms
-from spark_abs.store.log import LogCommit, log_files_before, read_commit
+from spark_abs.store.log import LogCommit, log_file, log_files_before, read_commit
 from spark_abs.store.storage import Place
 
 LOG_PROPERTIES: Mapping[str, str] = {
@@ -166,6 +166,11 @@ class Table:
         """Read the commits that came since; costs what is new."""
         self._table.update_incremental()
         self._follow()
+
+    def has_newest(self) -> bool:
+        """Say whether the log still has the commit of the version read: of a table made anew it has not."""
+        found = self.place.fs.get_file_info(f"{self.place.path}/{log_file(self.version)}")
+        return found.type is fs.FileType.File
 
     def transaction(self, app: str) -> int | None:
         """Return the version last committed under an application id, as of the version read.

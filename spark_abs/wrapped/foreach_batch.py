@@ -49,7 +49,7 @@ from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
 from spark_abs.wrapped.location import wrapped_settings
-from spark_abs.wrapped.members import Uses, recorded_parts, refuse_together
+from spark_abs.wrapped.members import Uses, recorded_parts, refuse_older, refuse_together
 from spark_abs.wrapped.tables import Declared, attached, came, declare, find, find_again, refuse_others
 
 if TYPE_CHECKING:
@@ -216,7 +216,8 @@ class _Host:
         Raises:
             UsageError: the query does not use the checkpoint location of the current attempt, or a text names
                 no table.
-            Refused: the name of a table leads to another table than before.
+            Refused: the name of a table leads to another table than before, or a table is older than its
+                newest checkpoint.
             GraphError: it cannot be together with another query of the root: see `refuse_together`.
             StageStopped: the run is ending.
         """
@@ -229,7 +230,9 @@ class _Host:
             )
         tables, control = find(session, storage, wrapped.tables), Control.open(ctx.root)
         state = control.state
-        refuse_others(stage, tables, state, self._checkpoints.newest_on(state.attempt), storage)
+        newest = self._checkpoints.newest_on(state.attempt)
+        refuse_others(stage, tables, state, newest, storage)
+        refuse_older(newest, stage, state, storage)
         uses = Uses(stage, native.tables_read(batch), tuple(table.uri for table in tables))
         guest = _Guest(self._runner(wrapped, session, tables), native.query_id(), uses)
         with self._lock:

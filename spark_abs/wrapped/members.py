@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from spark_abs.errors import GraphError
-from spark_abs.manifest import StageSnapshot
+from spark_abs.errors import GraphError, TableChanged
+from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import CheckpointId, StageId
 from spark_abs.plan.tables import refer
@@ -15,6 +16,9 @@ from spark_abs.protocol.members import forgotten
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.native import tables_read
 from spark_abs.store.storage import Storage
+from spark_abs.store.table import Table
+
+log = logging.getLogger(__name__)
 
 
 def recorded_parts(checkpoints: Checkpoints, state: ControlState) -> tuple[StageSnapshot, ...]:
@@ -97,3 +101,34 @@ def _gone(*queries: Uses) -> str:
         for q in queries
         if q.known_from is not None
     )
+
+def refuse_older(manifest: Manifest | None, stage: StageId, state: ControlState, storage: Storage) -> None:
+    """Refuse a query whose tables are not as new as the newest checkpoint of its attempt found them.
+
+    The function writes them by itself and may well replace or drop one: that is only said. An older version
+    of the same table is what a backup leaves that was put back: its rows would be missing for good.
+
+    Raises:
+        TableChanged: names both versions, and the ways on.
+    """
+    part = manifest.stage(stage) if manifest is not None and manifest.attempt == state.attempt.id else None
+    if part is None or part.carried is not None:
+        return
+    for output in part.outputs:
+        if output.kind != "table" or output.version is None:
+            continue
+        try:
+            table = Table.open(storage.place(output.table))
+        except FileNotFoundError:
+            log.warning("table %s of query %s is gone since its newest checkpoint", output.table, stage)
+            continue
+        if table.id != output.table_id:
+            said = "table %s of query %s is another one since its newest checkpoint: its id is %s, and was %s"
+            log.warning(said, output.table, stage, table.id, output.table_id)
+        elif table.version < output.version:
+            raise TableChanged(
+                f"query {stage!r}: table {output.table} is at version {table.version}, and was at "
+                f"{output.version} at the newest checkpoint, as where a backup was put back: rows that the "
+                "query has written are missing from it, and would not come again. Bring the table back, or "
+                "restore a checkpoint that is not newer than it"
+            )

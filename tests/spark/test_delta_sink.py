@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
-from spark_abs.errors import DamageError, Fenced, Refused, UsageError
+from spark_abs.errors import DamageError, Fenced, Refused, TableChanged, UsageError
 from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Version
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.create import ensure_sink
@@ -357,7 +357,7 @@ def test_a_table_that_forgets_transactions_is_no_sink(spark: SparkSession, uri: 
     put(spark, sink(), 0, 1)
     forget = "tblproperties ('delta.setTransactionRetentionDuration' = 'interval 1 second')"
     spark.sql(f"alter table delta.`{uri}` set {forget}")
-    with pytest.raises(UsageError, match="setTransactionRetentionDuration=interval 1 second lets the log"):
+    with pytest.raises(TableChanged, match="setTransactionRetentionDuration=interval 1 second lets the log"):
         sink(run=2)
     with pytest.raises(UsageError, match="setTransactionRetentionDuration=interval 1 second lets the log"):
         ensure_sink(Place(uri), NUMBERS, Delta(uri), spark)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import spark_abs
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.store.root import Root
 from tests.job_support import Feed
-from tests.wrapped_support import SCHEMA, append_to, command, holds, ids, running, wait
+from tests.wrapped_support import SCHEMA, append_to, begin, command, holds, ids, running, stop, wait
 
 
 def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None:
@@ -32,6 +36,33 @@ def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None
     feed.write({"id": 3})
     with running(feed.stream(), root, "copy", table) as query:
         wait(lambda: ids(table) == [1, 2, 3], "the right row", query)
+
+
+def test_a_backup_of_the_table_that_was_put_back_is_noticed(spark: SparkSession, tmp_path: Path) -> None:
+    """Its rows would be missing for good; with the table as it was the query goes on, and loses nothing."""
+    feed, root, table = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root"), str(tmp_path / "out")
+    kept, backup = tmp_path / "kept", tmp_path / "backup"
+    feed.write({"id": 1})
+    with running(feed.stream(), root, "copy", table) as query:
+        wait(partial(holds, table, [1]), "the first row", query)
+        shutil.copytree(table, backup)
+        feed.write({"id": 2})
+        wait(partial(holds, table, [1, 2]), "the second row", query)
+        assert command(root, "good", query).ok
+    shutil.copytree(table, kept)
+    feed.write({"id": 3})
+    shutil.rmtree(table)
+    shutil.copytree(backup, table)
+    older = DeltaTable(table).version()
+    query = begin(feed.stream(), root, "copy", table)
+    with pytest.raises(StreamingQueryException, match=f"is at version {older}, and was at {older + 1}"):
+        query.awaitTermination()
+    stop(root)
+    assert ids(table) == [1]
+    shutil.rmtree(table)
+    shutil.copytree(kept, table)
+    with running(feed.stream(), root, "copy", table) as query:
+        wait(partial(holds, table, [1, 2, 3]), "all rows", query)
 
 
 def test_an_existing_checkpoint_is_adopted(spark: SparkSession, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
+from spark_abs.sinks.fit import why_unfit
 from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
 from spark_abs.sinks.table_shape import Column, TableShape
 
-PLAIN = TableShape("id", (Column("n", "long", nullable=True),), (), (), 1, 2, frozenset())
+PLAIN = TableShape("id", (Column(("n",), "long", nullable=True),), (), (), 1, 2, frozenset())
 
 
 def has(**properties: str) -> TableShape:
@@ -19,7 +21,8 @@ def has(**properties: str) -> TableShape:
 
 
 def column(type_: str = "string", nullable: bool = True, path: str = "c", **metadata: str) -> TableShape:
-    return replace(PLAIN, columns=(*PLAIN.columns, Column(path, type_, nullable, tuple(metadata.items()))))
+    made = Column(tuple(path.split(".")), type_, nullable, tuple(metadata.items()))
+    return replace(PLAIN, columns=(*PLAIN.columns, made))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,7 @@ def column(type_: str = "string", nullable: bool = True, path: str = "c", **meta
         has(delta__logRetentionDuration="interval 7 days", delta__appendOnly="true"),
         has(delta__enableChangeDataFeed="FALSE", delta__columnMapping__mode="none"),
         column(comment='"for people"'),
-        column('{"type": "struct"}'),
+        column("struct"),
         column("decimal(20,4)"),
         replace(PLAIN, reader=3, writer=7, features=frozenset(("timestampNtz", "appendOnly", "invariants"))),
     ],
@@ -78,3 +81,41 @@ def test_tables_that_no_sink_can_write_are_refused() -> None:
     elsewhere = why_not_sink(replace(PLAIN, features=frozenset(("catalogManaged",))), rewrites=False)
     assert elsewhere is not None
     assert "catalogManaged" in elsewhere
+
+
+ROWS = pa.schema([("n", pa.int64()), ("s", pa.struct([("a", pa.list_(pa.string()))]))])
+TAKES = replace(
+    PLAIN,
+    columns=(
+        Column(("extra",), "double", nullable=True),
+        Column(("s",), "struct", nullable=True),
+        Column(("s", "a"), "array", nullable=True),
+        Column(("s", "a", "element"), "string", nullable=False, metadata=(("comment", '"x"'),)),
+        Column(("n",), "long", nullable=False),
+    ),
+)
+
+
+def unfit(now: TableShape, rows: pa.Schema | None = ROWS) -> str:
+    return "; ".join(why_unfit(PLAIN, now, rows, rewrites=False))
+
+
+def test_rows_fit_a_table_that_has_their_columns() -> None:
+    """Order, nullability, properties and what the table has beside them are for its writers to see to."""
+    assert unfit(TAKES) == ""
+    assert unfit(replace(TAKES, partitions=("n",), properties=(("delta.constraints.c", "n > 0"),))) == ""
+    assert unfit(PLAIN, None) == ""
+
+
+def test_rows_do_not_fit_another_table_or_other_columns() -> None:
+    assert unfit(replace(TAKES, id="other")) == "it is another table: its id is other, and was id"
+    assert unfit(replace(TAKES, columns=TAKES.columns[:-1])) == "it has no column n"
+    other = (*TAKES.columns[:-1], Column(("n",), "string", nullable=True))
+    assert unfit(replace(TAKES, columns=other)) == "column n is string in it, and long in the rows"
+    inside = (*TAKES.columns[:3], Column(("s", "a", "element"), "long", nullable=True), TAKES.columns[-1])
+    assert unfit(replace(TAKES, columns=inside)) == (
+        "column s is struct<a array, a.element long> in it, and struct<a array, a.element string> in the rows"
+    )
+    assert "delta.setTransactionRetentionDuration" in unfit(
+        replace(TAKES, properties=(("delta.setTransactionRetentionDuration", "interval 1 day"),))
+    )

@@ -1,0 +1,58 @@
+"""Whether the Delta tables of sinks are those that the last run left; others may change them meanwhile."""
+
+from __future__ import annotations
+
+from spark_abs.compatibility.restored import Past
+from spark_abs.errors import TableChanged
+from spark_abs.model import NO_TABLE, Version
+from spark_abs.plan.specs import SinkSpec
+from spark_abs.store.table import Table
+
+
+def require_same_table(sink: SinkSpec, past: Past) -> None:
+    """Refuse a table that is another one than the sink has written, or older than its newest checkpoint.
+
+    The records of the attempt count: the first start after a restore finds none, and the restore has looked
+    at the tables itself. Changes nothing. `existing` says that the table is meant as it is.
+
+    Raises:
+        TableChanged: names what was recorded, what is there, and the ways on.
+    """
+    state = past.control
+    if sink.table is None or sink.existing is not None:
+        return
+    place = past.root.storage.place(sink.table)
+    mine = (known for known in state.sinks if known.attempt == state.attempt.id and known.table == place.uri)
+    ids = sorted({known.table_id for known in mine if known.table_id})
+    if not ids:
+        return
+    try:
+        table = Table.open(place)
+    except FileNotFoundError:
+        raise TableChanged(_told(sink, place.uri, f"is gone: its id was {' or '.join(ids)}")) from None
+    if table.id not in ids:
+        why = f"is another table: its id is {table.id}, recorded is {' or '.join(ids)}"
+        raise TableChanged(_told(sink, place.uri, why))
+    recorded = newest_version(past, table.id)
+    if table.version < recorded:
+        why = f"is at version {table.version}, and was at {recorded} at the newest checkpoint"
+        raise TableChanged(_told(sink, place.uri, f"{why}, as where a backup was put back"))
+
+
+def newest_version(past: Past, table_id: str) -> Version:
+    """Return the version of a table at the newest checkpoint of the attempt; `NO_TABLE` if it names none."""
+    manifest = past.manifest
+    if manifest is None or manifest.attempt != past.control.attempt.id:
+        return NO_TABLE
+    outputs = (output for part in manifest.stages for output in part.outputs if output.table_id == table_id)
+    return max((output.version for output in outputs if output.version is not None), default=NO_TABLE)
+
+
+def _told(sink: SinkSpec, uri: str, why: str) -> str:
+    return (
+        f"sink {sink.name!r}: {uri} {why}. Rows that the job has committed are missing from it, and would "
+        "not come again. Bring that table back; or go back with it, to a checkpoint that it has "
+        "(restart='checkpoint', or a restore, which says what it does to each table); or say "
+        "existing='take_over' if the job is to go on with the table as it is; or give the sink another name "
+        "and table, which begins with the rows from now on"
+    )
