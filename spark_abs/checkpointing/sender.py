@@ -166,9 +166,10 @@ class Sender:
 
         It is recovered then before the first row. Raises as `recover`.
         """
-        since = self._ctx.in_order_since
-        if since is not None and since < self._ctx.run and self._record.begun and not self.each_batch:
-            found = self._sending.sink.mark(self._owner)
+        since, sink = self._ctx.in_order_since, self._sending.sink
+        alone = since is not None and since < self._ctx.run
+        if alone and self._record.begun and not self.each_batch and sink.rests(self._owner):
+            found = sink.mark(self._owner)
             self._take(found, found)
             self._rests = not self.waits
         if not self._rests:
@@ -186,7 +187,7 @@ class Sender:
         self._ctx.failpoint(f"send.{self._sending.name}.recover.before")
         found = self._sending.sink.recover(self._owner)
         self._take(found, self._sending.sink.mark(self._owner))
-        self._known, self._rests = True, False
+        self._known = True
 
     def _take(self, found: Mark | None, newest: Mark | None) -> None:
         name = self._sending.name
@@ -303,6 +304,7 @@ class Sender:
         """Send epoch by epoch what is complete; from an unknown mark on, read it first."""
         if self._rests and not self.waits:
             return
+        self._rests = False
         if not self._known:
             self.recover()
         if self._committed is not None:

@@ -13,13 +13,13 @@ def require_same_table(sink: SinkSpec, past: Past) -> None:
     """Refuse a table that is another one than the sink has written, or older than its newest checkpoint.
 
     The records of the attempt count: the first start after a restore finds none, and the restore has looked
-    at the tables itself. Changes nothing. `existing` says that the table is meant as it is.
+    at the tables itself. Changes nothing. `existing="take_over"` says that the table is meant as it is.
 
     Raises:
         TableChanged: names what was recorded, what is there, and the ways on.
     """
     state = past.control
-    if sink.table is None or sink.existing is not None:
+    if sink.table is None or sink.existing == "take_over":
         return
     place = past.root.storage.place(sink.table)
     mine = (known for known in state.sinks if known.attempt == state.attempt.id and known.table == place.uri)

@@ -44,11 +44,15 @@ from spark_abs.sinks.native_writable import why_not_native
 from spark_abs.sinks.others import rows_there
 from spark_abs.sinks.tombstones import said_at
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_FADES_MS = 24 * 3_600_000
+"""Age of a commit from which a start makes another: who cleans the log takes those of some days ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,14 @@ class DeltaEpochSink(TwoPhaseSink):
         """Return the mark; changes nothing, needs no Spark."""
         found = newest(self._read(), owner)
         return None if found is None else found.mark
+
+    def rests(self, owner: Owner) -> bool:
+        """Say whether the newest commit stays readable for long, and no other root is to be fenced."""
+        table = self._read()
+        found = newest(table, owner)
+        if found is None or now_ms() - found.at_ms > _FADES_MS:
+            return False
+        return not self._config.take_over or other_writers(table, owner.job, owner.root) is None
 
     def spark_table(self) -> str:
         """Return the table if only Spark can write it, else nothing."""

@@ -24,6 +24,8 @@ class Newest(NamedTuple):
 
     number: int
     mark: Mark | None
+    at_ms: int = 0
+    """When it was written, by the writer's clock; 0 if that is not known."""
 
     @property
     def run(self) -> RunId:
@@ -61,7 +63,7 @@ def newest(table: Table, owner: Owner) -> Newest | None:
             note = note_of(commit, table.uri)
             if note is None or note.epoch is None:
                 raise DamageError(f"version {commit.version} of {table.uri} does not say what it holds")
-            return Newest(number, note.epoch.mark)
+            return Newest(number, note.epoch.mark, commit.at_ms)
     raise DamageError(
         f"the log of {table.uri} does not go back to the last commit of sink {owner.sink!r} any more: what "
         "it holds is not known. Bring the log back, or give the sink another name, to begin at the newest "

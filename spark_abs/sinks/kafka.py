@@ -126,6 +126,12 @@ class KafkaSink(TwoPhaseSink):
             found = marks.read(owner)
         return None if found is None else found.part.mark if found.part is not None else found.mark
 
+    def rests(self, owner: Owner) -> bool:
+        """Say whether no epoch is there in part, and the mark is about this topic."""
+        with self._working() as marks:
+            found = marks.read(owner)
+        return found is not None and found.part is None and found.topic == (self._config.topic or "")
+
     def recover(self, owner: Owner) -> Mark | None:
         """Initialise the transactional id, which fences older producers, and mark the run as the newest."""
         config = self._config

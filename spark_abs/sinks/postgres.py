@@ -106,6 +106,12 @@ class PostgresSink(TwoPhaseSink):
             row = self._row(server, owner)
         return None if row is None else row.mark
 
+    def rests(self, owner: Owner) -> bool:
+        """Say whether nothing can be prepared that waits for its end, and the mark is about this table."""
+        with self._connection.working() as server:
+            row, prepared = self._row(server, owner), self._config.prepared or self._names_prepared(server)
+        return row is not None and not prepared and row.target == self._config.target
+
     def recover(self, owner: Owner) -> Mark | None:
         """Fence older runs: their connections are ended, and the row says the newer run.
 

@@ -109,6 +109,14 @@ class TwoPhaseSink(ABC):
             CommitConflict: the mark is not `epoch.after`, or with `epoch.first` there is one.
         """
 
+    def rests(self, owner: Owner) -> bool:
+        """Say whether a start with nobody to refuse and nothing to send may leave `recover` until it has.
+
+        Only where `recover` has nothing to finish: no epoch of which a part is there. Changes nothing.
+        """
+        del owner
+        return False
+
     def why_not(self, owner: Owner, back: Mark) -> str:
         """Say why rows committed after `back` cannot be taken back, empty if they can; changes nothing."""
         return (

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +15,18 @@ import pytest
 
 from spark_abs.checkpointing import sender as module
 from spark_abs.checkpointing.sender import Sender, Sending
+from spark_abs.errors import SinkUnreachable
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.delta_epochs import DeltaEpochSink, EpochTable
+from spark_abs.sinks.kafka import Kafka, KafkaSink
+from spark_abs.sinks.kafka_marks import KafkaMark, Part
+from spark_abs.sinks.kinds import no_session
+from spark_abs.store.clock import now_ms
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
 
 
 def mark(number: int) -> Mark:
@@ -106,3 +118,75 @@ def test_a_try_that_goes_on_is_no_sign_that_a_sink_cannot_be_reached(
             sender._say(said)
         found.append(sender.troubled_s)
     assert found == [0, 0, 7, 7, 0, 0]
+
+
+def resting(sink: Any, monkeypatch: pytest.MonkeyPatch, cuts: list[Mark]) -> Sender:
+    """A sender of run 2, after run 1 has ended in order."""
+    monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
+    monkeypatch.setattr(module, "left_after", lambda *_: None)
+    ctx: Any = SimpleNamespace(root=None, run=RunId(2), in_order_since=RunId(1), failpoint=lambda _: None)
+    sent = Sending("sent", StageId("a"), "main", pa.schema([]), sink, "own", "")
+    record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=True)
+    path = [Branch(AttemptId(1), None)]
+    return Sender(ctx, sent, record, path, cuts, {}, Owner("root", "job", "sent", RunId(2)))
+
+
+def test_a_start_sends_the_rest_of_an_epoch_that_is_there_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark is that of the epoch from its first part on; it is the sink that says whether that is all."""
+    sink: Any = SimpleNamespace(
+        each_batch=False, mark=lambda _: mark(2), recover=lambda _: mark(1), rests=lambda _: False
+    )
+    sender = resting(sink, monkeypatch, [mark(1), mark(2)])
+    sender.begin()
+    assert sender.mark == mark(1)  # nothing after it is trimmed
+    assert sender.waits
+    sink.rests, sink.recover = lambda _: True, pytest.fail
+    sender = resting(sink, monkeypatch, [mark(1), mark(2)])
+    sender.begin()
+    assert (sender.mark, sender.waits) == (mark(2), False)
+
+
+def test_a_sender_that_has_rested_waits_between_its_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[object] = []
+
+    def recover(owner: object) -> Mark:
+        tries.append(owner)
+        raise SinkUnreachable("away")
+
+    sink: Any = SimpleNamespace(
+        each_batch=False, mark=lambda _: mark(1), recover=recover, rests=lambda _: True, close=lambda: None
+    )
+    sender = resting(sink, monkeypatch, [mark(1)])
+    sender.begin()
+    sender.start(lambda error: pytest.fail(str(error)))
+    sender.completed(mark(2), None)
+    assert "away" in sender.close(0.5)
+    assert 1 <= len(tries) <= 4
+
+
+def test_kafka_says_that_an_epoch_is_there_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = KafkaMark(1, "root", "sent", "topic", 1, mark(1))
+    found: list[KafkaMark | None] = [None, at, replace(at, part=Part(mark(2), 5)), replace(at, topic="other")]
+    marks = SimpleNamespace(read=lambda _: found.pop(0))
+    sink = KafkaSink(Kafka("topic"))
+    monkeypatch.setattr(sink, "_working", lambda: nullcontext(marks))
+    owner = Owner("root", "job", "sent", RunId(2))
+    assert [sink.rests(owner) for _ in range(4)] == [False, True, False, False]
+
+
+def test_a_delta_table_gets_a_commit_before_a_clean_up_of_its_log_takes_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Table.ensure(Place(str(tmp_path / "t")), pa.schema([("n", pa.int64())]))
+    root, table = Root(str(tmp_path / "a")), EpochTable(str(tmp_path / "t"))
+    sink, owner = DeltaEpochSink(table, root, no_session), Owner("a", "job", "sent", RunId(1))
+    assert not sink.rests(owner)
+    sink.recover(owner)
+    assert sink.rests(owner)
+    over = DeltaEpochSink(replace(table, take_over=True), root, no_session)
+    assert not over.rests(owner)
+    over.recover(owner)
+    assert over.rests(owner)
+    later = now_ms() + 2 * 24 * 3_600_000
+    monkeypatch.setattr("spark_abs.sinks.delta_epochs.now_ms", lambda: later)
+    assert not sink.rests(owner)
