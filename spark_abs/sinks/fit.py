@@ -47,6 +47,8 @@ class Fit:
         self._table, self._rewrites, self._stored = table, rewrites, stored
         self._at, self._first = table.defined, shape_of(table.delta)
         self._shape, self._plain = self._first, why_not_plain(self._first) is None
+        self._seen = table.version, table.written(table.version)
+        """The newest commit at the last look, and its file."""
         self._fits: tuple[TableShape, pa.Schema | None] | None = None
         """What was compared last, and found to fit."""
 
@@ -88,10 +90,12 @@ class Fit:
     def _require_there(self) -> None:
         """Require that the log is the one that was read: a commit to another would leave a gap in that.
 
-        Costs a look at one file. It may be gone in good order, after a checkpoint: then the log is read.
+        Costs a look at two files: those of the newest commit now and at the last look. They may be gone in
+        good order, after a checkpoint: then the log is read.
         """
-        table = self._table
-        if table.has_newest():
+        table, (before, file) = self._table, self._seen
+        self._seen = table.version, table.written(table.version)
+        if all((file, self._seen[1])) and table.written(before) == file:
             return
         try:
             there = Table.open(table.place)

@@ -167,10 +167,10 @@ class Table:
         self._table.update_incremental()
         self._follow()
 
-    def has_newest(self) -> bool:
-        """Say whether the log still has the commit of the version read: of a table made anew it has not."""
-        found = self.place.fs.get_file_info(f"{self.place.path}/{log_file(self.version)}")
-        return found.type is fs.FileType.File
+    def written(self, version: Version) -> tuple[int, ...]:
+        """Return what tells the file of a commit from another in its place; nothing if it is not there."""
+        found = self.place.fs.get_file_info(f"{self.place.path}/{log_file(version)}")
+        return (found.mtime_ns or 0, found.size) if found.type is fs.FileType.File else ()
 
     def transaction(self, app: str) -> int | None:
         """Return the version last committed under an application id, as of the version read.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from spark_abs.sinks.fit import why_unfit
+from spark_abs.errors import TableChanged
+from spark_abs.sinks.fit import Fit, why_unfit
 from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
 from spark_abs.sinks.table_shape import Column, TableShape
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Commit, Table
 
 PLAIN = TableShape("id", (Column(("n",), "long", nullable=True),), (), (), 1, 2, frozenset())
 
@@ -119,3 +124,28 @@ def test_rows_do_not_fit_another_table_or_other_columns() -> None:
     assert "delta.setTransactionRetentionDuration" in unfit(
         replace(TAKES, properties=(("delta.setTransactionRetentionDuration", "interval 1 day"),))
     )
+
+
+@pytest.mark.parametrize("commits", [0, 4, 9])
+def test_a_table_made_anew_is_noticed_however_many_commits_it_has(tmp_path: Path, commits: int) -> None:
+    """Also where its log goes on after the commit that was read last, as that of the same table would."""
+    schema, place = pa.schema([("n", pa.int64())]), Place(str(tmp_path / "t"))
+    table = Table.ensure(place, schema, {})
+    table.commit_next(Commit())
+    fit = Fit(table, rewrites=False)
+    for number in range(3):
+        fit.require(None)
+        other = Table.open(place)
+        other.commit_next(Commit())
+        if number:  # as a clean-up of the log leaves it, behind a checkpoint
+            other.delta.create_checkpoint()
+            other.trim_log(0)
+        table.refresh()
+    fit.require(None)
+    shutil.rmtree(tmp_path / "t")
+    anew = Table.ensure(place, schema, {})
+    for _ in range(commits):
+        anew.commit_next(Commit())
+    table.refresh()
+    with pytest.raises(TableChanged, match="it was made anew"):
+        fit.require(None)
