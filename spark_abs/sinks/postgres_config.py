@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import UsageError
@@ -64,8 +64,15 @@ class Postgres:
     tombstones_for: str = "2d"
     """For how long a deleted key is remembered at least, in `<table>_spark_abs_deleted`, so that a change
     from before its delete is dropped, too."""
+    scd_type: InitVar[int] = 1
+    """1: a row for each key. Histories of keys, 2, are kept by Delta tables only."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, scd_type: int) -> None:
+        if scd_type != 1:
+            raise UsageError(
+                f"table {self.table!r}: scd_type={scd_type!r} is for Delta tables: in PostgreSQL there is "
+                "a row for each key, scd_type=1"
+            )
         object.__setattr__(self, "key", listed(self.key))
         object.__setattr__(self, "except_columns", listed(self.except_columns))
         if self.sequence_by is not None:

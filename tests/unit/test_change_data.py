@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_abs.codec import from_json, to_json
 from spark_abs.errors import UsageError
 from spark_abs.protocol.change_data import (
     END_AT,
@@ -25,6 +26,7 @@ from spark_abs.protocol.change_data import (
     listed,
     versions,
 )
+from spark_abs.sinks.postgres_config import Postgres
 
 VALUE = st.one_of(st.none(), st.integers(0, 3))
 CHANGES = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.tuples(VALUE, VALUE))))
@@ -117,3 +119,10 @@ def test_changes_need_a_key() -> None:
     assert listed(None) == ()
     assert BY_SEQUENCE.keeps_tombstones
     assert not history.keeps_tombstones
+
+
+def test_postgresql_keeps_no_histories() -> None:
+    with pytest.raises(UsageError, match="scd_type=2 is for Delta tables"):
+        Postgres("sums", key="id", mode="upsert", sequence_by="at", scd_type=2)
+    config = Postgres("sums", key="id", mode="upsert", scd_type=1)
+    assert from_json(Postgres, to_json(config)) == config
