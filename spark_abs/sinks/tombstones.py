@@ -23,6 +23,7 @@ from spark_abs.errors import DamageError
 from spark_abs.model import checked_relative
 from spark_abs.sinks.commit_metadata import SinkMetadata, TombstoneFile, Tombstones, note_of
 from spark_abs.store.root import Root
+from spark_abs.store.row_batches import read_batches
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class TombstoneStore:
         """
         if before is None or not before.files:
             return like
-        if (before.key, before.sequence_by) != (like.key, like.sequence_by):
+        if _names(before) != _names(like):
             log.warning("%s: deletes by another key or sequence are forgotten", self._directory)
             return like
         old = _now_ms() - self._kept_ms
@@ -98,7 +99,7 @@ class TombstoneStore:
         if gone:
             raise DamageError(
                 f"{gone[0]} is gone, which says what was deleted: a late change would bring it back. Bring "
-                "the file back, or go back to a checkpoint before it"
+                "the file back, go back to a checkpoint before it, or forget it with a shorter tombstones_for"
             )
         return session.read.parquet(*(f"{self._root.top}/{file.directory}" for file in tombstones.files))
 
@@ -111,7 +112,7 @@ class TombstoneStore:
         directory = self._new(now, 0)
         if write_parquet(deletes, self._root.top, directory).files:
             tombstones = replace(tombstones, files=(*tombstones.files, TombstoneFile(directory, now, 0)))
-            tombstones = replace(tombstones, files=self._compacted(tombstones.files))
+            tombstones = replace(tombstones, files=self.compacted(tombstones.files))
             if tombstones.files[-1].level:
                 self._sweep({file.directory for file in tombstones.files})
         return tombstones
@@ -119,7 +120,7 @@ class TombstoneStore:
     def _new(self, now: int, level: int) -> str:
         return f"{self._directory}/{now}-{level}-{uuid.uuid4().hex[:12]}"
 
-    def _compacted(self, files: Sequence[TombstoneFile]) -> tuple[TombstoneFile, ...]:
+    def compacted(self, files: Sequence[TombstoneFile]) -> tuple[TombstoneFile, ...]:
         """Write the newest files of a level as one of the next, again and again, while they are many."""
         found = list(files)
         while True:
@@ -138,24 +139,23 @@ class TombstoneStore:
             self._root.fs.create_dir(place, recursive=True)
         writer: pq.ParquetWriter | None = None
         try:
-            for table in self._tables(files):
+            for batch in self._batches(files):
                 if writer is None:
-                    writer = pq.ParquetWriter(
-                        f"{place}/part-0.parquet", table.schema, filesystem=self._root.fs
-                    )
-                writer.write_table(table)
+                    path = f"{place}/part-0.parquet"
+                    writer = pq.ParquetWriter(path, batch.schema, filesystem=self._root.fs)
+                writer.write_batch(batch)
         finally:
             if writer is not None:
                 writer.close()
         return TombstoneFile(directory, newest, level)
 
-    def _tables(self, files: Sequence[TombstoneFile]) -> Iterator[pa.Table]:
+    def _batches(self, files: Sequence[TombstoneFile]) -> Iterator[pa.RecordBatch]:
         for file in files:
             selector = fs.FileSelector(self._root.path(checked_relative(file.directory)))
             for info in self._root.fs.get_file_info(selector):
                 if info.base_name.endswith(".parquet"):
                     with self._root.fs.open_input_file(info.path) as source:
-                        yield pq.read_table(source)
+                        yield from read_batches(source, pq.read_schema(source).names)
 
     def _sweep(self, named: set[str]) -> None:
         """Delete what is older than any tombstone that counts, at any checkpoint."""
@@ -164,6 +164,10 @@ class TombstoneStore:
             made, _, _ = str(info.base_name).partition("-")
             if made.isdigit() and int(made) <= old and f"{self._directory}/{info.base_name}" not in named:
                 self._root.fs.delete_dir(info.path)
+
+
+def _names(said: Tombstones) -> list[list[str]]:
+    return [[column.casefold() for column in columns] for columns in (said.key, said.sequence_by)]
 
 
 def _now_ms() -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +30,11 @@ from spark_abs.protocol.change_data import (
     listed,
     versions,
 )
+from spark_abs.sinks.commit_metadata import TombstoneFile, Tombstones
 from spark_abs.sinks.postgres_config import Postgres
+from spark_abs.sinks.tombstones import TombstoneStore
+from spark_abs.store.root import Root
+from spark_abs.store.row_batches import BATCH_ROWS
 
 VALUE = st.one_of(st.none(), st.integers(0, 3))
 CHANGES = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.tuples(VALUE, VALUE))))
@@ -126,3 +134,27 @@ def test_postgresql_keeps_no_histories() -> None:
         Postgres("sums", key="id", mode="upsert", sequence_by="at", scd_type=2)
     config = Postgres("sums", key="id", mode="upsert", scd_type=1)
     assert from_json(Postgres, to_json(config)) == config
+
+
+def test_a_key_that_is_spelled_otherwise_forgets_nothing(tmp_path: Path) -> None:
+    store = TombstoneStore(Root(str(tmp_path)), "s.out", 60_000)
+    old, new = (TombstoneFile(f"tombstones/s.out/{at}-0-a", at) for at in (0, int(time.time() * 1000)))
+    before = Tombstones(("id",), ("at",), (old, new))
+    assert store.live(before, Tombstones(("ID",), ("At",))) == Tombstones(("ID",), ("At",), (new,))
+    assert store.live(before, Tombstones(("id",), ("then",))) == Tombstones(("id",), ("then",))
+
+
+def test_tombstones_are_written_anew_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_abs.sinks.tombstones._FILES", 2)
+    files = [TombstoneFile(f"tombstones/s.out/{at}-0-a", at) for at in (1, 2)]
+    rows = 2 * BATCH_ROWS
+    for file in files:
+        (tmp_path / file.directory).mkdir(parents=True)
+        keys = pa.array(range(file.newest_ms * rows, (file.newest_ms + 1) * rows))
+        pq.write_table(pa.table({"k0": keys}), tmp_path / file.directory / "part-0.parquet")
+    (found,) = TombstoneStore(Root(str(tmp_path)), "s.out", 60_000).compacted(files)
+    assert (found.newest_ms, found.level) == (2, 1)
+    written = pq.ParquetFile(tmp_path / found.directory / "part-0.parquet")
+    assert written.read()["k0"].to_pylist() == list(range(rows, 3 * rows))
+    groups = [written.metadata.row_group(i).num_rows for i in range(written.metadata.num_row_groups)]
+    assert max(groups) == BATCH_ROWS
