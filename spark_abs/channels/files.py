@@ -109,12 +109,16 @@ def write_parquet(frame: DataFrame, table: Place, relative: str) -> Written:
 
 
 def read_written(filesystem: fs.FileSystem, table_path: str, relative: str) -> Written:
-    """List what was written to a directory, reading each footer once; what holds no rows is deleted."""
+    """List what was written to a directory, reading each footer once; what holds no rows is deleted.
+
+    In the order in which a partition has written them: names with more digits come later.
+    """
     files, entry_files = [], []
     schema: pa.Schema | None = None
     directory = f"{table_path}/{relative}"
     selector = fs.FileSelector(directory, allow_not_found=True)
-    for info in sorted(filesystem.get_file_info(selector), key=lambda info: str(info.base_name)):
+    listed = filesystem.get_file_info(selector)
+    for info in sorted(listed, key=lambda info: (len(info.base_name), str(info.base_name))):
         if info.base_name.startswith(("_", ".")) or info.type is not fs.FileType.File:
             continue
         try:

@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow.fs import LocalFileSystem
 
+from spark_abs.channels.files import read_written
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import UsageError
 from spark_abs.protocol.change_data import (
@@ -158,3 +160,14 @@ def test_tombstones_are_written_anew_in_pieces(tmp_path: Path, monkeypatch: pyte
     assert written.read()["k0"].to_pylist() == list(range(rows, 3 * rows))
     groups = [written.metadata.row_group(i).num_rows for i in range(written.metadata.num_row_groups)]
     assert max(groups) == BATCH_ROWS
+
+
+def test_files_are_listed_as_their_partition_has_written_them(tmp_path: Path) -> None:
+    """The thousandth file of a partition has one digit more."""
+    (tmp_path / "d").mkdir()
+    names = [f"part-00007-u-c{number:03}.parquet" for number in (0, 999, 1000)]
+    for name in reversed(names):
+        pq.write_table(pa.table({"n": [1]}), tmp_path / "d" / name)
+    found = read_written(LocalFileSystem(), str(tmp_path), "d")
+    assert [file.path for file in found.files] == [file.path for file in found.entry_files]
+    assert [file.path for file in found.files] == [f"d/{name}" for name in names]
