@@ -11,12 +11,14 @@ AROUND = 30
 """Characters of what is alike that are shown beside a difference, at least."""
 
 _TOKEN = re.compile(r"\w+|\W")
+_LABEL = re.compile(r"\b[^\W\d]\w*:(?= )")
 
 
 def contrasted(before: str, now: str) -> tuple[str, str]:
     """Return both texts, of long ones what they differ in: stretches that are alike become an ellipsis.
 
-    Both begin as they began, so that it is seen what they are.
+    Both begin as they began, so that it is seen what they are. A name with a colon stays: it says to which part
+    the text after the ellipsis belongs.
     """
     if max(len(before), len(now)) <= LONG:
         return before, now
@@ -35,7 +37,10 @@ def _shortened(tokens: list[str], last: bool) -> list[str]:
     head, tail = _up_to(tokens), [] if last else _up_to(tokens[::-1])[::-1]
     if len(head) + len(tail) >= len(tokens):
         return tokens
-    return [*head, " … ", *tail] if tail else [*head, " …"]
+    if not tail:
+        return [*head, " …"]
+    labels = _LABEL.findall("".join(tokens[len(head) : -len(tail)]))
+    return [*head, *(f" … {label}" for label in labels[-1:]), " … ", *tail]
 
 
 def _up_to(tokens: list[str]) -> list[str]:

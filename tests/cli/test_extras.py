@@ -40,7 +40,7 @@ def test_a_restore_names_it_and_can_be_forced(job: SmallJob, cli: Cli, missing: 
     assert f"pip install 'spark-abs[{missing}]'" in said
     assert "--force outside" in said
     assert job.rows() == [1, 2]
-    shown = cli("restore", "--to", "1", "--yes", "--force", "outside").stdout
+    shown = cli("restore", "--to", "1", "--yes", "--force", "outside").stderr
     assert f"pip install 'spark-abs[{missing}]'" in shown
     assert job.rows() == [1]
 

@@ -24,7 +24,7 @@ from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.errors import AbsError, Refused
 from spark_abs.job import Job
-from spark_abs.plan.specs import Output
+from spark_abs.plan.specs import Existing, Output
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from tests.job_support import Feed, manifests, read_table
 from tests.spark.conftest import Start
@@ -67,8 +67,15 @@ class Numbers:
     def source(self, job: Job, name: str, **options: Any) -> Output:
         return job.source(name, self.feeds[name].stream(), **options)
 
-    def sink(self, job: Job, name: str, source: Output, table: str | None = None) -> None:
-        job.sink(name, source, table=str(self.tmp / "tables" / (table or name)))
+    def sink(
+        self,
+        job: Job,
+        name: str,
+        source: Output,
+        table: str | None = None,
+        existing: Existing | None = None,
+    ) -> None:
+        job.sink(name, source, table=str(self.tmp / "tables" / (table or name)), existing=existing)
 
     def job(self, declare: Declare, failpoint: Failpoint = no_failpoint, **settings: Any) -> Job:
         job = Job(
@@ -120,14 +127,16 @@ def both(function: Callable[..., DataFrame], order: str = "ab") -> Declare:
     return declare
 
 
-def line(*names: str, feed: str = "a", source: str | None = None) -> Declare:
+def line(
+    *names: str, feed: str = "a", source: str | None = None, existing: Existing | None = None
+) -> Declare:
     """A source and stages after each other, the last one with the table `out`."""
 
     def declare(numbers: Numbers, job: Job) -> None:
         last: Output = job.source(source or feed, numbers.feeds[feed].stream())
         for name in names:
             last = job.stage(name, [last], lambda frame: frame)
-        numbers.sink(job, "out", last)
+        numbers.sink(job, "out", last, existing=existing)
 
     return declare
 
@@ -245,7 +254,7 @@ def test_two_roots_write_one_table_and_each_goes_back_alone(numbers: Numbers) ->
     numbers.write("a", 2)
     numbers.run(line("last"))
     numbers.root = second
-    numbers.run(line("last", feed="b", source="a"))
+    numbers.run(line("last", feed="b", source="a", existing="append"))
     numbers.write("b", 2)
     numbers.run(line("last", feed="b", source="a"))
     numbers.exact("out")
@@ -291,7 +300,10 @@ def test_the_root_is_new_and_the_tables_are_old(numbers: Numbers) -> None:
     numbers.write("a", 3)
     numbers.run(line("last"))
     numbers.root = str(numbers.tmp / "other-root")
-    numbers.run(line("last"))
+    with pytest.raises(Refused, match="existing='append'"):
+        numbers.run(line("last"))
+    numbers.exact("out")
+    numbers.run(line("last", existing="append"))
     assert Counter(numbers.rows("out")) == Counter(numbers.written["a"] * 2)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +21,15 @@ def test_one_column_among_many_is_seen_at_once() -> None:
     assert "key_7 string" in was
     assert "key_7 bigint" in are
     assert was.startswith("Aggregate(by ")
+
+
+def test_the_part_in_which_they_differ_is_named() -> None:
+    sides = [f"{', '.join(COLUMNS[:4])}, {number}" for number in (0, 1)]
+    was, are = contrasted(
+        *(f"Join(on a; left: {one}; right: {other})" for one, other in (sides, sides[::-1]))
+    )
+    assert re.fullmatch(r"Join\(on a; left: .* 0; right: .* 1\)", was)
+    assert re.fullmatch(r"Join\(on a; left: .* 1; right: .* 0\)", are)
 
 
 def test_short_texts_are_shown_whole() -> None:
