@@ -17,8 +17,8 @@ _LABEL = re.compile(r"\b[^\W\d]\w*:(?= )")
 def contrasted(before: str, now: str) -> tuple[str, str]:
     """Return both texts, of long ones what they differ in: stretches that are alike become an ellipsis.
 
-    Both begin as they began, so that it is seen what they are. A name with a colon stays: it says to which part
-    the text after the ellipsis belongs.
+    Both begin as they began, so that it is seen what they are. A name with a colon stays: it says to which
+    part the text after the ellipsis belongs.
     """
     if max(len(before), len(now)) <= LONG:
         return before, now

@@ -102,6 +102,7 @@ def _gone(*queries: Uses) -> str:
         if q.known_from is not None
     )
 
+
 def refuse_older(manifest: Manifest | None, stage: StageId, state: ControlState, storage: Storage) -> None:
     """Refuse a query whose tables are not as new as the newest checkpoint of its attempt found them.
 

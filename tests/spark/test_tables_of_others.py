@@ -238,9 +238,7 @@ def test_rows_of_a_checkpoint_are_refused_by_a_table_that_has_changed(
     made.recover(owner)
 
     def send(number: int, first: bool = False) -> None:
-        after, until = (
-            Mark(AttemptId(1), CheckpointId(n), Version(10 * n)) for n in (number - 1, number)
-        )
+        after, until = (Mark(AttemptId(1), CheckpointId(n), Version(10 * n)) for n in (number - 1, number))
         made.commit(Epoch(owner, after, until, first=first), Some("x", number))
 
     send(1, first=True)
