@@ -94,8 +94,9 @@ class Fit:
         good order, after a checkpoint: then the log is read.
         """
         table, (before, file) = self._table, self._seen
-        self._seen = table.version, table.written(table.version)
-        if all((file, self._seen[1])) and table.written(before) == file:
+        newest = table.written(table.version)
+        if newest and file and table.written(before) == file:
+            self._seen = table.version, newest
             return
         try:
             there = Table.open(table.place)
@@ -104,6 +105,7 @@ class Fit:
         if there.id != self._first.id or there.version < table.version:
             why = f"it was made anew: it is at version {there.version}, and was at {table.version}"
             raise TableChanged(self._told(why, shape_of(there.delta)))
+        self._seen = table.version, newest
 
     def _told(self, why: str, shape: TableShape | None) -> str:
         uri = self._table.uri
