@@ -254,7 +254,7 @@ class _Columns:
     def why_not(self, version: int, schema: str) -> str:
         """Say which columns of a version cannot be read any more, empty if all can."""
         then = _types(schema)
-        other = [name for name in then if name not in self._now or self._now[name] != then[name]]
+        other = [name for name in then if name not in self._now or not _reads(then[name], self._now[name])]
         if not other:
             return ""
         return (
@@ -263,19 +263,29 @@ class _Columns:
         )
 
 
-_LOOSE = frozenset(("metadata", "nullable", "containsNull", "valueContainsNull"))
+_INSIDE = ("elementType", "keyType", "valueType")
+"""What the JSON of an array or a map says of the types in it."""
 
 
-def _types(schema: str) -> dict[str, str]:
-    fields = json.loads(schema)["fields"]
-    return {str(f["name"]): json.dumps(_bare(f["type"]), sort_keys=True) for f in fields}
+def _types(schema: str) -> dict[str, Any]:
+    return _fields(json.loads(schema))
 
 
-def _bare(kind: Any) -> Any:
-    """Return a type without metadata and without what may be null."""
-    if isinstance(kind, dict):
-        return {k: _bare(v) for k, v in kind.items() if k not in _LOOSE}
-    return [_bare(v) for v in kind] if isinstance(kind, list) else kind
+def _fields(struct: Any) -> dict[str, Any]:
+    return {str(field["name"]): field["type"] for field in struct["fields"]}
+
+
+def _reads(then: Any, now: Any) -> bool:
+    """Say whether a stream reads values of a type as another one: a struct may have got fields since.
+
+    As Delta's `SchemaUtils.isReadCompatible`; what may be null is left out.
+    """
+    if not isinstance(then, dict) or not isinstance(now, dict) or then["type"] != now["type"]:
+        return bool(then == now)
+    if then["type"] == "struct":
+        old, new = _fields(then), _fields(now)
+        return all(name in new and _reads(kind, new[name]) for name, kind in old.items())
+    return all(_reads(then.get(inside), now.get(inside)) for inside in _INSIDE)
 
 
 @dataclass(slots=True)

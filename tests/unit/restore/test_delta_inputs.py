@@ -130,6 +130,34 @@ def test_columns_that_came_are_read_and_those_that_changed_are_not(table: Table)
     assert table.why_not(table.at(5)) == ""
 
 
+N, TEXT = pa.int64(), pa.string()
+SHORT, LONG = pa.struct([("a", N)]), pa.struct([("a", N), ("b", TEXT)])
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "reads"),
+    [
+        (SHORT, LONG, True),
+        (LONG, SHORT, False),
+        (pa.list_(SHORT), pa.list_(LONG), True),
+        (pa.map_(TEXT, SHORT), pa.map_(TEXT, LONG), True),
+        (pa.map_(TEXT, LONG), pa.map_(TEXT, SHORT), False),
+        (pa.map_(TEXT, N), pa.map_(N, N), False),
+        (pa.list_(N), pa.list_(TEXT), False),
+        (pa.list_(N), N, False),
+    ],
+)
+def test_a_struct_may_have_got_fields_since(
+    tmp_path: Path, then: pa.DataType, now: pa.DataType, reads: bool
+) -> None:
+    """As Delta's stream has it: fields that are new are null in older rows, others must stay."""
+    uri = str(tmp_path / "in")
+    write_deltalake(uri, pa.table({"s": pa.array([None], then)}))
+    write_deltalake(uri, pa.table({"s": pa.array([None], now)}), mode="overwrite", schema_mode="overwrite")
+    said = why_not_from(Place(uri), DeltaOffset(str(DeltaTable(uri).metadata().id), 0, -100, False))
+    assert said.startswith("its columns have changed since version 0") is not reads
+
+
 def test_a_change_data_feed_needs_its_own_files(table: Table) -> None:
     """Those of a commit with some; else what it has added and removed. Others read none of them."""
     changed = [
