@@ -7,20 +7,23 @@ from functools import partial
 
 from pyarrow import fs
 
-from spark_abs.errors import DamageError
+from spark_abs.errors import DamageError, Refused
 from spark_abs.snapshots.layout import is_ignored
 from spark_abs.snapshots.materialise import METADATA, empty, is_relocated, make_directory, put, relocated
 from spark_abs.snapshots.parallel import for_each
 from spark_abs.store.storage import Place
 
 _COPY_BYTES = 8 << 20
+_COPIES = 5
+"""So often a copy is begun: Spark may still upload or delete state of a query that has just stopped."""
 
 
 def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = lambda: None) -> None:
     """Copy a whole checkpoint directory, the planned batch included; the source is left alone.
 
-    The query id stays, so that writes which are idempotent by it stay so. `metadata` is written last: a
-    directory that has it is whole and is not touched again, one without it is emptied and written anew.
+    The query id stays, so that writes which are idempotent by it stay so. What changes under a copy is copied
+    again. `metadata` is written last: a directory that has it is whole and is not touched again, one without
+    it is emptied and written anew.
 
     Args:
         source: the checkpoint of a query that has stopped.
@@ -29,11 +32,33 @@ def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = l
 
     Raises:
         DamageError: there is no native checkpoint at the source.
+        Refused: it does not stand still.
     """
     if target.below(METADATA).exists():
         return
     if not source.below(METADATA).exists():
         raise DamageError(f"{source} is not the checkpoint of a query: it has no {METADATA} file")
+    gone: FileNotFoundError | None = None
+    for _ in range(_COPIES):
+        try:
+            if _copied(source, target, heartbeat):
+                break
+        except FileNotFoundError as error:
+            gone = error
+    else:
+        raise Refused(
+            f"{source} has changed each time while it was copied: its query still runs somewhere; stop that"
+        ) from gone
+    with source.fs.open_input_stream(f"{source.path}/{METADATA}") as stream:
+        put(target, METADATA, [stream.read()])
+
+
+def _copied(source: Place, target: Place, heartbeat: Callable[[], None]) -> bool:
+    """Copy all but `metadata`; says whether the source stood still meanwhile.
+
+    Raises:
+        FileNotFoundError: a file has gone.
+    """
     empty(target)
     infos = source.fs.get_file_info(fs.FileSelector(source.path, recursive=True))
     for info in infos:
@@ -48,8 +73,12 @@ def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = l
                 chunks = iter([relocated(path, b"".join(chunks).decode(), target).encode()])
             put(target, path, chunks)
 
-    files = [i for i in infos if i.type is fs.FileType.File and not is_ignored(i.base_name)]
+    files = _files(infos)
     wanted = [info for info in files if info.path != f"{source.path}/{METADATA}"]
     for_each(wanted, copy, lambda _: heartbeat())
-    with source.fs.open_input_stream(f"{source.path}/{METADATA}") as stream:
-        put(target, METADATA, [stream.read()])
+    now = _files(source.fs.get_file_info(fs.FileSelector(source.path, recursive=True)))
+    return {(i.path, i.size, i.mtime_ns) for i in files} == {(i.path, i.size, i.mtime_ns) for i in now}
+
+
+def _files(infos: list[fs.FileInfo]) -> list[fs.FileInfo]:
+    return [i for i in infos if i.type is fs.FileType.File and not is_ignored(i.base_name)]
