@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-BACK = "start with restart='checkpoint', or restore a checkpoint: batches after it choose their versions anew"
+_BACK = "start with restart='checkpoint', or restore a checkpoint: batches after it choose versions anew"
+_ANEW = "it is never refreshed, in no run: declare it as a lookup of another name, which begins at the newest"
 
 
 class LookupTable:
@@ -40,6 +41,11 @@ class LookupTable:
         """
         self.lookup, self._place, self._spark = lookup, place, spark
         self._open()
+
+    @property
+    def way_on(self) -> str:
+        """What to do if a version cannot be read any more. One that is never refreshed outlives restores."""
+        return _ANEW if self.lookup.max_age_ms is None else _BACK
 
     def _open(self) -> None:
         self._table = Table.open(self._place)
@@ -84,7 +90,7 @@ class LookupTable:
         except PySparkException as error:
             raise DamageError(
                 f"lookup {at.lookup!r}: version {at.version} of {at.table} cannot be read any more, and a "
-                f"batch reads it: {BACK} ({str(error).splitlines()[0]})"
+                f"batch reads it: {self.way_on} ({str(error).splitlines()[0]})"
             ) from error
         (found,) = read_tables(frame)
         if found.id != at.table_id:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -89,14 +89,19 @@ def start_functions(state: ControlState, run: RunId, started: Sequence[StartedFu
     return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 
-def pin_lookups(state: ControlState, run: RunId, pinned: Sequence[LookupVersion]) -> ControlState:
+def pin_lookups(
+    state: ControlState, run: RunId, pinned: Sequence[LookupVersion], declared: Collection[str]
+) -> ControlState:
     """Record the versions of lookups that are never refreshed, before any stage reads one.
+
+    Those of lookups that are not `declared` now stay: a restore may go back to stages that read them.
 
     Raises:
         Fenced: somebody has taken over.
     """
     require_current(state, run)
-    attempt = replace(state.attempt, lookups=tuple(pinned))
+    others = (at for at in state.attempt.lookups if at.lookup not in declared)
+    attempt = replace(state.attempt, lookups=(*others, *pinned))
     return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 

@@ -113,7 +113,8 @@ def start_job(
             lost = _lost_natives(ctx, graph, past.manifest)
             started = check_functions(past, drafted.frames, plans, lost)
             control.update(lambda state: start_functions(state, ctx.run, started))
-            control.update(lambda state: pin_lookups(state, ctx.run, _pinned(drafted)))
+            lookups = drafted.frames.lookups
+            control.update(lambda state: pin_lookups(state, ctx.run, _pinned(drafted), lookups))
             ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
             job.failpoint("start.natives.after")
             laps.over("root")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING
 from pyarrow import fs
 
 from spark_abs.codec import from_plain, to_plain
-from spark_abs.errors import DamageError
+from spark_abs.errors import AbsError, DamageError
 from spark_abs.model import BatchId, LookupVersion, Version
-from spark_abs.plan.lookups import BACK, LookupTable, OpenedLookup, as_planned
+from spark_abs.plan.lookups import LookupTable, OpenedLookup, as_planned
 from spark_abs.plan.specs import StageSpec
 from spark_abs.protocol.lookups import following, is_due, version_of
 from spark_abs.snapshots.materialise import make_directory, put
+from spark_abs.stages.causes import text_of
 from spark_abs.stages.context import RunContext
 from spark_abs.store.clock import now_ms
 
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _DIRECTORY = "lookups"
 """Within the native checkpoint, where no commit names the versions before a function sees rows."""
+_LACKS_FILE = re.compile(r"not[_ ]?(exist|found)|no such (file|key)|NoSuch(File|Key)", re.IGNORECASE)
+"""What Spark, Delta, Hadoop and stores say of a file that is gone: looking for each file of a table costs."""
 
 
 class StageLookups:
@@ -122,7 +126,7 @@ class StageLookups:
 
     @contextmanager
     def explaining(self, versions: Sequence[LookupVersion]) -> Iterator[None]:
-        """Say of a batch that fails whether files of its lookups are gone.
+        """Say of a batch that fails for want of a file whether files of its lookups are gone.
 
         Raises:
             DamageError: they are.
@@ -130,12 +134,13 @@ class StageLookups:
         try:
             yield
         except Exception as error:
-            for at in versions:
+            lacks = not isinstance(error, AbsError) and _LACKS_FILE.search(text_of(error))
+            for at in versions if lacks else ():
                 gone = self._tables[at.lookup].lacks_file(at.version)
                 if gone is not None:
                     raise DamageError(
                         f"lookup {at.lookup!r}: version {at.version} of {at.table} has lost {gone}: was the "
-                        f"table vacuumed? {BACK}; and keep old versions for longer"
+                        f"table vacuumed? {self._tables[at.lookup].way_on}; and keep old versions for longer"
                     ) from error
             raise
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from spark_abs.errors import DamageError
-from spark_abs.model import LookupVersion, Version
+from spark_abs.errors import DamageError, Fenced
+from spark_abs.model import LookupVersion, RunId, Version
+from spark_abs.plan.lookups import LookupTable
+from spark_abs.plan.specs import Lookup
+from spark_abs.protocol.attempts import pin_lookups
+from spark_abs.protocol.control import begin_job, begin_run
 from spark_abs.protocol.lookups import following, is_due, version_of
+from spark_abs.stages.lookups import StageLookups
 
 LAST = LookupVersion("customers", "/data/customers", "4f", Version(7), 10_000)
 
@@ -42,3 +49,44 @@ def test_what_is_recorded_counts_for_the_same_name_and_table() -> None:
     assert version_of("customers", LAST.table, [LAST]) is LAST
     assert version_of("people", LAST.table, [LAST]) is None
     assert version_of("customers", "/data/others", [LAST]) is None
+
+
+@pytest.mark.parametrize(
+    ("max_age_ms", "way"), [(0, "restart='checkpoint'"), (None, "lookup of another name")]
+)
+def test_the_way_on_from_a_version_that_is_gone(max_age_ms: int | None, way: str) -> None:
+    """A restore keeps a version for ever, so going back is no way on from that."""
+    table: Any = LookupTable.__new__(LookupTable)
+    table.lookup = Lookup(SimpleNamespace(name="job"), "customers", LAST.table, max_age_ms)
+    assert way in table.way_on
+    assert ("restart=" in table.way_on) is (max_age_ms is not None)
+
+
+def test_a_version_for_ever_outlives_a_start_without_the_lookup() -> None:
+    """A restore may go back to the stage that reads it; what is declared is as it is declared."""
+    state = begin_run(begin_job("job", 0), "here", 1, 0)
+    state = pin_lookups(state, RunId(1), [LAST], {"customers"})
+    other = replace(LAST, lookup="people")
+    state = pin_lookups(state, RunId(1), [other], {"people"})
+    assert state.attempt.lookups == (LAST, other)
+    assert pin_lookups(state, RunId(1), [], {"customers"}).attempt.lookups == (other,)
+
+
+@pytest.mark.parametrize(
+    ("error", "looks"),
+    [
+        (RuntimeError("[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file a"), True),
+        (RuntimeError("java.io.FileNotFoundException: No such file or directory: s3a://b/a"), True),
+        (RuntimeError("NoSuchKey: The specified key does not exist."), True),
+        (RuntimeError("division by zero"), False),
+        (Fenced("run 2 has taken over: run 1 is not found"), False),
+    ],
+)
+def test_files_of_a_lookup_are_looked_for_only_if_one_is_missed(error: Exception, looks: bool) -> None:
+    """It is a look at each file of the table: a batch that fails for another reason does not wait for it."""
+    asked: list[Version] = []
+    lookups: Any = StageLookups.__new__(StageLookups)
+    lookups._tables = {"customers": SimpleNamespace(lacks_file=asked.append, way_on="")}
+    with pytest.raises(type(error)), lookups.explaining([LAST]):
+        raise error
+    assert bool(asked) is looks
