@@ -79,8 +79,7 @@ def start_job(
     natives = control.natives_at(settings.native_root)
     if natives != NATIVES:
         require_shared(job.spark, job.root.anywhere(natives))
-    if restart == "checkpoint":
-        _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state)
+    if restart == "checkpoint" and _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state):
         newest = control.state.newest_run
         if tracks_schemas(job):  # its sources may have other columns there
             drafted = draft(job)
@@ -194,13 +193,19 @@ def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> st
     return name
 
 
-def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: bool) -> None:
+def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: bool) -> bool:
+    """Restore the newest intact checkpoint; False if none was completed: then nothing is checked yet."""
     from spark_abs.restore.apply import apply
     from spark_abs.restore.prepare import prepare
     from spark_abs.restore.refusals import Force
 
     if not Checkpoints.open(job.root, job.name).summaries():
-        return
+        log.warning(
+            "job %s was to go back to a checkpoint, and %s has none: it goes on from where its stages are",
+            job.name,
+            job.root.uri,
+        )
+        return False
     prepared = prepare(
         job.root,
         "latest",
@@ -219,6 +224,7 @@ def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: b
             prepared.ahead.discard()
         raise
     apply(job.root, prepared)
+    return True
 
 
 def _lost_natives(ctx: RunContext, graph: JobGraph, manifest: Manifest | None) -> dict[StageId, str]:
