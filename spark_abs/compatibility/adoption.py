@@ -18,9 +18,9 @@ from pyarrow import fs
 
 from spark_abs.compatibility.existing import is_marked, refuse_rows_of_others
 from spark_abs.compatibility.restored import Past
-from spark_abs.errors import DamageError, Refused
+from spark_abs.errors import AbsError, DamageError, Refused
 from spark_abs.manifest import SourceShape
-from spark_abs.model import NO_BATCH, BatchId, SinkWriter, StageId
+from spark_abs.model import FENCED, NO_BATCH, BatchId, SinkWriter, StageId
 from spark_abs.plan.graph import PlanFacts
 from spark_abs.plan.specs import JobSpec, SinkSpec, StageSpec
 from spark_abs.protocol.attempt import Rebuilt
@@ -116,6 +116,27 @@ def is_open(job: JobSpec, root: Root, past: Past | None, stage: StageId) -> bool
     tables = ((sink, _table(root, sink)) for sink in _sinks(job, stage))
     begun = any(t is not None and is_adopted(t, _writer(state, sink), record.query) for sink, t in tables)
     return not begun and all(attached.stage != stage for attached in state.sinks)
+
+
+def why_too_late(job: JobSpec, root: Root, stage: StageId) -> str:
+    """Say of a stage that is not open for adoption whether its query was never adopted, empty if it was.
+
+    Known by a table of its sinks that the query still may write. Where its checkpoint is gone, or that cannot
+    be read, nothing is said: `adopt` stays in a script.
+    """
+    given = job.stages[stage].adopt
+    with suppress(AbsError, OSError):
+        place = root.storage.place(given or "")
+        query = NativeLog(place).query_id() if place.read(METADATA) is not None else ""
+        tables = [table for sink in _sinks(job, stage) if (table := _table(root, sink)) is not None]
+        free = next((t for t in tables if query and t.transaction(query) not in (None, FENCED)), None)
+        if free is not None:
+            return (
+                f"stage {stage!r} cannot adopt {place}: it has run already, without the position and the "
+                f"state of query {query}, which may still write {free.uri}. Give the stage another name, "
+                "under which it adopts the query; or leave adopt= out"
+            )
+    return ""
 
 
 def plan_adoption(

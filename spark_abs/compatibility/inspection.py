@@ -10,7 +10,7 @@ from functools import partial
 
 from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.writer import check_channel
-from spark_abs.compatibility.adoption import Adoption, is_open, plan_adoption
+from spark_abs.compatibility.adoption import Adoption, is_open, plan_adoption, why_too_late
 from spark_abs.compatibility.existing import refuse_rows_of_others
 from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.named_tables import refuse_moved_sink
@@ -223,6 +223,8 @@ def adopted(
                 found.append(plan_adoption(job, root, state, stage, drafted.plans[stage]))
             except (AbsError, OSError) as error:
                 reasons.append(str(error))
+        elif job.stages[stage].adopt is not None and (late := why_too_late(job, root, stage)):
+            reasons.append(late)
     return tuple(found), tuple(reasons)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
 
+from spark_abs.compatibility.adoption import why_too_late
 from spark_abs.errors import Refused
 from spark_abs.model import FENCED, AttemptId, BatchId, RunId, SinkWriter, StageId
 from spark_abs.sinks.adopted import last_written, refuse_running, take_over_query, was_fenced
+from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
 
@@ -73,3 +76,28 @@ def test_a_table_of_others_is_left_alone(table: Table) -> None:
     take_over(table, planned=7)
     assert table.version == 0
     assert last_written(table, QUERY) is None
+
+
+@pytest.mark.parametrize(
+    ("query_at", "late"),
+    [(6, True), (FENCED, False), (None, False)],
+    ids=["it still writes", "it was adopted", "the table is another one"],
+)
+def test_a_stage_that_has_run_without_the_query_is_told_so(
+    tmp_path: Path, query_at: int | None, late: bool
+) -> None:
+    """`adopt` may stay in a script: nothing is said of a query that was adopted, or is gone."""
+    uri, old = str(tmp_path / "table"), tmp_path / "old"
+    made = Table.ensure(Place(uri), pa.schema([("n", pa.int64())]))
+    if query_at is not None:
+        made.commit_next(Commit(transactions={QUERY: query_at}))
+    old.mkdir()
+    (old / "metadata").write_text(f'{{"id":"{QUERY}"}}')
+    stage = StageId("s")
+    sink = SimpleNamespace(source=SimpleNamespace(stage=stage), table=uri)
+    job: Any = SimpleNamespace(stages={stage: SimpleNamespace(adopt=str(old))}, sinks=[sink])
+    said = why_too_late(job, Root(str(tmp_path / "root")), stage)
+    assert (f"it has run already, without the position and the state of query {QUERY}" in said) is late
+    assert bool(said) is late
+    (old / "metadata").unlink()
+    assert why_too_late(job, Root(str(tmp_path / "root")), stage) == ""
