@@ -26,7 +26,7 @@ from spark_abs.store.storage import location_of
 from spark_abs.wording import named
 
 if TYPE_CHECKING:
-    from spark_abs.plan.specs import JobSpec
+    from spark_abs.plan.specs import JobSpec, Lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class ExplainedStage:
     """What it reads as streams: channels, and native sources."""
     static_tables: tuple[str, ...]
     """Delta tables that it reads as they were when the job was declared."""
+    lookups: tuple[str, ...]
+    """Delta tables that it joins its rows with, and at which version."""
     outputs: tuple[str, ...]
     output_mode: OutputMode
     trigger: str | None
@@ -59,6 +61,8 @@ class ExplainedStage:
             yield f"  reads {source}{', the feedback edge of a loop' if source.feedback else ''}"
         for table in self.static_tables:
             yield f"  reads the table {table} as it is now"
+        for lookup in self.lookups:
+            yield f"  looks up {lookup}"
         for watermark in self.watermarks:
             yield f"  watermark on {watermark.column}, {watermark.delay_ms} ms late"
         if self.operators:
@@ -184,6 +188,18 @@ def _channels(drafted: Drafted) -> Iterator[tuple[ChannelId, tuple[StageId, ...]
             yield channel, tuple(s.name for s in drafted.graph.stages if channel in s.inputs)
 
 
+def looked_up(lookup: Lookup) -> str:
+    """Say which table a lookup is, and at which version it is read."""
+    match lookup.max_age_ms:
+        case None:
+            version = "the version of the first start, for ever"
+        case 0:
+            version = "the newest version in each batch"
+        case age:
+            version = f"a version that was the newest at most {age} ms ago"
+    return f"{lookup.name}, table {lookup.table}: {version}"
+
+
 def _stage(job: JobSpec, drafted: Drafted, decl: StageDecl, attempt: Attempt, natives: str) -> ExplainedStage:
     spec, facts = job.stages[decl.name], drafted.plans[decl.name]
     native = job.root.native(natives, attempt.id, attempt.directory(decl.name))
@@ -193,6 +209,7 @@ def _stage(job: JobSpec, drafted: Drafted, decl: StageDecl, attempt: Attempt, na
         name=decl.name,
         sources=tuple(replace(s, feedback=s.name in decl.feedback) for s in facts.streams),
         static_tables=tuple(facts.static_tables),
+        lookups=tuple(map(looked_up, spec.lookups)),
         outputs=decl.outputs,
         output_mode=spec.output_mode,
         trigger=spec.trigger,

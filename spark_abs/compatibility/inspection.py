@@ -27,7 +27,7 @@ from spark_abs.plan.graph import JobGraph, PlanFacts
 from spark_abs.plan.lookups import open_lookups
 from spark_abs.plan.specs import JobSpec
 from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
-from spark_abs.protocol.changes import Comparison, Recorded
+from spark_abs.protocol.changes import Comparison, Recorded, Verdict
 from spark_abs.protocol.compare import compare
 from spark_abs.settings_table import WatermarkCheck
 from spark_abs.sinks.create import check_sink
@@ -229,11 +229,13 @@ def adopted(
 
 
 def noted(comparison: Comparison, adoptions: Sequence[Adoption]) -> Comparison:
-    """Say in a comparison which stages take the place of queries."""
+    """Say in a comparison which stages take the place of queries: their sources stand where those stood."""
     said = {adoption.stage: str(adoption) for adoption in adoptions}
-    stages = (
-        replace(s, notes=(said[s.stage], *s.notes)) if s.stage in said else s for s in comparison.stages
-    )
+    stages = []
+    for s in comparison.stages:
+        if s.stage in said:
+            s = replace(s, notes=(said[s.stage], *(() if s.verdict is Verdict.NEW else s.notes)))
+        stages.append(s)
     return replace(comparison, stages=tuple(stages))
 
 

@@ -123,6 +123,7 @@ def test_every_row_is_there_once_wherever_the_query_was(
     checked = old.job().check()
     assert checked.ok, str(checked)
     assert f"adopts {old.checkpoint}: query" in str(checked)
+    assert "starts where its own options say" not in str(checked)
     start(old.job(), available_now=True).await_termination()
     assert old.ids == old.sent
 

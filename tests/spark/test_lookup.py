@@ -127,6 +127,8 @@ def test_each_batch_joins_with_the_newest_version_also_across_restores(shop: Sho
     """A row appended later joins. A checkpoint says the version, and a restore goes to before and back."""
     shop.customer(1)
     shop.order(1, 2)
+    said = f"looks up customers, table {shop.customers}: the newest version in each batch"
+    assert said in str(shop.with_channel().explain())
     run(shop.with_channel(), start)
     first = [(0, "name 1"), (1, None)]
     assert shop.rows("main") == shop.rows("after") == first
