@@ -264,7 +264,8 @@ def plan_restore(
             *outside_steps(facts.outside, Force.OUTSIDE in force),
             *(
                 KeepSink(
-                    (f"{s.stage}/{o.output}",), "a function sink has no versions: what it has done stays"
+                    (f"{s.stage}/{o.output}",),
+                    "a function has no versions: what it did outside the tables of this plan stays",
                 )
                 for s in manifest.stages
                 for o in s.outputs

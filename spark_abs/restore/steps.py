@@ -225,7 +225,7 @@ def _brought_back(step: RestoreSink | FenceOutside | ReturnOutside) -> str:
     if step.version == NO_TABLE:
         then = "to no rows: there was no such table"
     where = f"{_sinks(step.sinks)} ({named(step.name, step.table)}){_by(step.needs_spark)}"
-    return f"bring {where} from version {step.current} {then}{_undone(step.changes)}"
+    return f"bring {where} from version {step.current} {then}{_undone(step.changes, step.by_function)}"
 
 
 def _outside(step: FenceOutside | ReturnOutside) -> str:
@@ -246,21 +246,26 @@ def _sinks(names: Sequence[str]) -> str:
     return f"{'sink' if len(names) == 1 else 'sinks'} {', '.join(names)}"
 
 
-def _undone(changes: Changes) -> str:
-    """Say whose rows go, and whose stay."""
+def _undone(changes: Changes, by_function: bool) -> str:
+    """Say whose rows go, and whose stay; commits of a function do not say who made them."""
     said = []
-    if changes.own:
+    if changes.own_rows or (changes.own and not by_function):
         said.append(f"{_rows(changes.own_rows)} of this job {'goes' if changes.own_rows == 1 else 'go'}")
     if changes.of_others:
-        where = f"version {_listed(changes.of_others)}"
-        said.append(f"what others did in {where} is undone ({_rows(changes.rows_of_others)} added)")
+        who = f"{'the function and ' if by_function else ''}others"
+        where = _versions(changes.of_others)
+        said.append(f"what {who} did in {where} is undone ({_rows(changes.rows_of_others)} added)")
     if changes.of_roots:
-        said.append(f"rows of jobs on other roots in version {_listed(changes.of_roots)} stay")
+        said.append(f"rows of jobs on other roots in {_versions(changes.of_roots)} stay")
     return "".join(f"; {one}" for one in said)
 
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _versions(numbers: Sequence[int]) -> str:
+    return f"{'version' if len(numbers) == 1 else 'versions'} {_listed(numbers)}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -111,7 +111,9 @@ def test_a_plan_fences_everything_before_it_changes_anything() -> None:
         Materialise(StageId("clicks"), "native/2/clicks", BatchId(3), 0, 0),
         StartAfresh(StageId("sum")),
         RestoreSink("/lake/totals", ("sum/totals",), Version(4), Version(9), Changes(), False, False),
-        KeepSink(("sum/mail",), "a function sink has no versions: what it has done stays"),
+        KeepSink(
+            ("sum/mail",), "a function has no versions: what it did outside the tables of this plan stays"
+        ),
         Finish(AttemptId(2)),
     )
 
@@ -218,6 +220,16 @@ def test_a_sink_that_spark_brings_back_and_one_row_are_said_so() -> None:
     assert sentence(step) == (
         "bring sink sum/totals (/lake/totals) through Spark from version 9 back to the rows of version 4; "
         "1 row of this job goes; what others did in version 7 is undone (1 row added)"
+    )
+
+
+def test_rows_of_a_function_are_not_said_to_be_those_of_others() -> None:
+    changes = Changes((Version(6),), 0, (), (Version(5), Version(8)), 2)
+    found = facts(sink=replace(TOTALS, changes=changes, by_function=True))
+    (step,) = [s for s in planned(started(), manifest(5), found).steps if isinstance(s, RestoreSink)]
+    assert sentence(step).endswith(
+        "back to the rows of version 4; what the function and others did in versions 5, 8 is undone "
+        "(2 rows added)"
     )
 
 
