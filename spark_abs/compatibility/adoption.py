@@ -227,7 +227,7 @@ def _whole(place: Place) -> Iterator[str]:
     elif (finding := check_native(place, NO_BATCH)) is not None:
         yield finding
     if any("_schema_log" in name for name in _further(place)):
-        yield "it holds a log of schemas (schemaTrackingLocation), which does not come along"
+        yield "it holds a log of schemas (schemaTrackingLocation), which cannot be adopted"
 
 
 def _further(place: Place) -> Iterator[str]:

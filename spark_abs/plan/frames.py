@@ -212,7 +212,7 @@ def _with_lookups(stage: StageId, facts: PlanFacts, frames: Frames) -> PlanFacts
             "state; join in a stage of its own, and keep state in a stage before or after it"
         )
     if len(facts.watermarks) > len(plan_facts(frames.streams[stage]).watermarks):
-        raise GraphError(f"{said} and has a watermark: it counts in a stage with state, put it there")
+        raise GraphError(f"{said} and has a watermark: a watermark works in a stage with state, set it there")
     static = {path: version for path, version in facts.static_tables.items() if path not in tables}
     return replace(facts, static_tables=static, lookup_tables=tuple(tables))
 

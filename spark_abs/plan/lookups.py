@@ -144,7 +144,9 @@ def open_lookups(job: JobSpec, pinned: Sequence[LookupVersion]) -> Mapping[str, 
         try:
             table = LookupTable(lookup, place, job.spark)
         except FileNotFoundError:
-            raise GraphError(f"lookup {lookup.name!r}: there is no Delta table at {place} yet") from None
+            raise GraphError(
+                f"lookup {lookup.name!r}: there is no Delta table at {place}: create it before the start"
+            ) from None
         last = version_of(lookup.name, place.uri, pinned) if lookup.max_age_ms is None else None
         at = following(last, table.newest())
         at = at if last is None or is_due(last, lookup.max_age_ms, at.at_ms) else last

@@ -80,19 +80,20 @@ def change_options(who: str, key: Sequence[str], options: ChangeOptions) -> Chan
         raise UsageError(f"{who}: scd_type={options.scd_type!r} is neither 1 nor 2")
     if options.scd_type == 2 and not options.sequence_by:
         raise UsageError(
-            f"{who}: scd_type=2 needs sequence_by=: its values say from and until when a row counts"
+            f"{who}: scd_type=2 needs sequence_by=: its values are {START_AT} and {END_AT} of the rows"
         )
     if options.scd_type == 2 and options.ignore_null_updates:
         raise UsageError(
-            f"{who}: ignore_null_updates does not go with scd_type=2: a change that comes late would alter "
-            "all rows after it"
+            f"{who}: ignore_null_updates does not go with scd_type=2: a late change would alter all rows of "
+            "its key after it"
         )
     if options.tombstones_ms <= 0:
-        raise UsageError(f"{who}: a deleted key must be remembered for some time")
+        raise UsageError(f"{who}: tombstones_for=0: a deleted key must be remembered for some time")
     needed = {column.casefold() for column in (*key, *(() if options.scd_type == 2 else options.sequence_by))}
     if lost := [column for column in options.except_columns if column.casefold() in needed]:
         raise UsageError(
-            f"{who}: except_columns names {', '.join(lost)}, and rows are found and compared by that column"
+            f"{who}: except_columns names {', '.join(lost)}, and the table needs the columns of "
+            f"{'key' if options.scd_type == 2 else 'key and sequence_by'}: leave them out of except_columns"
         )
     return options
 

@@ -362,7 +362,7 @@ def _lookups_said(before: StageShape, shape: StageShape) -> Iterator[str]:
         yield f"lookup {lookup} is read no more"
     for lookup in sorted(before.lookups.keys() & shape.lookups.keys()):
         if before.lookups[lookup] != shape.lookups[lookup]:
-            yield f"lookup {lookup} is {shape.lookups[lookup]}, before it was {before.lookups[lookup]}"
+            yield f"lookup {lookup} is {shape.lookups[lookup]}, and was {before.lookups[lookup]}"
 
 
 def _listed(items: Sequence[object]) -> str:

@@ -104,15 +104,15 @@ def asked(
         shape = declared[int(key)] if key.isdecimal() and int(key) < len(declared) else None
         if shape is not None and "iceberg" in shape.kind.lower():
             unknown.append(
-                f"stage {stage!r} goes on in {shape}: whether that has the snapshots since is not asked"
+                f"stage {stage!r} goes on in {shape}: not checked whether it still has the snapshots since"
             )
         if offset is None:
             continue
         if shape is None or shape.kind.lower() != DELTA or not shape.name:
             unknown.append(
                 f"stage {stage!r} goes on with version {offset.version} of the Delta table with the id "
-                f"{offset.table_id}; where that is was not recorded, so whether it still has what was read "
-                "since is not known"
+                f"{offset.table_id}; the location of the table was not recorded, so it was not checked "
+                "whether it still has what was read since"
             )
             continue
         said = f"stage {stage!r} goes on with version {offset.commit} of {shape.name}"

@@ -119,12 +119,12 @@ def lost_tables(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool
     """
     if not lost:
         return ()
-    what = f"Delta tables do not have any more what is read after checkpoint {checkpoint}: {'; '.join(lost)}"
+    what = f"Delta tables no longer have what stages read after checkpoint {checkpoint}: {'; '.join(lost)}"
     if not forced:
         raise Refused(
             f"{what}; the job could not start, or rows would be missing: go back to a later checkpoint, "
-            f"bring files and log back, or pass {forced_by(Force.INPUTS)} to accept the loss; the job then "
-            "starts only where Delta may pass over what is gone: with spark.sql.files.ignoreMissingFiles for "
-            'files, .option("failOnDataLoss", "false") for versions of the log'
+            f"bring files and log back, or pass {forced_by(Force.INPUTS)} to accept the loss. The job then "
+            "starts only if Delta may skip what is gone: by spark.sql.files.ignoreMissingFiles for files, "
+            'by .option("failOnDataLoss", "false") for versions of the log'
         )
     return (f"{what}; their rows will be missing",)

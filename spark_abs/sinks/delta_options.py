@@ -32,28 +32,31 @@ class Delta:
     """When rows are in the table: with each `batch`, or after each `checkpoint`, all rows between two in one
     commit."""
     sequence_by: Sequence[str] | str | None = None
-    """Columns by which the changes of a key are ordered: the newest wins, late ones lose, and of one sequence
-    the one that arrived later wins. Without, the last that arrived wins."""
+    """Columns by which the changes of a key are ordered: the newest wins, late ones lose, and of two with one
+    sequence the later to arrive wins. Without, the last to arrive wins."""
     apply_as_deletes: str | None = None
-    """A predicate in SQL over the columns of the rows: those that meet it delete the row of their key."""
+    """A predicate in SQL over the columns of the rows: those that meet it delete the row of their key. It may
+    be neither random nor have a subquery."""
     ignore_null_updates: bool = False
-    """Whether a null in a row keeps the value that is in the table."""
+    """Whether a null in a row keeps the value that is in the table; not with `scd_type=2`."""
     scd_type: int = 1
     """1: a row for each key. 2: all rows that a key has had, each from `__START_AT` until `__END_AT`, which
     are values of `sequence_by`; the newest ends at null."""
     except_columns: Sequence[str] | str = ()
-    """Columns of the rows that the table does not have."""
+    """Columns of the rows that the table does not have. It needs those of the key and, if `scd_type` is 1,
+    those of `sequence_by`."""
     tombstones_for: str = "2d"
-    """With `sequence_by`: for how long at least a late change cannot bring back a deleted key."""
+    """With `sequence_by` and `apply_as_deletes`: for how long at least a deleted key is remembered, so that a
+    late change does not bring it back."""
     location: str = ""
     """Where a table that has a name is made, if there is none; without, the catalog chooses the place."""
 
     def __post_init__(self) -> None:
-        """Check the columns.
+        """Check the options.
 
         Raises:
-            UsageError: a column is named twice, there are partitions and clusters, or `visible` is none of
-                its values.
+            UsageError: a column is named twice, an option has a value that there is not, or two options
+                contradict each other.
         """
         if self.visible not in get_args(Visible):
             raise UsageError(f"{self.path}: visible={self.visible!r} is not one of {get_args(Visible)}")

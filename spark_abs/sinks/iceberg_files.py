@@ -131,8 +131,8 @@ def _require_all(rows: pa.Table, files: list[DataFile]) -> None:
     wrote = sum(file.record_count for file in files)
     if wrote != rows.num_rows:
         raise SinkFailed(
-            f"pyiceberg has written {wrote:,} rows of {rows.num_rows:,}: a value by which the table is "
-            "partitioned is not equal to itself, or to another one; partition by another column"
+            f"pyiceberg has written {wrote:,} rows of {rows.num_rows:,}: a value of a "
+            "partition column does not equal itself, or equals another one; partition by another column"
         )
 
 

@@ -20,8 +20,8 @@ def rows_there(table: Table) -> str:
     if not filled:
         return ""
     known = [rows for rows in filled if rows is not None]
-    many = f"{sum(known)} rows" if len(known) == len(filled) else "rows"
-    return f"{many} in {len(filled)} files at version {int(table.version)}"
+    many = _counted(sum(known), "row") if len(known) == len(filled) else "rows"
+    return f"{many} in {_counted(len(filled), 'file')} at version {int(table.version)}"
 
 
 def refuse_others(sink: str, target: str, there: str) -> None:
@@ -38,9 +38,13 @@ def refuse_others(sink: str, target: str, there: str) -> None:
     if not there:
         return
     raise Refused(
-        f"sink {sink!r}: {target} has {there} that this root has not written; the rows of the job would come "
-        "on top of them, also those of inputs that were read before. Say existing='append' if the sink is "
-        "meant to write beside them; existing='take_over' if another root has written them whose place this "
-        "one takes (Delta tables); adopt=CHECKPOINT of job.source to go on with the query that has written "
-        "them; or name another table"
+        f"sink {sink!r}: {target} has {there} that this root has not written. The sink would write beside "
+        "them, and rows of inputs that were read before would be there twice. Say existing='append' if that "
+        "is meant; existing='take_over' if this root replaces the one that has written them (Delta tables); "
+        "adopt=CHECKPOINT of job.source to go on where the query was that has written them; or name another "
+        "table"
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

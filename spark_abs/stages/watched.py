@@ -69,8 +69,8 @@ class WatchedTables:
         return (
             f"query {self._stage!r}: tables= names {target.text!r}, and after batch {batch} of its function "
             f"there is no such table. Expected is {expected}. Without it no restore could undo the rows of "
-            "the function: write what the function writes to into tables=, or create the table before the "
-            "query starts"
+            "the function: give tables= the text that the function gives to its writer, or create the table "
+            "before the query starts"
         )
 
     def _version(self, target: TableTarget) -> OutputVersion:

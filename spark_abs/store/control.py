@@ -75,7 +75,7 @@ class Control:
         except FileNotFoundError:
             raise RootNotFound(
                 f"{root.uri} is not the root of a job: {_missing(root)}; give the root as the job has it, "
-                "and if it is on another disk, see that this is mounted"
+                "and if it is on a disk of its own, mount that disk"
             ) from None
 
     @classmethod

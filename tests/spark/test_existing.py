@@ -55,7 +55,7 @@ def test_rows_of_others_are_kept_apart_unless_they_are_meant(
     table, root = tmp_path / "out", str(tmp_path / "root")
     theirs(table, *THEIRS)
     before = DeltaTable(str(table)).version()
-    refused = rf"sink 'out': table {table} has 3 rows in 1 files at version {before} that this root has not"
+    refused = rf"sink 'out': table {table} has 3 rows in 1 file at version {before} that this root has not"
     with pytest.raises(Refused, match=f"{refused} written.*existing='append'.*existing='take_over'"):
         start(job_to(feed, tmp_path, visible))
     checked = job_to(feed, tmp_path, visible).check()

@@ -207,5 +207,5 @@ def test_each_source_of_a_stage_is_asked_by_its_place(table: Table, tmp_path: Pa
     (lost,) = asked(root, StageId("s"), offsets, shapes).lost
     assert lost.startswith(f"stage 's' goes on with version 2 of {table.path}, and 4 of 4 {SEVERAL}")
     (unknown,) = asked(root, StageId("s"), offsets, ()).unknown
-    assert "where that is was not recorded" in unknown
+    assert "the location of the table was not recorded" in unknown
     assert asked(root, StageId("s"), "", shapes) == DeltaInputs()
