@@ -115,9 +115,12 @@ class Job:
     ) -> Stage:
         """Declare a stage that reads one native streaming frame; arguments are those of `stage`.
 
-        A function is called at each start: with a location for Delta's option `schemaTrackingLocation`.
-        With `adopt`, the checkpoint of a query that has stopped, the stage goes on with its state where that
-        was: it has written the frame to the Delta table of a sink of the stage, and writes there no more.
+        A function as `frame` returns the frame. It is called at each start, with a location for Delta's
+        option `schemaTrackingLocation`.
+
+        `adopt` is the checkpoint of a native query that has stopped, and has written this frame to the Delta
+        table of a sink of the stage. The stage goes on where the query was, with its state; the query cannot
+        write there any more.
         """
         require_stream(name, frame)
         made = self.stage(
@@ -197,12 +200,12 @@ class Job:
 
         Args:
             name: by which versions are recorded; under another name it begins anew.
-            table: path, URI or name of the table.
-            refresh: `batch`: each batch reads the newest version; a duration such as `30s`: one that was the
-                newest at most so long ago; `never`: for ever that of the first start.
+            table: path, URI or name in a catalog of the table.
+            refresh: `batch`: each batch reads the newest version; a duration such as `30s`: a version that
+                was the newest at most so long ago; `never`: always the version of the first start.
 
         Raises:
-            UsageError: a word is wrong.
+            UsageError: `refresh` cannot be read, or `table` is the name of no Delta table.
         """
         target = find_target(self.spark, self.root.storage, table)
         return declared_lookup(self, name, target.uri, refresh)
@@ -247,7 +250,7 @@ class Job:
         """Write an output of a stage to a Delta table, hand it to a function, or send it outside.
 
         Args:
-            name: the sink's name.
+            name: the sink's uid; keep it, or it begins as a new sink.
             source: a stage, or one of its outputs.
             table: a Delta table by its path, URI or name in a catalog, or `spark_abs.Delta` to say more of
                 it, created if there is none: written exactly once, with each batch or, with
@@ -261,10 +264,10 @@ class Job:
             iceberg: a table of Iceberg, or `spark_abs.Iceberg` to say more of it: gets a snapshot after each
                 checkpoint that has rows.
             two_phase: a sink of your own that commits rows and mark at once, see `TwoPhaseSink`.
-            existing: what becomes of rows that others have written to a table before the sink first comes to
-                it. None: the sink is refused there. `append` writes beside them, each keeps its rows;
-                `take_over` fences all other roots there for good, as when the root of this job was lost and
-                a new one takes its place. Topics, functions and sinks of your own are not asked.
+            existing: for a table that has rows of others when the sink first comes to it. None: the sink is
+                refused there. `append`: it writes beside them, and each keeps its rows. `take_over`: it
+                fences all other roots there for good, as when the root of this job was lost and a new one
+                takes its place. Not for topics, functions and sinks of your own.
         """
         require_one_kind(
             name,

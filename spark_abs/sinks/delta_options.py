@@ -35,8 +35,7 @@ class Delta:
     """Columns by which the changes of a key are ordered: the newest wins, late ones lose, and of two with one
     sequence the later to arrive wins. Without, the last to arrive wins."""
     apply_as_deletes: str | None = None
-    """A predicate in SQL over the columns of the rows: those that meet it delete the row of their key. It may
-    be neither random nor have a subquery."""
+    """A predicate in SQL over the columns of the rows: those that meet it delete the row of their key."""
     ignore_null_updates: bool = False
     """Whether a null in a row keeps the value that is in the table; not with `scd_type=2`."""
     scd_type: int = 1

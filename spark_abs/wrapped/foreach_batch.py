@@ -72,14 +72,15 @@ def foreach_batch(
 
     The function is called as Spark calls it; inside, `spark_abs.current()` knows the attempt. It must make
     its writes idempotent as with Spark alone, under `current().app_id`: a batch that is repeated after a
-    roll back has an old number and a new app id.
+    restore has an old number and a new app id.
 
     Args:
         function: `fn(batch_frame, batch_id)`.
         root: as for `checkpoint_location`.
         stage: as for `checkpoint_location`.
-        tables: Delta tables that the function writes and a roll back restores, each by its path, URI or name
-            in a catalog; one must be there after the function's first batch. Others stay as they are.
+        tables: Delta tables that the function writes and a restore brings back, each by its path, URI or
+            name in a catalog; all must be there after the function's first batch. A restore leaves other
+            tables as they are.
         settings: any setting by its short name, for example `interval="10s"`; those of a root's first
             query count.
 
