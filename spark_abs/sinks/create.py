@@ -10,6 +10,7 @@ from spark_abs.channels.schema import check_schema, delta_schema, plain_schema
 from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.protocol.change_data import END_AT, START_AT
 from spark_abs.sinks import delta_spark_writer
+from spark_abs.sinks.delete_predicate import without_plan
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
 from spark_abs.sinks.table_shape import shape_of
@@ -92,7 +93,9 @@ def _of_table(place: Place, schema: StructType, delta: Delta, session: SparkSess
         try:
             rows = session.createDataFrame([], schema).selectExpr(f"({changes.apply_as_deletes}) AS gone")
         except PySparkException as error:
-            raise UsageError(f"table {place}: apply_as_deletes cannot be read: {error}") from error
+            raise UsageError(
+                f"table {place}: apply_as_deletes cannot be read: {without_plan(error)}"
+            ) from error
         if not isinstance(rows.schema["gone"].dataType, t.BooleanType):
             raise UsageError(
                 f"table {place}: apply_as_deletes is not a condition: {changes.apply_as_deletes}"

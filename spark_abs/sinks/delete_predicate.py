@@ -20,6 +20,11 @@ _BATCHES, _BYTES = 8, 16 * 2**20
 """How many record batches one job of Spark looks at, and after how many bytes it begins with fewer."""
 
 
+def without_plan(error: Exception) -> str:
+    """Return what Spark's analysis says of an expression, without the plan that stands below it."""
+    return str(error).partition(";\n")[0].strip()
+
+
 class DeletePredicate:
     """A predicate over the columns of rows; null is false. Needs a session, but not for an empty text."""
 
@@ -93,7 +98,9 @@ class DeletePredicate:
         try:
             plan: Any = self._met(schema)._jdf.queryExecution().analyzed()
         except PySparkException as error:
-            raise UsageError(f"{said} is no predicate over the columns of the rows: {error}") from None
+            raise UsageError(
+                f"{said} is no predicate over the columns of the rows: {without_plan(error)}"
+            ) from None
         if not plan.deterministic() or not plan.subqueriesAll().isEmpty():
             raise UsageError(
                 f"{said} may give a row another answer when it is asked again: compute a column in the "
