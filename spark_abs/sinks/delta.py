@@ -35,7 +35,7 @@ from spark_abs.sinks import delta_spark_writer
 from spark_abs.sinks.changes import Own
 from spark_abs.sinks.commit_metadata import PlannedBatch, SinkMetadata
 from spark_abs.sinks.delta_back import bring_back
-from spark_abs.sinks.delta_marks import Marked, commit_mark, other_writers, refuse_epochs
+from spark_abs.sinks.delta_marks import Marked, commit_mark, notes_of_root, other_writers, refuse_epochs
 from spark_abs.sinks.delta_spark_writer import Stamp
 from spark_abs.sinks.fit import Fit, planned_for
 from spark_abs.sinks.merge_changes import Merging, in_files, merge_changes
@@ -323,7 +323,8 @@ class DeltaSink:
         uris = files.uris
         with planned_for(self._table):
             if self._key:
-                notes = (note for _, note in self._log.of_attempt())
+                # Of all attempts: one may go on with rows that a restore has left as they were.
+                notes = notes_of_root(self._table, self._writer.job, self._writer.root)
                 sink = f"{self._writer.stage}.{self._writer.sink}"
                 merging = Merging(self._table, self._key, self._changes, self._root, sink, notes)
                 merge_changes(in_files(session, uris), merging, note, stamp)

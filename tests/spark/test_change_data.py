@@ -134,6 +134,10 @@ class Batches:
     def back(self, version: Version) -> None:
         self._begin(version)
 
+    def again(self) -> None:
+        """Let another attempt go on with the table as it is: a restore has kept it."""
+        self._begin()
+
     def _begin(self, version: Version | None = None) -> None:
         self._attempt, self.batch = self._attempt + 1, -1
         number = self._attempt
@@ -230,6 +234,7 @@ def test_tombstones_of_many_batches_become_few_files_and_a_lost_one_is_damage(
         killed.setattr(delta_spark_writer, "merge", killed_before_it)
         with pytest.raises(KeyboardInterrupt):
             sink.put([("x", 2, 11, "D", None, None)])
+    sink.again()
     sink.put([("x", number, 9, "U", 1, None) for number in range(4)] + [("x", 2, 10, "U", 2, "later")])
     assert in_table(delta.path) == [("x", 2, 10, 2, "later")]
     shutil.rmtree(tmp_path / "a" / note.tombstones.files[0].directory)
