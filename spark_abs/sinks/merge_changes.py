@@ -49,12 +49,16 @@ class Merging:
 
 
 def in_files(session: SparkSession, uris: Sequence[str]) -> DataFrame:
-    """Return the rows of files of one directory with their `ORDER`: that of the names, then of the rows."""
+    """Return the rows of files of one directory with their `ORDER`: that of the names, then of the rows.
+
+    Numbers in names grow: the thousandth file of a partition comes after `c999`, so the longer name is later.
+    """
     from pyspark.sql import functions as F
 
     rows = session.read.parquet(*uris)
     place = rows.metadataColumn("_metadata")
-    return rows.withColumn(ORDER, F.struct(place["file_name"].alias("f"), place["row_index"].alias("r")))
+    name, row = place["file_name"], place["row_index"]
+    return rows.withColumn(ORDER, F.struct(F.length(name).alias("l"), name.alias("f"), row.alias("r")))
 
 
 def merge_changes(rows: DataFrame, merging: Merging, note: SinkMetadata, stamp: Stamp) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -24,6 +25,8 @@ from spark_abs.sinks.create import check_sink, ensure_sink
 from spark_abs.sinks.delta import DeltaSink
 from spark_abs.sinks.delta_epochs import DeltaEpochSink, EpochTable
 from spark_abs.sinks.delta_options import Delta
+from spark_abs.sinks.epoch_files import ORDER
+from spark_abs.sinks.merge_changes import in_files
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -297,3 +300,13 @@ def test_changes_that_cannot_be_applied_are_refused(spark: SparkSession, tmp_pat
         check_sink(Place(uri), folding, Delta(uri, key="name"), spark)
     with pytest.raises(UsageError, match="tombstones_for='2 days'"):
         Delta(uri, key="id", tombstones_for="2 days")
+
+
+def test_the_order_of_arrival_outlives_the_digits_of_names(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark numbers partitions with five digits or more, and the files of one with three or more."""
+    names = ["part-00007-u-c999", "part-00007-u-c1000", "part-100000-u-c1000"]
+    for number, name in reversed(list(enumerate(names))):
+        rows = pa.table({"n": [2 * number, 2 * number + 1]})
+        pq.write_table(rows, f"{tmp_path}/{name}.snappy.parquet")
+    found = in_files(spark, [f"{tmp_path}/{name}.snappy.parquet" for name in names])
+    assert [row.n for row in found.orderBy(f"`{ORDER}`").collect()] == list(range(6))
