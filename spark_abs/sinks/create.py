@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_abs.channels.schema import check_schema, delta_schema, plain_schema
 from spark_abs.errors import CommitConflict, UsageError
@@ -72,34 +72,14 @@ def _of_table(place: Place, schema: StructType, delta: Delta, session: SparkSess
     Raises:
         UsageError: something is named that the rows, or the table, do not have, or that cannot be compared.
     """
-    from pyspark.errors import PySparkException
     from pyspark.sql import types as t
 
     changes = delta.changes
     _require_columns(place, "the output", schema.names, changes, ("sequence_by", "except_columns"))
     _require_columns(place, "the output", schema.names, delta, ("key",))
-    if maps := [c for c in delta.key if "map<" in _field(schema, c).dataType.simpleString()]:
-        raise UsageError(
-            f"table {place}: key names {', '.join(maps)}, and maps cannot be compared: take what is in them "
-            "that tells rows apart into columns of its own"
-        )
-    if folding := [c for c in delta.key if "collate" in _field(schema, c).dataType.simpleString()]:
-        raise UsageError(
-            f"table {place}: key names {', '.join(folding)}, whose collation makes one of several texts, and "
-            "Delta does not store it: cast it to STRING in the stage, folded as it is to be compared, as "
-            "with lower()"
-        )
+    _require_comparable(place, schema, delta)
     if changes.apply_as_deletes:
-        try:
-            rows = session.createDataFrame([], schema).selectExpr(f"({changes.apply_as_deletes}) AS gone")
-        except PySparkException as error:
-            raise UsageError(
-                f"table {place}: apply_as_deletes cannot be read: {without_plan(error)}"
-            ) from error
-        if not isinstance(rows.schema["gone"].dataType, t.BooleanType):
-            raise UsageError(
-                f"table {place}: apply_as_deletes is not a condition: {changes.apply_as_deletes}"
-            )
+        _require_predicate(place, schema, changes.apply_as_deletes, session)
     stored = set(changes.stored(schema.names))
     found = t.StructType([field for field in schema.fields if field.name in stored])
     if changes.scd_type == 2:
@@ -109,7 +89,75 @@ def _of_table(place: Place, schema: StructType, delta: Delta, session: SparkSess
         kind = ordered[0].dataType if len(ordered) == 1 else t.StructType(ordered)
         found = found.add(START_AT, kind).add(END_AT, kind)
     _require_columns(place, "the table", found.names, delta, ("partition_by", "cluster_by"))
+    _require_one_clock(place, found, delta, delta.partition_by, session)
     return found
+
+
+def _require_comparable(place: Place, schema: StructType, delta: Delta) -> None:
+    """Require columns of the key and the sequence whose values are alike or not, here and in the table."""
+    for said, columns in {"key": delta.key, "sequence_by": delta.changes.sequence_by}.items():
+        if maps := [c for c in columns if "map<" in _field(schema, c).dataType.simpleString()]:
+            raise UsageError(
+                f"table {place}: {said} names {', '.join(maps)}, and maps cannot be compared: take what is "
+                "in them that tells rows apart into columns of its own"
+            )
+    if folding := [c for c in delta.key if "collate" in _field(schema, c).dataType.simpleString()]:
+        raise UsageError(
+            f"table {place}: key names {', '.join(folding)}, whose collation makes one of several texts, and "
+            "Delta does not store it: cast it to STRING in the stage, folded as it is to be compared, as "
+            "with lower()"
+        )
+
+
+def _require_predicate(place: Place, schema: StructType, text: str, session: SparkSession) -> None:
+    """Require a condition that gives a row the same answer whenever it is asked."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import types as t
+
+    try:
+        rows = session.createDataFrame([], schema).selectExpr(f"({text}) AS gone")
+    except PySparkException as error:
+        raise UsageError(f"table {place}: apply_as_deletes cannot be read: {without_plan(error)}") from error
+    if not isinstance(rows.schema["gone"].dataType, t.BooleanType):
+        raise UsageError(f"table {place}: apply_as_deletes is not a condition: {text}")
+    plan: Any = rows._jdf.queryExecution().analyzed()
+    if not plan.deterministic() or not plan.subqueriesAll().isEmpty():
+        raise UsageError(
+            f"table {place}: apply_as_deletes={text!r} may give a row another answer when it is asked again: "
+            "compute a column in the stage, and name that"
+        )
+
+
+def _require_one_clock(
+    place: Place, schema: StructType, delta: Delta, partitions: Sequence[str], session: SparkSession
+) -> None:
+    """Require that moments by which rows are found or compared stay apart in the partitions.
+
+    Delta's writer takes them through the local time of its session, where summer time ends with an hour that
+    comes twice: of two moments it stores the earlier one.
+
+    Raises:
+        UsageError: they might not; names the columns.
+    """
+    from pyspark.sql import types as t
+
+    compared = {column.casefold() for column in (*delta.key, *delta.changes.sequence_by)}
+    compared |= {END_AT.casefold(), START_AT.casefold()} if delta.changes.scd_type == 2 else set()
+    compared &= {column.casefold() for column in partitions}
+    moments = [f.name for f in schema if f.name.casefold() in compared and f.dataType == t.TimestampType()]
+    if moments and has_summer_time(session, zone := delta_spark_writer.time_zone(session)):
+        raise UsageError(
+            f"table {place} has {', '.join(moments)} among the columns of its partitions, and rows are found "
+            f"by it: in {zone} an hour comes twice when summer time ends, and Delta stores both as one. Set "
+            "spark.sql.session.timeZone to UTC where the session is built, or have no partitions by it"
+        )
+
+
+def has_summer_time(session: SparkSession, zone: str) -> bool:
+    """Say whether the clocks of a zone are still changed."""
+    jvm: Any = session._jvm
+    rules = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(zone).getRules()
+    return rules.nextTransition(jvm.java.time.Instant.now()) is not None
 
 
 def _require_columns(
@@ -133,8 +181,10 @@ def _check(table: Table, schema: StructType, delta: Delta, session: SparkSession
     lacking = _lacking(table, schema) if delta.evolve else frozenset()
     there = StructType([field for field in schema.fields if field.name not in lacking])
     check_schema(f"table {table.place}", table.delta.schema().to_json(), there, may_lack=True)
+    partitions = table.delta.metadata().partition_columns
+    _require_one_clock(table.place, schema, delta, partitions, session)
     if delta.partition_by:
-        _require("partitioned", table, table.delta.metadata().partition_columns, delta.partition_by)
+        _require("partitioned", table, partitions, delta.partition_by)
     if delta.cluster_by:
         _require("clustered", table, delta_spark_writer.clusters(session, table.place), delta.cluster_by)
 

@@ -134,6 +134,11 @@ def clusters(session: SparkSession, place: Place) -> Sequence[str]:
     return list(found[0]) if found is not None else []
 
 
+def time_zone(session: SparkSession) -> str:
+    """Return the time zone in which a merge writes: that with which the session was built."""
+    return str(session.newSession().conf.get("spark.sql.session.timeZone"))
+
+
 def _session(session: SparkSession, place: Place) -> SparkSession:
     """Return a session whose settings are those of one write."""
     from spark_abs.session import apply_storage_conf

@@ -98,7 +98,8 @@ def _changes(rows: DataFrame, columns: Sequence[str], key: StoredKey, options: C
     """Return rows as changes."""
     from pyspark.sql import functions as F
 
-    sequence = F.expr(named_struct("s", list(map(quoted, options.sequence_by)) or ["0"]))
+    ordered = [key.unpadded(quoted(column), column) for column in options.sequence_by]
+    sequence = F.expr(named_struct("s", ordered or ["0"]))
     if options.sequence_by:
         lacks = " OR ".join(f"{quoted(column)} IS NULL" for column in options.sequence_by)
         which = F.to_json(F.struct(*map(quoted, key.columns)), {"ignoreNullFields": "false"})
@@ -157,7 +158,8 @@ def _partial(changes: DataFrame) -> DataFrame:
 
 def _clauses(key: StoredKey, columns: Sequence[str], options: ChangeOptions) -> Clauses:
     """Return the clauses that apply `_newest` or `_partial` changes."""
-    stored = named_struct("s", [f"old.{quoted(column)}" for column in options.sequence_by] or ["0"])
+    ordered = [key.unpadded(f"old.{quoted(column)}", column) for column in options.sequence_by]
+    stored = named_struct("s", ordered or ["0"])
     newer = f"new.s >= {stored}" if options.sequence_by else ""
     gone = "new.gone" if options.apply_as_deletes else ""
     if not options.ignore_null_updates:

@@ -38,11 +38,18 @@ class StoredKey:
             for column, name in zip(self.columns, self.names, strict=True)
         )
 
+    def unpadded(self, value: str, column: str) -> str:
+        """Return a value of a column, also one that is no part of the key, as it was before it was stored."""
+        if str(self._field(column)["metadata"].get(_CHAR, "")).startswith("char("):
+            return f"rtrim({value})"  # they are read as if blanks filled them up
+        return value
+
+    def _field(self, column: str) -> Mapping[str, Any]:
+        return self._fields.get(column.casefold(), {"type": "", "metadata": {}})
+
     def _stored(self, value: str, column: str) -> str:
-        field = self._fields.get(column.casefold(), {"type": "", "metadata": {}})
-        if str(field["metadata"].get(_CHAR, "")).startswith("char("):
-            value = f"rtrim({value})"  # they are read as if blanks filled them up
-        if column.casefold() in self._partitions and field["type"] in ("string", "binary"):
+        value = self.unpadded(value, column)
+        if column.casefold() in self._partitions and self._field(column)["type"] in ("string", "binary"):
             value = f"IF(octet_length({value}) = 0, NULL, {value})"  # what is empty is stored as null
         return value
 

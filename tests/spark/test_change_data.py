@@ -250,22 +250,27 @@ def killed_before_it(*_: object) -> None:
 
 
 def test_keys_are_one_where_delta_stores_one_value(spark: SparkSession, tmp_path: Path) -> None:
-    """Blanks at the end of CHAR, what is empty in a column of partitions; quotes are not special."""
+    """Blanks at the end of CHAR, also of a sequence, what is empty in a column of partitions; no quotes."""
     uri = str(tmp_path / "table")
     spark.sql(
-        f"CREATE TABLE delta.`{uri}` (country STRING, raw BINARY, code CHAR(3), n INT) USING delta "
-        "PARTITIONED BY (country, raw)"
+        f"CREATE TABLE delta.`{uri}` (country STRING, raw BINARY, code CHAR(3), at CHAR(3), n INT) "
+        "USING delta PARTITIONED BY (country, raw)"
     )
-    kinds = [t.StringType(), t.BinaryType(), t.StringType(), t.IntegerType()]
-    names = ("country", "raw", "code", "n")
+    kinds = [t.StringType(), t.BinaryType(), t.StringType(), t.StringType(), t.IntegerType()]
+    names = ("country", "raw", "code", "at", "n")
     schema = t.StructType([t.StructField(*field) for field in zip(names, kinds, strict=True)])
-    delta = Delta(uri, key=("country", "raw", "code"))
+    delta = Delta(uri, key=("country", "raw", "code"), sequence_by="at")
     ensure_sink(Place(uri), schema, delta, spark)
     writer = SinkWriter(JOB, "a", StageId("s"), "out", AttemptId(1))
     root = Root(str(tmp_path / "a"))
-    sink = DeltaSink(root, uri, writer, RunId(1), lambda: spark, tuple(delta.key))
+    sink = DeltaSink(root, uri, writer, RunId(1), lambda: spark, tuple(delta.key), False, delta.changes)
     sink.begin()
-    rows = [("", b"", "a", 1), (None, b"", "a ", 2), ("", None, "a  ", 3), ("x'y\\", b"q", "b", 4)]
+    rows = [
+        ("", b"", "a", "s", 1),
+        (None, b"", "a ", "s ", 2),
+        ("", None, "a  ", "s", 3),
+        ("x'y\\", b"q", "b", "s", 4),
+    ]
     for number, batch in enumerate((rows[:1], rows[1:2], rows[2:], rows)):
         frame = spark.createDataFrame(batch, schema)
         sink.commit_batch(sink.write_files(frame, BatchId(number)), BatchId(number))
@@ -282,10 +287,14 @@ def test_changes_that_cannot_be_applied_are_refused(spark: SparkSession, tmp_pat
     with pytest.raises(UsageError, match=r'change with key \{"id":7\} has null in ts, a, by which changes'):
         sink.put([("x", 1, 1, "U", 1, None), ("x", 7, 1, "U", None, None)])
     assert in_table(uri) == []
-    more = t.StructType([*SCHEMA.fields, t.StructField("__END_AT", t.LongType())])
+    maps = t.StructField("m", t.MapType(t.LongType(), t.LongType()))
+    more = t.StructType([*SCHEMA.fields, maps, t.StructField("__END_AT", t.LongType())])
     for said, options in {
         "apply_as_deletes cannot be read": {"apply_as_deletes": "nothing = 1"},
         "apply_as_deletes is not a condition: a": {"apply_as_deletes": "a"},
+        "may give a row another answer": {"apply_as_deletes": "a < rand()"},
+        r"SELECT 1\)' may give a row another answer": {"apply_as_deletes": "a IN (SELECT 1)"},
+        "sequence_by names m, and maps cannot be compared": {"sequence_by": ("ts", "m")},
         "sequence_by names at, which the output does not have": {"sequence_by": "at"},
         "scd_type=2 makes the column __END_AT": {"scd_type": 2, "sequence_by": "ts"},
         "partition_by names op, which the table does not have": {
@@ -310,3 +319,21 @@ def test_the_order_of_arrival_outlives_the_digits_of_names(spark: SparkSession, 
         pq.write_table(rows, f"{tmp_path}/{name}.snappy.parquet")
     found = in_files(spark, [f"{tmp_path}/{name}.snappy.parquet" for name in names])
     assert [row.n for row in found.orderBy(f"`{ORDER}`").collect()] == list(range(6))
+
+
+def test_moments_that_summer_time_makes_one_are_no_keys_of_partitions(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta's writer takes them through local time: two moments would be one key."""
+    uri = str(tmp_path / "table")
+    schema = t.StructType([t.StructField("at", t.TimestampType()), t.StructField("day", t.DateType())])
+    ensure_sink(Place(uri), schema, Delta(uri, key="at", partition_by="at"), spark)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(delta_spark_writer, "time_zone", lambda _: "Europe/Berlin")
+        for delta in (Delta(uri, key="AT"), Delta(f"{uri}2", key="at", partition_by="at")):
+            with pytest.raises(UsageError, match=r"at among the columns of its partitions.*Berlin an hour"):
+                check_sink(Place(delta.path), schema, delta, spark)
+        check_sink(Place(uri), schema, Delta(uri), spark)
+        check_sink(Place(f"{uri}2"), schema, Delta(f"{uri}2", key=("at", "day"), partition_by="day"), spark)
+        elsewhere.setattr(delta_spark_writer, "time_zone", lambda _: "Asia/Tokyo")
+        check_sink(Place(uri), schema, Delta(uri, key="at"), spark)
