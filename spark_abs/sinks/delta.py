@@ -318,6 +318,7 @@ class DeltaSink:
         """Write through Delta's writer; killed after it, the repeat finds the batch in the log."""
         if self._table.transaction(self._fence) != self._run:  # Delta's writer takes one id
             commit_mark(self._table, Marked({self._fence: int(self._run)}, self._note()), self._session)
+            self._table.refresh()  # histories are read at the newest version: Delta refuses old ones in time
         session, place = self._session(), self._table.place
         stamp = Stamp(self._writer.app, int(note.batch), to_json(note))
         uris = files.uris
