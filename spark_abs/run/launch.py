@@ -137,7 +137,7 @@ def launch(given: Launch) -> Run:
         partial(before, given),
         given.drafts.declared,
         given.drafts.lookups,
-        lambda stage: ctx.native(stage).below(SCHEMA_LOGS).uri,
+        partial(_tracking, given),
     )
     stages = {
         s.name: _stage(given, s, frames, runners[s.name], snapshots, senders, late) for s in graph.stages
@@ -272,7 +272,13 @@ def _stage(
 
 
 def _renewal(given: Launch, stage: StageId) -> Renewal:
-    return Renewal(given.job, given.graph, stage, given.plans[stage], given.drafts.schemas)
+    tracking = _tracking(given, stage)
+    return Renewal(given.job, given.graph, stage, given.plans[stage], given.drafts.schemas, tracking)
+
+
+def _tracking(given: Launch, stage: StageId) -> str:
+    """Say where Delta tracks the schemas of a stage's sources."""
+    return given.ctx.native(stage).below(SCHEMA_LOGS).uri
 
 
 def _reopened(given: Launch, stage: StageDecl, snapshots: Snapshotter, senders: Senders) -> StageRunner:

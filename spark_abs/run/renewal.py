@@ -11,7 +11,7 @@ from spark_abs.model import ChannelId, StageId, channel_id
 from spark_abs.plan.frames import build_frames, check_frames
 from spark_abs.plan.graph import JobGraph, PlanFacts
 from spark_abs.plan.jvm import is_delta_stream, read_anew
-from spark_abs.plan.specs import Input, JobSpec, StageSpec
+from spark_abs.plan.specs import Input, JobSpec, StageSpec, TrackedSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,18 +29,21 @@ class Renewal:
     """What the plan says with which the run began."""
     schemas: Mapping[ChannelId, StructType]
     """Of the outputs, when the run began."""
+    tracking: str
+    """Where Delta tracks the schemas of its sources."""
 
     @property
     def possible(self) -> bool:
         """Whether the frame can be made anew.
 
-        Of a stage that is given nothing but frames and has no functions with state, if one of the frames is
-        nothing but a Delta table.
+        Of a stage that is given nothing but frames and what opens them, and has no functions with state, if
+        one of them is opened at each start, or nothing but a Delta table.
         """
-        spec = self.job.stages[self.stage]
-        if any(self.plan.functions) or not all(hasattr(given, "isStreaming") for given in spec.inputs):
+        inputs = self.job.stages[self.stage].inputs
+        known = (isinstance(given, TrackedSource) or hasattr(given, "isStreaming") for given in inputs)
+        if any(self.plan.functions) or not all(known):
             return False
-        return any(_is_read_anew(given) for given in spec.inputs)
+        return any(isinstance(given, TrackedSource) or _is_read_anew(given) for given in inputs)
 
     def __call__(self) -> DataFrame | None:
         """Return the frame as a start would make it now, None if it cannot be made anew.
@@ -55,7 +58,7 @@ class Renewal:
             self.job, stages={self.stage: _renewed(self.job.stages[self.stage])}, feedbacks=(), sinks=()
         )
         graph = JobGraph((self.graph.stage(self.stage),), ())
-        frames = build_frames(alone, graph, _no_gate)
+        frames = build_frames(alone, graph, _no_gate, tracking=lambda _: self.tracking)
         plans, _ = check_frames(graph, frames)
         for output in self.graph.stage(self.stage).outputs:
             channel = channel_id(self.stage, output)

@@ -344,3 +344,23 @@ def test_a_query_over_a_delta_table_goes_on_there_if_that_has_what_is_next(
     shutil.copytree(tmp_path / "copy", source, dirs_exist_ok=True)
     start(old.job(), available_now=True).await_termination()
     assert old.ids == [1, 2, 3]
+
+
+def test_a_stage_that_has_run_without_the_query_is_told_that_it_comes_too_late(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """It has another position than the query, which still writes the table."""
+    old = Native(spark, tmp_path)
+    old.arrive(1)
+    old.run()
+    beside: dict[str, Any] = {"adopt": None, "existing": "append"}
+    start(old.job(**beside), available_now=True).await_termination()
+    assert old.ids == [1, 1]
+    old.arrive(2)
+    for job in (old.job(), old.job(existing="append")):
+        with pytest.raises(Refused, match=r"(?s)it has run already, without .*or leave adopt= out"):
+            start(job, available_now=True)
+        assert not job.check().ok
+    assert old.ids == [1, 1]
+    start(old.job(**beside), available_now=True).await_termination()
+    assert old.ids == [1, 1, 2]

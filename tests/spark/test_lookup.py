@@ -293,6 +293,23 @@ def test_a_version_that_was_vacuumed_is_said_and_a_checkpoint_is_the_way_back(
     assert shop.shown == [[(0, "name 1")]]
 
 
+def test_a_version_for_ever_that_was_vacuumed_is_left_under_another_name(shop: Shop, start: Start) -> None:
+    """A restore keeps such a version, so going back is no way on."""
+    shop.refresh = "never"
+    shop.customer(1)
+    shop.order(1)
+    run(shop.with_channel(), start)
+    shop.customer(1, 2, mode="overwrite")
+    shop.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    shop.spark.sql(f"VACUUM delta.`{shop.customers}` RETAIN 0 HOURS")
+    shop.order(2)
+    with pytest.raises(StageFailed, match=r"version 0 of .* has lost .*lookup of another name") as no:
+        run(shop.with_channel(), start)
+    assert "restart=" not in str(no.value)
+    run(shop.with_channel("people"), start)
+    assert shop.rows("main") == [(0, "name 1"), (1, "name 2")]
+
+
 def test_what_a_lookup_cannot_do_is_refused_with_the_way_that_works(shop: Shop, tmp_path: Path) -> None:
     shop.customer(1)
     job = Job("refused", root=str(tmp_path / "refused"), spark=shop.spark)

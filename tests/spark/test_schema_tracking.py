@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +15,8 @@ import spark_abs
 from spark_abs.errors import StageFailed
 from spark_abs.job import Job
 from spark_abs.snapshots.schema_log import is_schema_entry
-from tests.job_support import manifests, read_table
+from spark_abs.store.history import HistoryEvent
+from tests.job_support import events, eventually, manifests, read_table
 from tests.spark.conftest import Start
 
 ALLOW = "spark.databricks.delta.streaming.allowSourceColumnRename"
@@ -38,8 +40,8 @@ class Renamed:
         read = self.spark.readStream.format("delta").option("schemaTrackingLocation", tracking)
         return read.load(str(self.base / "notes"))
 
-    def job(self) -> Job:
-        job = Job("renamed", root=str(self.base / "root"), spark=self.spark, interval="1h")
+    def job(self, **settings: Any) -> Job:
+        job = Job("renamed", root=str(self.base / "root"), spark=self.spark, interval="1h", **settings)
         notes = job.stage("notes", [self.stream], by_place)
         job.sink("seen", notes, table=str(self.base / "seen"))
         return job
@@ -100,3 +102,18 @@ def test_a_renamed_column_goes_through_and_back(renamed: Renamed, start: Start) 
     assert renamed.seen == second
     assert renamed.run(start) == 0
     assert renamed.seen == [*second, (4, "d", "title")]
+
+
+def test_a_restart_goes_on_with_the_columns_as_they_are_then(renamed: Renamed, start: Start) -> None:
+    """The function that opens the source is called anew, with the log of the stage: the run does not end."""
+    renamed.sql("INSERT INTO {} VALUES (1, 'a')")
+    run = start(renamed.job(restart_strategy="fixed-delay", restart_delay="10ms"))
+    first = [(1, "a", "note")]
+    eventually(run, lambda: renamed.seen == first, "the first row")
+    renamed.sql("ALTER TABLE {} RENAME COLUMN note TO title")
+    renamed.sql("INSERT INTO {} VALUES (2, 'b')")
+    eventually(run, lambda: renamed.seen == [*first, (2, "b", "title")], "the row under the new name")
+    told = [str(e["detail"]) for e in events(str(renamed.base / "root"), HistoryEvent.STAGE_RESTARTED)]
+    assert told
+    assert all("DELTA_STREAMING_METADATA_EVOLUTION" in detail for detail in told)
+    run.stop()

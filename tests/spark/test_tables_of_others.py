@@ -387,3 +387,26 @@ def test_a_start_notices_a_table_that_is_not_what_the_last_run_left(
     feed.write({"n": 5})
     run_all()
     assert rows(spark, uri) == (4, 5)
+
+
+def test_without_a_checkpoint_a_start_from_one_looks_at_the_table_too(
+    spark: SparkSession, tmp_path: Path, uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on from where the job is: rows that are gone with the table would not come again."""
+    feed, root = Feed(spark, tmp_path / "in", "n long"), str(tmp_path / "root")
+
+    def job() -> spark_abs.Job:
+        made = spark_abs.Job("down", root=root, spark=spark, interval="1h")
+        made.sink("out", made.source("numbers", feed.stream()), table=uri)
+        return made
+
+    feed.write({"n": 1})
+    run = job().start()
+    run.query("numbers").processAllAvailable()
+    run.stop()
+    assert rows(spark, uri) == (1,)
+    shutil.rmtree(uri)
+    with pytest.raises(TableChanged, match="is gone"):
+        job().start(available_now=True, restart="checkpoint")
+    assert "has none: it goes on from where its stages are" in caplog.text
+    assert not Path(uri).exists()
