@@ -21,6 +21,8 @@ def require_same_table(sink: SinkSpec, past: Past) -> None:
     state = past.control
     if sink.table is None or sink.existing == "take_over":
         return
+    if sink.existing == "append" and all(known.sink != sink.name for known in state.sinks):
+        return  # a new sink, which says that the rows that are there are meant
     place = past.root.storage.place(sink.table)
     mine = (known for known in state.sinks if known.attempt == state.attempt.id and known.table == place.uri)
     ids = sorted({known.table_id for known in mine if known.table_id})
