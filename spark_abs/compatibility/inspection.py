@@ -150,8 +150,6 @@ def check_drafted(
         past = replace(past, manifest=checkpoints.load(resolve(to, checkpoints.summaries(), state).id))
     found = inspect(job, drafted, past, leave, at_checkpoint=to is not None, refuse=False)
     obstacles = list(found.comparison.obstacles)
-    if to is None:
-        obstacles += _obstacles(partial(require_same_table, spec, past) for spec in job.sinks)
     if not state.attempt.ready and to is None:
         obstacles.append(f"a restore is not finished: run `{state.attempt.command}` again")
     if state.job != job.name:
@@ -267,6 +265,8 @@ def _checks(
             yield partial(require_records, job.spark, stage.name, kafka, past, at_checkpoint)
     for sink in job.sinks:
         yield partial(refuse_moved_sink, sink, past.control, root.storage)
+        if not at_checkpoint:
+            yield partial(require_same_table, sink, past)
     yield from _tables(job, drafted, root, past)
 
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
 from spark_abs.compatibility.inspection import Drafted, draft, inspect, require_ok
-from spark_abs.compatibility.named_tables import refuse_moved_sink
 from spark_abs.compatibility.restored import Past, check_functions, past_of
-from spark_abs.compatibility.same_tables import require_same_table
 from spark_abs.compatibility.schema_logs import tracks_schemas
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.fencing.lease import holding_lease
@@ -86,11 +84,7 @@ def start_job(
             drafted = draft(job)
             graph, plans = drafted.graph, drafted.plans
     elif control.state.attempt.ready:
-        past = past_of(job.root, control.state)
-        for sink in job.sinks:
-            refuse_moved_sink(sink, past.control, job.root.storage)
-            require_same_table(sink, past)
-        inspect(job, drafted, past, allow_non_restored_state)
+        inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
     control.update(lambda state: place_natives(state, natives))
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, newest, takeover=takeover, bounded=available_now)  # 3, 4
