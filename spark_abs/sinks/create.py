@@ -10,7 +10,7 @@ from spark_abs.channels.schema import check_schema, delta_schema, plain_schema
 from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.protocol.change_data import END_AT, START_AT
 from spark_abs.sinks import delta_spark_writer
-from spark_abs.sinks.delete_predicate import without_plan
+from spark_abs.sinks.delete_predicate import require_one_answer, without_plan
 from spark_abs.sinks.delta_options import Delta
 from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
 from spark_abs.sinks.table_shape import shape_of
@@ -121,11 +121,7 @@ def _require_predicate(place: Place, schema: StructType, text: str, session: Spa
     if not isinstance(rows.schema["gone"].dataType, t.BooleanType):
         raise UsageError(f"table {place}: apply_as_deletes is not a condition: {text}")
     plan: Any = rows._jdf.queryExecution().analyzed()
-    if not plan.deterministic() or not plan.subqueriesAll().isEmpty():
-        raise UsageError(
-            f"table {place}: apply_as_deletes={text!r} may give a row another answer when it is asked again: "
-            "compute a column in the stage, and name that"
-        )
+    require_one_answer(f"table {place}: apply_as_deletes={text!r}", plan)
 
 
 def _require_one_clock(

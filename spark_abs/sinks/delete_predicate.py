@@ -25,6 +25,23 @@ def without_plan(error: Exception) -> str:
     return str(error).partition(";\n")[0].strip()
 
 
+def require_one_answer(said: str, plan: Any) -> None:
+    """Require that a predicate gives a row the same answer whenever it is asked.
+
+    Args:
+        said: the table and the predicate, for the message.
+        plan: Spark's analysed plan with the predicate.
+
+    Raises:
+        UsageError: something in it is random, or asks other tables.
+    """
+    if not plan.deterministic() or not plan.subqueriesAll().isEmpty():
+        raise UsageError(
+            f"{said} may give a row another answer when it is asked again: compute a column in the stage, "
+            "and name that"
+        )
+
+
 class DeletePredicate:
     """A predicate over the columns of rows; null is false. Needs a session, but not for an empty text."""
 
@@ -101,11 +118,7 @@ class DeletePredicate:
             raise UsageError(
                 f"{said} is no predicate over the columns of the rows: {without_plan(error)}"
             ) from None
-        if not plan.deterministic() or not plan.subqueriesAll().isEmpty():
-            raise UsageError(
-                f"{said} may give a row another answer when it is asked again: compute a column in the "
-                "stage, and name that"
-            )
+        require_one_answer(said, plan)
         references = plan.references().toSeq()
         return tuple({references.apply(at).name(): None for at in range(references.size())})
 
