@@ -55,16 +55,21 @@ class Fit:
     @property
     def shape(self) -> TableShape:
         """The shape as of the version read; the same object as long as nothing has changed."""
-        if self._table.defined != self._at:
-            self._at, found = self._table.defined, shape_of(self._table.delta)
-            if found != self._shape:
-                self._shape, self._plain = found, why_not_plain(found) is None
+        self._look()
         return self._shape
 
     @property
     def plain(self) -> bool:
         """Whether the table takes files as Spark writes them, as of the version read."""
-        return self.shape is not None and self._plain
+        self._look()
+        return self._plain
+
+    def _look(self) -> None:
+        """Compare the table anew after a commit that may have changed it."""
+        if self._table.defined != self._at:
+            self._at, found = self._table.defined, shape_of(self._table.delta)
+            if found != self._shape:
+                self._shape, self._plain = found, why_not_plain(found) is None
 
     def require(self, rows: pa.Schema | None) -> None:
         """Require that the table takes rows, as of the version read.

@@ -19,7 +19,8 @@ from spark_abs.sinks.postgres_sql import Identifier, Statements, listed_names, s
 
 _FOLDED = "spark_abs_folded"
 DELETE = "spark_abs_delete"
-_OWN = SQL("d.spark_abs_root = %(root)s AND d.spark_abs_sink = %(sink)s AND d.spark_abs_ended IS NULL")
+_OF_SINK = SQL("d.spark_abs_root = %(root)s AND d.spark_abs_sink = %(sink)s")
+_OPEN = SQL("{} AND d.spark_abs_ended IS NULL").format(_OF_SINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +41,13 @@ class ChangeStatements:
     def make_stage(self) -> Sequence[Composed]:
         """Make the tables for changes as they come, and for those that count."""
         raw, folded = self.of, self.folded
-        first, *others = raw.make_stage()
         made = SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT *, false AS spark_abs_fresh FROM {} {}")
         if raw.staging:
             made = SQL("CREATE UNLOGGED TABLE {} AS SELECT *, false AS spark_abs_fresh FROM {} {}")
         delete = SQL("ALTER TABLE {} ADD COLUMN {} boolean NOT NULL DEFAULT false").format(
             raw.stage, Identifier(DELETE)
         )
-        return (
-            first,
-            *others,
-            delete,
-            made.format(folded.made_stage, raw.stage, SQL("WITH NO DATA")),
-        )
+        return (*raw.make_stage(), delete, made.format(folded.made_stage, raw.stage, SQL("WITH NO DATA")))
 
     def drop_stage(self) -> Sequence[Composed]:
         """Drop these tables again."""
@@ -102,7 +97,7 @@ class ChangeStatements:
             known.append("d")
             joined.append(
                 SQL("LEFT JOIN {} d ON {} AND {}").format(
-                    tombstones(self.of), _OWN, same_key(self.of.key, "s", "d")
+                    tombstones(self.of), _OPEN, same_key(self.of.key, "s", "d")
                 )
             )
         tests = [
@@ -246,7 +241,7 @@ class ChangeStatements:
         of = self.folded
         names = listed_names(known_columns(of, self.options.sequence_by))
         ended = SQL("UPDATE {} d SET spark_abs_ended = %(version)s FROM {} s WHERE {} AND {}").format(
-            tombstones(self.of), of.stage, _OWN, same_key(of.key, "d", "s")
+            tombstones(self.of), of.stage, _OPEN, same_key(of.key, "d", "s")
         )
         added = SQL(
             "INSERT INTO {} (spark_abs_root, spark_abs_sink, spark_abs_until, spark_abs_at, {}) "
@@ -287,22 +282,20 @@ def index_tombstones(of: Statements) -> Sequence[Composed]:
 def forget_tombstones(of: Statements) -> Sequence[Composed]:
     """Forget tombstones that are old (`kept`, in milliseconds), and ended ones up to `floor`."""
     table = tombstones(of)
-    mine = SQL("d.spark_abs_root = %(root)s AND d.spark_abs_sink = %(sink)s")
     return (
         SQL(
             "DELETE FROM {} d WHERE {} AND d.spark_abs_at < now() - %(kept)s * interval '1 millisecond'"
-        ).format(table, mine),
-        SQL("DELETE FROM {} d WHERE {} AND d.spark_abs_ended <= %(floor)s").format(table, mine),
+        ).format(table, _OF_SINK),
+        SQL("DELETE FROM {} d WHERE {} AND d.spark_abs_ended <= %(floor)s").format(table, _OF_SINK),
     )
 
 
 def undo_tombstones(of: Statements) -> Sequence[Composed]:
     """Bring the tombstones back to a mark; `version`."""
     table = tombstones(of)
-    mine = SQL("d.spark_abs_root = %(root)s AND d.spark_abs_sink = %(sink)s")
     return (
-        SQL("DELETE FROM {} d WHERE {} AND d.spark_abs_until > %(version)s").format(table, mine),
+        SQL("DELETE FROM {} d WHERE {} AND d.spark_abs_until > %(version)s").format(table, _OF_SINK),
         SQL("UPDATE {} d SET spark_abs_ended = NULL WHERE {} AND d.spark_abs_ended > %(version)s").format(
-            table, mine
+            table, _OF_SINK
         ),
     )
