@@ -227,15 +227,21 @@ def test_a_column_that_is_renamed_while_delta_writes_gets_no_nulls(
     assert (found.columns, [row.m for row in found.collect()]) == (["m"], [1])
 
 
-def test_rows_of_a_checkpoint_are_refused_by_a_table_that_has_changed(
-    spark: SparkSession, tmp_path: Path, uri: str, sql: Sql
-) -> None:
-    """Also where it changes between the writing of the files and the commit."""
+def epochs(spark: SparkSession, tmp_path: Path, uri: str) -> tuple[DeltaEpochSink, Owner]:
+    """Return a sink that writes after checkpoints, ready to send, and whose it is."""
     schema = spark.createDataFrame([], "id long, text string").schema
     ensure_sink(Place(uri), schema, Delta(uri), spark)
     owner = Owner("a", JOB, "out", RunId(1))
     made = DeltaEpochSink(EpochTable(uri), Root(str(tmp_path / "a")), lambda: spark)
     made.recover(owner)
+    return made, owner
+
+
+def test_rows_of_a_checkpoint_are_refused_by_a_table_that_has_changed(
+    spark: SparkSession, tmp_path: Path, uri: str, sql: Sql
+) -> None:
+    """Also where it changes between the writing of the files and the commit."""
+    made, owner = epochs(spark, tmp_path, uri)
 
     def send(number: int, first: bool = False) -> None:
         after, until = (Mark(AttemptId(1), CheckpointId(n), Version(10 * n)) for n in (number - 1, number))
@@ -262,11 +268,7 @@ def test_a_change_between_the_files_of_an_epoch_and_its_commit(
     spark: SparkSession, tmp_path: Path, uri: str, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table gets a constraint there: Delta's own writer takes over, and the constraint holds."""
-    schema = spark.createDataFrame([], "id long, text string").schema
-    ensure_sink(Place(uri), schema, Delta(uri), spark)
-    owner = Owner("a", JOB, "out", RunId(1))
-    made = DeltaEpochSink(EpochTable(uri), Root(str(tmp_path / "a")), lambda: spark)
-    made.recover(owner)
+    made, owner = epochs(spark, tmp_path, uri)
     commit_next = Table.commit_next
 
     def late(table: Table, commit: Any) -> Version:
