@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 
 from delta import configure_spark_with_delta_pip
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_abs.errors import SparkNotStarted, UsageError
 from spark_abs.gateway import KnownJars, may_name_jars, quiet_log
@@ -126,6 +128,35 @@ def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
     """
     for name, value in storage.hadoop().items():
         session.conf.set(name, value)
+
+
+_REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+_old_versions = threading.Lock()
+
+
+@contextmanager
+def old_versions(session: SparkSession) -> Iterator[None]:
+    """Let Delta open versions of a table that are older than its `delta.deletedFileRetentionDuration`.
+
+    Delta refuses all of them but the newest, since VACUUM may delete their files at any time. Those that we
+    ask for are recorded: they are read as long as their files are there, and a file that is gone is an error.
+    """
+    with _old_versions:
+        before = session.conf.get(_REFUSES_OLD, None)
+        session.conf.set(_REFUSES_OLD, "false")
+        try:
+            yield
+        finally:
+            if before is None:
+                session.conf.unset(_REFUSES_OLD)
+            else:
+                session.conf.set(_REFUSES_OLD, before)
+
+
+def read_version(session: SparkSession, uri: str, at: int) -> DataFrame:
+    """Return a Delta table as of a version, however old; see `old_versions`."""
+    with old_versions(session):
+        return session.read.format("delta").option("versionAsOf", int(at)).load(uri)
 
 
 def check_session(session: SparkSession) -> None:

@@ -230,3 +230,10 @@ def _outcomes(root: str, found: Sequence[Manifest]) -> Iterator[str]:
     claimed = [cast("CheckpointId", row["checkpoint"]) for row in events(root, HistoryEvent.TRIGGERED)]
     yield from one_outcome(claimed, outcomes)
     yield from only_completed([manifest.id for manifest in found], outcomes)
+
+
+def grow_old(table: str) -> None:
+    """Let all commits be older than the time for which Delta lets anybody open a version."""
+    then = time.time() - 9 * 86_400
+    for commit in (Path(table) / "_delta_log").glob("*.json"):
+        os.utime(commit, (then, then))

@@ -183,7 +183,7 @@ def _checked(
 
 
 def _frame(session: SparkSession, root: Root, at: TableAt) -> DataFrame:
-    from spark_abs.session import apply_storage_conf
+    from spark_abs.session import apply_storage_conf, read_version
 
     apply_storage_conf(session, root.storage)
-    return session.read.format("delta").option("versionAsOf", int(at.version)).load(at.table)
+    return read_version(session, at.table, at.version)

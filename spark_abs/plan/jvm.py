@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException
 from spark_abs.errors import UsageError
 from spark_abs.model import ChannelId
 from spark_abs.plan.graph import PlanFacts, Watermark
+from spark_abs.session import read_version
 from spark_abs.state.packing import function_in
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def pin_version(frame: DataFrame) -> tuple[DataFrame, PinnedTable | None]:
     if index is None or index.isTimeTravelQuery():
         return frame, None
     pinned = PinnedTable(str(index.path().toString()), int(index.getSnapshot().version()))
-    table = frame.sparkSession.read.format("delta").option("versionAsOf", pinned.version).load(pinned.path)
+    table = read_version(frame.sparkSession, pinned.path, pinned.version)
     return table if alias is None else table.alias(alias), pinned
 
 

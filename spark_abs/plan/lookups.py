@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
+from pyspark.sql import types as t
 
-from spark_abs.channels.quoting import quoted
 from spark_abs.errors import DamageError, GraphError, Refused
 from spark_abs.model import LookupVersion, Version
 from spark_abs.plan.jvm import ReadTable, read_tables
 from spark_abs.plan.specs import JobSpec, Lookup
 from spark_abs.protocol.lookups import following, is_due, version_of
+from spark_abs.session import read_version
 from spark_abs.store.clock import now_ms
 from spark_abs.store.log import log_file
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
+from spark_abs.store.vectors import lacks_vectors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 _BACK = "start with restart='checkpoint', or restore a checkpoint: batches after it choose versions anew"
 _ANEW = "it is never refreshed, in no run: declare it as a lookup of another name, which begins at the newest"
@@ -84,9 +84,8 @@ class LookupTable:
         Raises:
             DamageError: its log does not have that version any more, or has one of another table.
         """
-        read = self._spark.read.format("delta").option("versionAsOf", int(at.version))
         try:
-            frame = read.load(self._place.uri)
+            frame = read_version(self._spark, self._place.uri, at.version)
         except PySparkException as error:
             raise DamageError(
                 f"lookup {at.lookup!r}: version {at.version} of {at.table} cannot be read any more, and a "
@@ -106,7 +105,8 @@ class LookupTable:
         place = self._place
         try:
             then = DeltaTable(place.uri, version=int(version), storage_options=place.options)
-            return next((u for u in then.file_uris() if not place.storage.place(u).exists()), None)
+            gone = next((u for u in then.file_uris() if not place.storage.place(u).exists()), None)
+            return gone or lacks_vectors(then) or None
         except (DeltaError, OSError):
             return None  # that is not known
 
@@ -122,7 +122,7 @@ class OpenedLookup:
     """As Spark names the table in plans."""
 
     @property
-    def schema(self) -> StructType:
+    def schema(self) -> t.StructType:
         """The columns with which stages are planned."""
         return self.frame.schema
 
@@ -156,27 +156,48 @@ def open_lookups(job: JobSpec, pinned: Sequence[LookupVersion]) -> Mapping[str, 
 
 
 def as_planned(frame: DataFrame, opened: OpenedLookup, version: Version) -> DataFrame:
-    """Return the frame of a version with the columns with which the stage was planned.
+    """Return the frame of a version with the columns and fields with which the stage was planned.
 
-    Columns that came since are left out. Those that were not there yet at an older version are null.
+    Those that came since are left out. Those that were not there yet at an older version are null.
 
     Raises:
-        Refused: a column is gone, or has another type; shows both.
+        Refused: one is gone, or has another type; shows both.
     """
-    have = {field.name: field.dataType for field in frame.schema}
-    want = {field.name: field.dataType for field in opened.schema}
-    if have == want:
-        return frame.select(*map(quoted, want)) if list(have) != list(want) else frame
-    older = version < opened.at.version
-    if any(have.get(name, kind if older else None) != kind for name, kind in want.items()):
+    have, want = frame.schema, opened.schema
+    if not _has(have, want, version < opened.at.version):
         raise Refused(
-            f"lookup {opened.lookup.name!r}: {opened.at.table} has {frame.schema.simpleString()} at version "
-            f"{version}, and the job was started with {opened.schema.simpleString()}: start it again, with a "
+            f"lookup {opened.lookup.name!r}: {opened.at.table} has {have.simpleString()} at version "
+            f"{version}, and the job was started with {want.simpleString()}: start it again, with a "
             "function that fits the table"
         )
-    return frame.select(
-        *(
-            F.col(quoted(name)) if name in have else F.lit(None).cast(kind).alias(name)
-            for name, kind in want.items()
-        )
-    )
+    same = [(f.name, f.dataType) for f in have] == [(f.name, f.dataType) for f in want]
+    return frame if same else frame.to(t.StructType([_nullable(field) for field in want]))
+
+
+def _has(have: t.DataType, want: t.DataType, older: bool) -> bool:
+    """Say whether values of a type have all that is in another; what is older may lack fields."""
+    match have, want:
+        case t.StructType(), t.StructType():
+            fields = {field.name: field.dataType for field in have}
+            return all(_has(fields[f.name], f.dataType, older) if f.name in fields else older for f in want)
+        case t.ArrayType(), t.ArrayType():
+            return _has(have.elementType, want.elementType, older)
+        case t.MapType(), t.MapType():
+            return have.keyType == want.keyType and _has(have.valueType, want.valueType, older)
+    return have == want
+
+
+def _nullable(field: t.StructField) -> t.StructField:
+    """Return a field that may be null, with its type only: an older version may have nulls there."""
+    return t.StructField(field.name, _all_nullable(field.dataType))
+
+
+def _all_nullable(kind: t.DataType) -> t.DataType:
+    match kind:
+        case t.StructType():
+            return t.StructType([_nullable(field) for field in kind])
+        case t.ArrayType():
+            return t.ArrayType(_all_nullable(kind.elementType))
+        case t.MapType():
+            return t.MapType(kind.keyType, _all_nullable(kind.valueType))
+    return kind

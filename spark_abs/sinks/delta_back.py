@@ -20,10 +20,18 @@ from spark_abs.sinks.table_shape import shape_of
 from spark_abs.sinks.undo import undoing
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
+from spark_abs.store.vectors import lacks_vectors
 from spark_abs.wording import way
 
 if TYPE_CHECKING:
     from spark_abs.sinks.delta_marks import Session
+
+
+_KEPT = (
+    "VACUUM deletes the files of versions that are older than the table's property "
+    "delta.deletedFileRetentionDuration, a week by default: set it to what restores need, with ALTER TABLE … "
+    "SET TBLPROPERTIES, before that time has passed"
+)
 
 
 def bring_back(
@@ -112,8 +120,11 @@ def missing(table: Table, version: Version) -> str:
     except (DeltaError, FileNotFoundError) as error:
         return f"version {version} cannot be opened any more: {error}"
     left = (_place_of(table, uri) for uri in set(then) - set(table.delta.file_uris()))
-    gone = [place for place in left if not place.exists()]
-    return f"{len(gone)} files of version {version} are gone, as {gone[0]}" if gone else ""
+    if gone := [place for place in left if not place.exists()]:
+        return f"{len(gone)} files of version {version} are gone, as {gone[0]}: {_KEPT}"
+    if lost := lacks_vectors(handle):
+        return f"deletion vectors of version {version} are gone ({lost}): {_KEPT}"
+    return ""
 
 
 def _place_of(table: Table, uri: str) -> Place:

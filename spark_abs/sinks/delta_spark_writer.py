@@ -96,10 +96,12 @@ def no_rows(session: SparkSession, table: Table) -> DataFrame:
 
 def restore(session: SparkSession, place: Place, version: int, note: str) -> None:
     """Bring a table back to a version with Delta's RESTORE, or to no rows: `NO_TABLE`."""
+    from spark_abs.session import old_versions
+
     own = _session(session, place)
     own.conf.set(f"{_CONF}.commitInfo.userMetadata", note)
     table = _table(own, place)
-    with _conflicts(place):
+    with _conflicts(place), old_versions(own):
         if version == NO_TABLE:
             table.delete()
         else:

@@ -87,8 +87,10 @@ class Histories:
     def _stored(self, changes: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        reader = changes.sparkSession.read.format("delta").option("versionAsOf", int(self.table.version))
-        return reader.load(self.table.uri).select(
+        from spark_abs.session import read_version
+
+        stored = read_version(changes.sparkSession, self.table.uri, self.table.version)
+        return stored.select(
             F.expr(self.key.struct()).alias("k"),
             F.expr(self._sequence(START_AT)).alias("s"),
             F.expr(f"IF({END_AT} IS NULL, NULL, {self._sequence(END_AT)})").alias("until"),

@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -17,10 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
-from spark_abs.errors import DamageError, GraphError, StageFailed, UsageError
+from spark_abs.errors import DamageError, GraphError, Refused, StageFailed, UsageError
 from spark_abs.job import Job
+from spark_abs.model import LookupVersion, Version
+from spark_abs.plan.lookups import OpenedLookup, as_planned
 from spark_abs.plan.specs import Stage
-from tests.job_support import Feed, manifests, read_table
+from tests.job_support import Feed, grow_old, manifests, read_table
 from tests.spark.conftest import Start
 
 Rows = list[tuple[object, ...]]
@@ -204,6 +208,7 @@ def test_a_lookup_that_is_never_refreshed_stays_at_the_version_of_the_first_star
     shop.customer(1)
     run(shop.with_channel(), start)
     shop.customer(2)
+    grow_old(shop.customers)
     shop.order(1, 2)
     run(shop.with_channel(), start)
     first = [(0, "name 1"), (1, None)]
@@ -273,6 +278,32 @@ def test_columns_that_come_are_left_out_and_one_that_changes_ends_the_stage(shop
     shop.order(1)
     with pytest.raises(StageFailed, match=r"name:int.*at version 2.*started with.*name:string"):
         running.await_termination(120)
+
+
+def test_fields_that_come_are_left_out_however_deep(spark: SparkSession) -> None:
+    """A version before the one that the stage was planned with has nulls for what it lacks."""
+    rest = "array(struct(3 AS b)) AS l, map('k', struct(4 AS c)) AS m"
+    less = spark.sql(f"SELECT 1 AS id, struct(2 AS a) AS s, {rest}")
+    more = spark.sql(
+        "SELECT 'x' AS new, map('k', struct(5 AS d, 4 AS c)) AS m, array(struct(3 AS b, 6 AS e)) AS l, "
+        "struct(7 AS f, 2 AS a) AS s, 1 AS id"
+    )
+    at = LookupVersion("l", "/l", "id", Version(5), 0)
+    lookup: Any = SimpleNamespace(name="l")
+    row = (1, (2,), [(3,)], {"k": (4,)})
+    for version in (4, 6):
+        found = as_planned(more, OpenedLookup(lookup, at, less, ""), Version(version))
+        assert found.columns == less.columns
+        assert found.collect() == [row]
+    planned = OpenedLookup(lookup, at, more, "")
+    assert as_planned(less, planned, Version(4)).collect() == [
+        (None, {"k": (None, 4)}, [(3, None)], (None, 2), 1)
+    ]
+    with pytest.raises(Refused, match="start it again"):
+        as_planned(less, planned, Version(6))
+    other = spark.sql(f"SELECT 1 AS id, struct('2' AS a) AS s, {rest}")
+    with pytest.raises(Refused, match="s:struct<a:string>"):
+        as_planned(other, OpenedLookup(lookup, at, less, ""), Version(4))
 
 
 def test_a_version_that_was_vacuumed_is_said_and_a_checkpoint_is_the_way_back(

@@ -9,8 +9,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.errors import Fenced
+from spark_abs.errors import DamageError, Fenced
 from spark_abs.restore.prepare import prepare
+from spark_abs.restore.refusals import Force
+from tests.job_support import grow_old
 from tests.root_support import SmallJob
 
 CHANGE_FEED = {"delta.enableChangeDataFeed": "true"}
@@ -29,6 +31,7 @@ def test_a_sink_that_only_spark_can_write_goes_back_through_spark(
     job = SmallJob(tmp_path, lambda: spark, CHANGE_FEED)
     job.checkpoint(1)
     job.checkpoint(2)
+    grow_old(job.table)
     plan = prepare(job.root, 1).plan
     assert plan.needs_spark
     assert any("only Spark can write" in note for note in plan.notes)
@@ -46,6 +49,7 @@ def test_read_gives_every_table_at_one_cut(spark: SparkSession, tmp_path: Path) 
     job.checkpoint(1, name="one")
     job.checkpoint(2)
     job.step(3)
+    grow_old(job.table)
     read = spark_abs.read(job.root.uri, "totals", "one", spark)
     assert sorted(row.n for row in read.collect()) == [1]
     assert sorted(row.n for row in spark_abs.read(job.root.uri, "totals").collect()) == [1, 2]
@@ -53,3 +57,23 @@ def test_read_gives_every_table_at_one_cut(spark: SparkSession, tmp_path: Path) 
     read = spark_abs.read(job.root.uri, "totals", 2, spark)
     assert sorted(row.n for row in read.collect()) == [1, 2]
     assert DeltaTable(job.table).to_pyarrow_table().num_rows == 1
+
+
+def test_a_version_without_its_deletion_vectors_is_refused_before_anything_is_changed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Delta's RESTORE would bring it back, and nobody could read it."""
+    job = SmallJob(tmp_path, lambda: spark)
+    spark.sql(f"ALTER TABLE delta.`{job.table}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    job.step(1, 2, 3)
+    spark.sql(f"DELETE FROM delta.`{job.table}` WHERE n = 1")
+    job.checkpoint(4)
+    spark.sql(f"DELETE FROM delta.`{job.table}` WHERE n = 2")
+    assert prepare(job.root, 1, force=[Force.ROWS]).plan.needs_spark
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    spark.sql(f"VACUUM delta.`{job.table}` RETAIN 0 HOURS")
+    before = DeltaTable(job.table).version()
+    with pytest.raises(DamageError, match=r"deletion vectors of version .* are gone.*deletedFileRetention"):
+        spark_abs.restore(job.root.uri, to=1, spark=spark, force=["rows"])
+    assert DeltaTable(job.table).version() == before
+    assert rows(spark, job.table) == [3, 4]
