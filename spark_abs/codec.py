@@ -34,6 +34,26 @@ def to_json(value: Any) -> str:
     return json.dumps(to_plain(value), separators=(",", ":"))
 
 
+def parsed(text: str | bytes, kind: type[T], what: str) -> T:
+    """Parse JSON text from storage that is an object or a list.
+
+    Args:
+        text: the text.
+        kind: `dict` or `list`.
+        what: what it is, for messages.
+
+    Raises:
+        DamageError: it is not JSON, or of another kind.
+    """
+    try:
+        plain = json.loads(text)
+    except ValueError as error:
+        raise DamageError(f"{what}: not JSON: {error}") from error
+    if not isinstance(plain, kind):
+        raise DamageError(f"{what}: expected {'a list' if kind is list else 'an object'}")
+    return plain
+
+
 def from_json(cls: type[T], text: str | bytes) -> T:
     """Decode JSON text into `cls`.
 

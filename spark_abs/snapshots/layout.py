@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from spark_abs.codec import parsed
 from spark_abs.errors import DamageError, Refused
 
 OFFSET_LOG_VERSIONS = (1, 2)
@@ -83,7 +84,7 @@ def parse_offsets(text: str) -> OffsetFile:
         DamageError: anything else that Spark would not have written.
     """
     version, lines = _header(text, "offset log", OFFSET_LOG_VERSIONS)
-    metadata = _object(lines[0], "offset log metadata") if lines and lines[0].strip() else {}
+    metadata = parsed(lines[0], dict, "offset log metadata") if lines and lines[0].strip() else {}
     offsets: dict[str, str] = {}
     for index, line in enumerate(lines[1:]):
         if version == 1:
@@ -137,7 +138,7 @@ def parse_commit(text: str) -> CommitFile:
         DamageError: anything else that Spark would not have written.
     """
     version, lines = _header(text, "commit log", COMMIT_LOG_VERSIONS)
-    metadata = _object(lines[0], "commit log metadata") if lines else {}
+    metadata = parsed(lines[0], dict, "commit log metadata") if lines else {}
     raw = metadata.get("stateUniqueIds")
     ids: dict[int, tuple[tuple[str, ...], ...]] | None = None
     if raw is not None:
@@ -283,7 +284,7 @@ def parse_operator(text: str) -> OperatorMetadata:
         DamageError: anything else that Spark would not have written.
     """
     version, lines = _header(text, "operator metadata", OPERATOR_METADATA_VERSIONS)
-    plain = _object(lines[0] if lines else "", "operator metadata")
+    plain = parsed(lines[0] if lines else "", dict, "operator metadata")
     try:
         info = plain["operatorInfo"]
         stores = tuple(
@@ -343,22 +344,12 @@ def _header(text: str, what: str, known: Sequence[int]) -> tuple[int, list[str]]
 
 
 def _metadata(text: str) -> dict[str, Any]:
-    return _object(text.split("\n")[1] if "\n" in text else "", "offset log metadata")
+    return parsed(text.split("\n")[1] if "\n" in text else "", dict, "offset log metadata")
 
 
 def _with_metadata(text: str, metadata: Mapping[str, Any]) -> str:
     head, _, *offsets = text.split("\n")
     return "\n".join([head, json.dumps(metadata, separators=(",", ":")), *offsets])
-
-
-def _object(text: str, what: str) -> dict[str, Any]:
-    try:
-        plain = json.loads(text)
-    except ValueError as error:
-        raise DamageError(f"{what}: not JSON: {error}") from error
-    if not isinstance(plain, dict):
-        raise DamageError(f"{what}: expected an object")
-    return plain
 
 
 def _int(value: object, what: str) -> int:

@@ -7,7 +7,8 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
-from spark_abs.errors import DamageError, Refused
+from spark_abs.codec import parsed
+from spark_abs.errors import Refused
 from spark_abs.manifest import StoredFile
 from spark_abs.model import checked_relative
 from spark_abs.snapshots.layout import relocate_operator
@@ -121,13 +122,7 @@ def _write_all(
 
 def _query_id(target: Place) -> str | None:
     data = target.read(METADATA)
-    if data is None:
-        return None
-    try:
-        plain = json.loads(data)
-    except ValueError as error:
-        raise DamageError(f"{target}/{METADATA} is not the metadata of a query: {error}") from error
-    return str(plain.get("id")) if isinstance(plain, dict) else ""
+    return None if data is None else str(parsed(data, dict, f"{target}/{METADATA}").get("id"))
 
 
 def empty(target: Place) -> None:

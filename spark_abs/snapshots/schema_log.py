@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spark_abs.codec import parsed
 from spark_abs.errors import DamageError, Refused
 from spark_abs.snapshots.delta_offsets import delta_offset
 
@@ -85,10 +86,4 @@ def _plain(text: str) -> dict[str, Any]:
     head, _, body = text.partition("\n")
     if head != "v1":
         raise Refused(f"schema tracking log: version {head[:20]!r} is not known")
-    try:
-        plain = json.loads(body)
-    except ValueError as error:
-        raise DamageError(f"schema tracking log: {body[:200]!r} is not JSON") from error
-    if not isinstance(plain, dict):
-        raise DamageError(f"schema tracking log: {body[:200]!r} is not an entry")
-    return plain
+    return parsed(body, dict, "schema tracking log")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from spark_abs.codec import from_plain, to_plain
+from spark_abs.codec import from_plain, parsed, to_plain
 from spark_abs.errors import AbsError, DamageError
 from spark_abs.model import BatchId, LookupVersion, Version
 from spark_abs.plan.lookups import LookupTable, OpenedLookup, as_planned
@@ -146,7 +146,10 @@ class StageLookups:
 
     def _written(self, batch: BatchId) -> tuple[LookupVersion, ...]:
         data = self._native.read(f"{_DIRECTORY}/{int(batch)}") if self._written_down else None
-        return () if data is None else _decode(data, f"{self._native}/{_DIRECTORY}/{batch}")
+        if data is None:
+            return ()
+        plain = parsed(data, list, f"{self._native}/{_DIRECTORY}/{batch}")
+        return tuple(from_plain(LookupVersion, one) for one in plain)
 
     def _newest_written(self) -> tuple[LookupVersion, ...]:
         names = self._batches() if self._written_down else []
@@ -165,13 +168,3 @@ class StageLookups:
         put(self._native, f"{_DIRECTORY}/{int(batch)}", [text.encode()])
         for number in old:
             self._native.fs.delete_file(f"{self._native.path}/{_DIRECTORY}/{int(number)}")
-
-
-def _decode(data: bytes, where: str) -> tuple[LookupVersion, ...]:
-    try:
-        plain = json.loads(data)
-    except ValueError as error:
-        raise DamageError(f"{where} is not JSON: {error}") from error
-    if not isinstance(plain, list):
-        raise DamageError(f"{where} does not name the versions of lookups")
-    return tuple(from_plain(LookupVersion, one) for one in plain)
