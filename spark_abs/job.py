@@ -284,7 +284,7 @@ class Job:
             raise UsageError(f"sink {name!r}: existing={existing!r} is not one of {get_args(Existing)}")
         if existing == "take_over" and table is None:
             raise UsageError(f"sink {name!r}: existing='take_over' is for Delta tables")
-        delta = Delta(table) if isinstance(table, str) else table
+        delta = table if table is None or isinstance(table, Delta) else Delta(table)
         target, at_once = None, None
         if delta is not None:
             target = find_target(self.spark, self.root.storage, delta.path, delta.location)

@@ -65,6 +65,8 @@ def find_target(session: SparkSession, storage: Storage, text: str, location: st
         UsageError: the text leads to no Delta table, and none can be made there; or it can be read in two
             ways. Says what to write.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"a table is given as text, its path, URI or name, not as {text!r}")
     parsed = parse(text)
     if isinstance(parsed, str):
         if location:

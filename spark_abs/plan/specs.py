@@ -172,6 +172,16 @@ class StageSpec:
     pinned: tuple[PinnedTable, ...] = ()
     """Static tables that stay at the version that they had when the stage was declared."""
 
+    def __post_init__(self) -> None:
+        """Refuse functions that are none.
+
+        Raises:
+            UsageError: names what was given.
+        """
+        _require_callable(f"stage {self.name!r}: function", self.function)
+        for name, output in self.outputs.items():
+            _require_callable(f"stage {self.name!r}: output {name!r}", output)
+
     @property
     def lookups(self) -> tuple[Lookup, ...]:
         """Its lookups, in order."""
@@ -304,11 +314,20 @@ def listed_inputs(stage: str, inputs: object) -> Sequence[Given]:
 
 
 def require_stream(source: str, frame: object) -> None:
-    """Refuse a source that is a static frame.
+    """Refuse as the frame of a source what is none.
 
     Raises:
-        GraphError: it is.
+        GraphError: it is an input of another kind, a static frame, or none at all.
     """
+    if isinstance(frame, (Output, Feedback, Lookup)):
+        raise GraphError(
+            f"source {source!r} takes a native stream, and {frame!r} is given to a stage: "
+            f"job.stage({source!r}, [input], function)"
+        )
+    if not hasattr(frame, "isStreaming") and not callable(frame):
+        raise GraphError(
+            f"source {source!r} takes a streaming DataFrame, or a function that returns one, not {frame!r}"
+        )
     if not getattr(frame, "isStreaming", True):
         raise GraphError(
             f"source {source!r} is a static frame, and a source is a stream: read it with spark.readStream, "
@@ -320,7 +339,7 @@ def require_one_kind(sink: str, **kinds: object) -> None:
     """Require that a sink is of one kind; `kinds` has what was given for each, None for nothing.
 
     Raises:
-        UsageError: it is of none, or of several.
+        UsageError: it is of none, or of several, or is no such thing.
     """
     *others, last = (f"{kind}=" for kind in kinds)
     given = [f"{kind}=" for kind, value in kinds.items() if value is not None]
@@ -331,6 +350,21 @@ def require_one_kind(sink: str, **kinds: object) -> None:
             f"sink {sink!r} has {' and '.join(given)}: a sink writes to one place; declare a sink for each, "
             "with a name of its own"
         )
+    own, function = kinds.get("two_phase"), kinds.get("foreach_batch")
+    if function is not None:
+        _require_callable(f"sink {sink!r}: foreach_batch=", function)
+    if own is not None and not isinstance(own, TwoPhaseSink):
+        raise UsageError(f"sink {sink!r}: two_phase= takes a spark_abs.TwoPhaseSink, not {own!r}")
+
+
+def _require_callable(argument: str, given: object) -> None:
+    """Refuse as a function what would fail in the first batch.
+
+    Raises:
+        UsageError: it cannot be called.
+    """
+    if not callable(given):
+        raise UsageError(f"{argument} takes a function, not {given!r}")
 
 
 def query_name(job: str, stage: StageId) -> str:

@@ -60,16 +60,29 @@ def kind_of(
     if postgres is not None:
         from spark_abs.sinks.postgres import Postgres
 
-        return POSTGRES, to_json(Postgres(postgres) if isinstance(postgres, str) else postgres)
+        return POSTGRES, _settings(POSTGRES, postgres, Postgres)
     if kafka is not None:
         from spark_abs.sinks.kafka import Kafka
 
-        return KAFKA, to_json(Kafka(kafka) if isinstance(kafka, str) else kafka)
+        return KAFKA, _settings(KAFKA, kafka, Kafka)
     if iceberg is not None:
         from spark_abs.sinks.iceberg import Iceberg
 
-        return ICEBERG, to_json(Iceberg(iceberg) if isinstance(iceberg, str) else iceberg)
+        return ICEBERG, _settings(ICEBERG, iceberg, Iceberg)
     return OWN, ""
+
+
+def _settings(kind: str, given: object, made: Callable[[str], object]) -> str:
+    """Return what makes a sink again; a text stands for its settings with no more than that name.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(given, str):
+        given = made(given)
+    if type(given) is not made:
+        raise UsageError(f"{kind}= takes a name as text or a spark_abs.{kind.capitalize()}, not {given!r}")
+    return to_json(given)
 
 
 @extra_needed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -211,6 +212,38 @@ def test_a_static_frame_is_no_source(spark: SparkSession, tmp_path: Path) -> Non
     with pytest.raises(GraphError, match=r"source 'x' is a static frame.*spark\.readStream"):
         job.source("x", spark.range(3))
     assert not job.stages
+
+
+def test_an_argument_of_another_kind_is_refused_where_it_is_given(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    job: Any = Job("a", root=str(tmp_path / "root"), spark=spark)
+    made, back = source(job), job.feedback("back", "n long")
+    given = r"source 'x' takes a native stream, .* job\.stage\('x', \[input\]"
+    for wrong in (made, made["main"], back):
+        with pytest.raises(GraphError, match=given):
+            job.source("x", wrong)
+    with pytest.raises(GraphError, match=r"source 'x' takes a streaming DataFrame, or a function .*'/in'"):
+        job.source("x", "/in")
+    with pytest.raises(UsageError, match="stage 'x': function takes a function, not 'upper'"):
+        job.stage("x", [made], "upper")
+    with pytest.raises(UsageError, match="stage 'x': output 'late' takes a function, not 3"):
+        job.stage("x", [made], lambda frame: frame, outputs={"late": 3})
+    with pytest.raises(UsageError, match=r"a table is given as text, .* not as PosixPath"):
+        job.lookup("x", table=tmp_path)
+    sinks = {
+        "table": "a table is given as text, .* not as 3",
+        "foreach_batch": "sink 'x': foreach_batch= takes a function, not 3",
+        "two_phase": "sink 'x': two_phase= takes a spark_abs.TwoPhaseSink, not 3",
+        "postgres": "postgres= takes a name as text or a spark_abs.Postgres, not 3",
+        "kafka": "kafka= takes a name as text or a spark_abs.Kafka, not 3",
+        "iceberg": "iceberg= takes a name as text or a spark_abs.Iceberg, not 3",
+    }
+    for kind, message in sinks.items():
+        with pytest.raises(UsageError, match=message):
+            job.sink("x", made, **{kind: 3})
+    assert list(job.stages) == [made.stage]
+    assert not job.sinks
 
 
 def with_source(job: Job) -> Job:
