@@ -77,6 +77,18 @@ class RestoreResult:
     run: RunId | None
     """The run number that the restore took; the job's next start takes the one after it."""
 
+    def __str__(self) -> str:
+        """Return it for a person: where the job is, which tables went back, and what else the plan says."""
+        plan = self.plan
+        name = f" {plan.name!r}" if plan.name else ""
+        back = f"job {plan.job!r} {{}} checkpoint {plan.checkpoint}{name} as attempt {plan.attempt}"
+        if self.run is None:
+            head = back.format("would go back to")
+        else:
+            head = back.format("is back at") + f", restored by run {self.run}: start the job"
+        tables = [sentence(s) for s in plan.steps if isinstance(s, (RestoreSink, ReturnOutside))]
+        return "\n  ".join([head, *tables, *(f"Note: {note}" for note in plan.notes)])
+
 
 def apply(
     root: Root,
