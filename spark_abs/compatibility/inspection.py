@@ -19,16 +19,19 @@ from spark_abs.compatibility.restored import Past, check_functions, check_restor
 from spark_abs.compatibility.same_tables import require_same_table
 from spark_abs.compatibility.schema_logs import copied_logs
 from spark_abs.errors import AbsError, DamageError, GraphError, Refused, UsageError
-from spark_abs.lookup.target import resolve
+from spark_abs.lookup.target import check_savepoint_name, resolve
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import LookupVersion, StageId, channel_id
 from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.plan.graph import JobGraph, PlanFacts
+from spark_abs.plan.jvm import refuse_unsupported_session
 from spark_abs.plan.lookups import open_lookups
 from spark_abs.plan.specs import JobSpec
 from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.protocol.changes import Comparison, Recorded, Verdict
 from spark_abs.protocol.compare import compare
+from spark_abs.protocol.restarts import policy_of
+from spark_abs.session import apply_storage_conf, check_session
 from spark_abs.settings_table import WatermarkCheck
 from spark_abs.sinks.create import check_sink
 from spark_abs.store.control import PATH as CONTROL
@@ -75,11 +78,21 @@ class Drafted:
 
 
 def draft(job: JobSpec) -> Drafted:
-    """Check the graph of a job and the plans of its stages; nothing exists yet.
+    """Check the session, the settings, the graph of a job and the plans of its stages; nothing exists yet.
+
+    A start, `check` and `explain` begin with it: then the session has the settings of the job's store.
 
     Raises:
         GraphError: it cannot run.
+        UsageError: the session is none that a job can run on.
+        ConfigError: settings do not fit together.
     """
+    check_session(job.spark)
+    refuse_unsupported_session(job.spark)
+    if job.settings.stop_savepoint:
+        check_savepoint_name(f"{job.settings.stop_savepoint}-1")
+    policy_of(job.settings)
+    apply_storage_conf(job.spark, job.root.storage)
     graph = job.graph()
     refuse_shared_sinks(graph.sinks, job.root.storage)
     lookups = open_lookups(job, _pinned(job))
@@ -207,6 +220,20 @@ def inspect(
     if refuse:
         require_ok(comparison)
     return Inspected(declared, knowledge, comparison, adoptions)
+
+
+def inspect_new(job: JobSpec, drafted: Drafted) -> None:
+    """Refuse what stands in the way of the first start on a root that is not there yet; writes nothing.
+
+    Raises:
+        Refused: rows of others are in a table, or a query cannot be adopted.
+        UsageError: a table does not take the rows.
+    """
+    for check in _tables(job, drafted, job.root, None):
+        check()
+    _, reasons = adopted(job, job.root, None, drafted)
+    if reasons:
+        raise Refused("\n".join(reasons))
 
 
 def adopted(

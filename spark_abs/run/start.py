@@ -8,20 +8,17 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, get_args
 
 from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
-from spark_abs.compatibility.inspection import Drafted, draft, inspect, require_ok
+from spark_abs.compatibility.inspection import Drafted, draft, inspect, inspect_new, require_ok
 from spark_abs.compatibility.restored import Past, check_functions, past_of
 from spark_abs.compatibility.schema_logs import tracks_schemas
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.fencing.lease import holding_lease
 from spark_abs.logs import speak
-from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, LookupVersion, StageId
 from spark_abs.plan.graph import JobGraph, PlanFacts
-from spark_abs.plan.jvm import refuse_unsupported_session
 from spark_abs.plan.specs import JobSpec, Restart
-from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import pin_lookups, start_functions
 from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
@@ -31,13 +28,15 @@ from spark_abs.run.rebuild import Rebuild, Rebuilder
 from spark_abs.run.registration import await_replaced, begin, end, refuse_namesake, refuse_second
 from spark_abs.run.run import Run
 from spark_abs.run.shared_disk import require_shared
-from spark_abs.session import apply_storage_conf, check_session
+from spark_abs.session import check_session
 from spark_abs.stages.context import RunContext
 from spark_abs.stages.driver_jvm import hush
 from spark_abs.stages.native import check_native
 from spark_abs.stages.outputs import newest_output
 from spark_abs.store.clock import now_ms
+from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
+from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,34 +49,33 @@ def start_job(
 ) -> Run:
     """Start a job; see `Job.start`.
 
-    1. Check graph, plans and settings: nothing exists yet.  2. Claim the root, refuse a second run, and
-    functions that cannot go on from their state.  3. Take a run number and fence the runs before it.
-    4. Abort what they left open.  5. Check the native checkpoints, and functions again.  6. Make channels and
-    sinks ready.  7. Start queries and coordinator.
+    1. Check graph, plans and settings, on a new root tables, too: nothing exists yet.  2. Claim the root,
+    refuse a second run, and functions that cannot go on from their state.  3. Take a run number and fence the
+    runs before it.  4. Abort what they left open.  5. Check the native checkpoints, and functions again.
+    6. Make channels and sinks ready.  7. Start queries and coordinator.
     What of 5 is lost for single stages is rebuilt from their own outputs, in 5 and at the beginning of 7.
     Killed anywhere, the next start does all of it again under a newer run number.
     """
     check_session(job.spark)
     speak()
     hush(job.spark)
-    refuse_unsupported_session(job.spark)
     if restart not in get_args(Restart):
         raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")
     settings = job.settings
-    if settings.stop_savepoint:
-        check_savepoint_name(f"{settings.stop_savepoint}-1")
     policy = policy_of(settings)
-    apply_storage_conf(job.spark, job.root.storage)
     laps = Laps()
     drafted = draft(job)  # 1
     laps.over("plans")
     graph, plans = drafted.graph, drafted.plans
-    control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
-    newest, stages = refuse_second(job, control, takeover), [stage.name for stage in graph.stages]
+    stages = [stage.name for stage in graph.stages]
     refuse_namesake(job, stages)
+    if not settings.require_root and not job.root.place(CONTROL).exists():  # what is refused leaves no root
+        inspect_new(job, drafted)
+    if settings.native_root:
+        require_shared(job.spark, job.root.anywhere(location_of(settings.native_root)))
+    control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
+    newest = refuse_second(job, control, takeover)
     natives = control.natives_at(settings.native_root)
-    if natives != NATIVES:
-        require_shared(job.spark, job.root.anywhere(natives))
     if restart == "checkpoint" and _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state):
         newest = control.state.newest_run
         if tracks_schemas(job):  # its sources may have other columns there

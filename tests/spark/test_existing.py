@@ -58,6 +58,7 @@ def test_rows_of_others_are_kept_apart_unless_they_are_meant(
     refused = rf"sink 'out': table {table} has 3 rows in 1 file at version {before} that this root has not"
     with pytest.raises(Refused, match=f"{refused} written.*existing='append'.*existing='take_over'"):
         start(job_to(feed, tmp_path, visible))
+    assert not Path(root).exists()
     checked = job_to(feed, tmp_path, visible).check()
     assert not checked.ok
     assert "existing='append'" in str(checked)
