@@ -25,6 +25,7 @@ Version = NewType("Version", int)
 
 NO_EPOCH = CheckpointId(0)
 NO_ATTEMPT = AttemptId(0)
+NO_RUN = RunId(0)
 NO_BATCH = BatchId(-1)
 NO_TABLE = Version(-1)
 """What is recorded of a table that a function writes by itself, where it was not there yet."""

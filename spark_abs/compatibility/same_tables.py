@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from spark_abs.compatibility.restored import Past
 from spark_abs.errors import TableChanged
-from spark_abs.model import NO_TABLE, Version
+from spark_abs.model import NO_RUN, NO_TABLE, RunId, Version
 from spark_abs.plan.specs import SinkSpec
+from spark_abs.protocol.control import taken_over
 from spark_abs.store.table import Table
 
 
@@ -13,17 +14,21 @@ def require_same_table(sink: SinkSpec, past: Past) -> None:
     """Refuse a table that is another one than the sink has written, or older than its newest checkpoint.
 
     The records of the attempt count: the first start after a restore finds none, and the restore has looked
-    at the tables itself. Changes nothing. `existing="take_over"` says that the table is meant as it is.
+    at the tables itself. Changes nothing. `existing="take_over"` says that the table is meant as it is: once,
+    until a run of the root has taken it over.
 
     Raises:
         TableChanged: names what was recorded, what is there, and the ways on.
     """
     state = past.control
-    if sink.table is None or sink.existing == "take_over":
+    if sink.table is None:
         return
-    if sink.existing == "append" and all(known.sink != sink.name for known in state.sinks):
-        return  # a new sink, which says that the rows that are there are meant
+    if sink.existing is not None and all(known.sink != sink.name for known in state.sinks):
+        return  # a new sink, which says that the table is meant
     place = past.root.storage.place(sink.table)
+    taken = taken_over(state, place.uri)
+    if sink.existing == "take_over" and taken == NO_RUN:
+        return
     mine = (known for known in state.sinks if known.attempt == state.attempt.id and known.table == place.uri)
     ids = sorted({known.table_id for known in mine if known.table_id})
     if not ids:
@@ -31,14 +36,14 @@ def require_same_table(sink: SinkSpec, past: Past) -> None:
     try:
         table = Table.open(place)
     except FileNotFoundError:
-        raise TableChanged(_told(sink, place.uri, f"is gone: its id was {' or '.join(ids)}")) from None
+        raise TableChanged(_told(sink, place.uri, f"is gone: its id was {' or '.join(ids)}", taken)) from None
     if table.id not in ids:
         why = f"is another table: its id is {table.id}, recorded is {' or '.join(ids)}"
-        raise TableChanged(_told(sink, place.uri, why))
+        raise TableChanged(_told(sink, place.uri, why, taken))
     recorded = newest_version(past, table.id)
     if table.version < recorded:
         why = f"is at version {table.version}, and was at {recorded} at the newest checkpoint"
-        raise TableChanged(_told(sink, place.uri, f"{why}, as where a backup was put back"))
+        raise TableChanged(_told(sink, place.uri, f"{why}, as where a backup was put back", taken))
 
 
 def newest_version(past: Past, table_id: str) -> Version:
@@ -46,15 +51,22 @@ def newest_version(past: Past, table_id: str) -> Version:
     manifest = past.manifest
     if manifest is None or manifest.attempt != past.control.attempt.id:
         return NO_TABLE
+    if any(sink.table_id == table_id and sink.took_over > manifest.run for sink in past.control.sinks):
+        return NO_TABLE  # it was taken over since, as it was
     outputs = (output for part in manifest.stages for output in part.outputs if output.table_id == table_id)
     return max((output.version for output in outputs if output.version is not None), default=NO_TABLE)
 
 
-def _told(sink: SinkSpec, uri: str, why: str) -> str:
+def _told(sink: SinkSpec, uri: str, why: str, taken: RunId) -> str:
+    meant = "say existing='take_over' if the job is to go on with the table as it is"
+    if taken != NO_RUN:
+        meant = (
+            f"if the job is to go on with the table as it is, give the sink another name with "
+            f"existing='take_over', which under this name has counted in run {taken}"
+        )
     return (
         f"sink {sink.name!r}: {uri} {why}. Rows that the job has committed are missing from it, and would "
         "not come again. Bring that table back; or go back with it, to a checkpoint that it has "
-        "(restart='checkpoint', or a restore, which says what it does to each table); or say "
-        "existing='take_over' if the job is to go on with the table as it is; or give the sink another name "
-        "and table, which begins with the rows from now on"
+        f"(restart='checkpoint', or a restore, which says what it does to each table); or {meant}; "
+        "or give the sink another name and table, which begins with the rows from now on"
     )

@@ -14,6 +14,7 @@ from spark_abs.errors import AbortReason, AttemptNotReady, Fenced, UsageError
 from spark_abs.model import (
     NO_ATTEMPT,
     NO_EPOCH,
+    NO_RUN,
     AttemptId,
     Barrier,
     CheckpointId,
@@ -116,6 +117,8 @@ class AttachedSink:
     """The name in a catalog that led to it; empty if it was declared by its path."""
     attempt: AttemptId = NO_ATTEMPT
     """The newest attempt that came to it; `NO_ATTEMPT` if an earlier version recorded it."""
+    took_over: RunId = NO_RUN
+    """The run that has taken the table over with `existing="take_over"`; `NO_RUN` if none has."""
 
     @property
     def id(self) -> str:
@@ -324,6 +327,18 @@ def settle(
         claims=tuple(c for c in state.claims if c.barrier.id not in gone),
         aborted=(*state.aborted, *news)[-KEPT:],
     )
+
+
+def taken_over(state: ControlState, table: str, table_id: str = "") -> RunId:
+    """Return the newest run that has taken a table over, `NO_RUN` if none has.
+
+    Args:
+        state: what is recorded.
+        table: where the table is.
+        table_id: its id; empty for any table that was there.
+    """
+    known = (s for s in state.sinks if s.table == table and table_id in ("", s.table_id))
+    return max((s.took_over for s in known), default=NO_RUN)
 
 
 def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:

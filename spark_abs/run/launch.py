@@ -21,7 +21,9 @@ from spark_abs.errors import CheckpointNotFound, Refused, UsageError
 from spark_abs.manifest import StageShape
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import (
+    NO_RUN,
     ChannelId,
+    RunId,
     StageId,
     channel_id,
 )
@@ -30,7 +32,7 @@ from spark_abs.plan.frames import Frames, build_frames
 from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
 from spark_abs.plan.specs import JobSpec, SinkSpec
 from spark_abs.protocol.changes import FIRST_ENTRY
-from spark_abs.protocol.control import AttachedSink, attach
+from spark_abs.protocol.control import AttachedSink, attach, taken_over
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.restarts import RestartPolicy
@@ -115,6 +117,7 @@ def launch(given: Launch) -> Run:
             changes=s.changes,
             name=s.table_name,
             attempt=ctx.attempt,
+            took_over=_took_over(given, s, tables[s.name]),
         )
         for s in job.sinks
         if s.name in tables
@@ -314,10 +317,16 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     if given.job.stages[source.stage].adopt is not None:
         fence_query(ctx, source.stage, sink.name, uri, lambda: spark)
     table.begin(
-        take_over=sink.existing == "take_over",
+        take_over=_took_over(given, sink, table) == ctx.run,
         alone=sink.existing is None and not is_recorded(given.control.state, sink, table.table_id),
     )
     return table
+
+
+def _took_over(given: Launch, sink: SinkSpec, table: DeltaSink) -> RunId:
+    """Return the run that takes a table over: it counts once, not as long as a script says it."""
+    before = taken_over(given.control.state, table.uri, table.table_id)
+    return given.ctx.run if sink.existing == "take_over" and before == NO_RUN else before
 
 
 def _ensure(given: Launch, sink: SinkSpec, uri: str) -> None:

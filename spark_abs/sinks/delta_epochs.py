@@ -143,7 +143,7 @@ class DeltaEpochSink(TwoPhaseSink):
             others = other_writers(table, owner.job, owner.root) if self._config.take_over else None
             number = next_number(None if found is None else found.number, owner.run)
             ids = dict.fromkeys(others or (), FENCED) | {app_of(owner): number}
-            note = _note(owner, CommittedEpoch(mark), took_over=others is not None)
+            note = _note(owner, CommittedEpoch(mark), took_over=self._config.take_over)
             with suppress(CommitConflict):
                 commit_mark(table, Marked(ids, note), self._session)
                 if self._read().transaction(app_of(owner)) == number:

@@ -340,9 +340,9 @@ def test_a_start_notices_a_table_that_is_not_what_the_last_run_left(
     feed, root = Feed(spark, tmp_path / "in", "n long"), str(tmp_path / "root")
     backup, kept = tmp_path / "backup", tmp_path / "kept"
 
-    def job(**said: Any) -> spark_abs.Job:
+    def job(name: str = "out", **said: Any) -> spark_abs.Job:
         made = spark_abs.Job("down", root=root, spark=spark, interval="1h")
-        made.sink("out", made.source("numbers", feed.stream()), table=uri, **said)
+        made.sink(name, made.source("numbers", feed.stream()), table=uri, **said)
         return made
 
     def run_all(**said: Any) -> None:
@@ -387,8 +387,15 @@ def test_a_start_notices_a_table_that_is_not_what_the_last_run_left(
     run_all(existing="take_over")
     assert rows(spark, uri) == (4,)
     feed.write({"n": 5})
-    run_all()
+    run_all(existing="take_over")
     assert rows(spark, uri) == (4, 5)
+    put_there(None)
+    spark.range(0).selectExpr("id AS n").write.format("delta").save(uri)
+    with pytest.raises(TableChanged, match=r"another name with existing='take_over', .* counted in run \d+;"):
+        run_all(existing="take_over")
+    feed.write({"n": 6})
+    job("anew", existing="take_over").start(available_now=True).await_termination()
+    assert rows(spark, uri) == (6,)
 
 
 def test_without_a_checkpoint_a_start_from_one_looks_at_the_table_too(

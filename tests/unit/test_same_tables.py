@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,3 +40,6 @@ def test_a_table_made_anew_is_refused_until_it_is_said_to_be_taken_over(tmp_path
                 look(existing)
         look("take_over")
         Table.ensure(Place(job.table), SCHEMA, {})
+    past = Past(job.root, attach(job.state, [replace(known, took_over=job.run)]), None)
+    with pytest.raises(TableChanged, match="give the sink another name with existing='take_over'"):
+        look("take_over")
