@@ -139,6 +139,38 @@ def why_too_late(job: JobSpec, root: Root, stage: StageId) -> str:
     return ""
 
 
+def refuse_moved(before: Sequence[Adoption], now: Sequence[Adoption]) -> None:
+    """Refuse queries that have gone on between two looks of a start; changes nothing.
+
+    Raises:
+        Refused: one has.
+    """
+    then = {one.stage: one for one in before}
+    for one in now:
+        seen = then.get(one.stage, one)
+        if (seen.finished, seen.planned) != (one.finished, one.planned):
+            raise Refused(_runs(one))
+
+
+def goes_on(job: JobSpec, root: Root, state: ControlState, stage: StageId) -> str:
+    """Say of a query that was adopted whether its old checkpoint has moved since, empty if not.
+
+    Known by a batch that the query and the job have planned each in its own way, or that is the query's only.
+    """
+    with suppress(AbsError, OSError):
+        place = root.storage.place(job.stages[stage].adopt or "")
+        theirs, ours = NativeLog(place), NativeLog(native_of(root, state, stage))
+        newest = theirs.newest_planned() if place.read(METADATA) is not None else NO_BATCH
+        same = theirs.find_offsets(newest) == ours.find_offsets(newest)
+        gone = newest <= ours.newest_planned() and ours.find_offsets(newest) is None  # long ago
+        if newest != NO_BATCH and not same and not gone:
+            return (
+                f"stage {stage!r} has adopted {place}, and its query has planned batch {newest} there since. "
+                "It writes no more, and the job has its rows: stop the query, wherever it runs"
+            )
+    return ""
+
+
 def plan_adoption(
     job: JobSpec, root: Root, state: ControlState | None, stage: StageId, plan: PlanFacts
 ) -> Adoption:
@@ -187,9 +219,13 @@ def adopt(ctx: RunContext, attempt_number: int, adoption: Adoption, heartbeat: C
     adopt_native(adoption.source, target, heartbeat)
     log = NativeLog(adoption.source)
     if (log.newest_committed(), log.newest_planned()) != (adoption.finished, adoption.planned):
-        raise Refused(f"query {adoption.query} runs on {adoption.source}: stop it, and start the job again")
+        raise Refused(_runs(adoption))
     ctx.failpoint(f"adopt.{adoption.stage}.copy.after")
     return record
+
+
+def _runs(adoption: Adoption) -> str:
+    return f"query {adoption.query} runs on {adoption.source}: stop it, and start the job again"
 
 
 def fence_query(

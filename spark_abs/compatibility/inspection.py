@@ -10,7 +10,7 @@ from functools import partial
 
 from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.writer import check_channel
-from spark_abs.compatibility.adoption import Adoption, is_open, plan_adoption, why_too_late
+from spark_abs.compatibility.adoption import Adoption, goes_on, is_open, plan_adoption, why_too_late
 from spark_abs.compatibility.existing import refuse_rows_of_others
 from spark_abs.compatibility.kafka import require_records
 from spark_abs.compatibility.named_tables import refuse_moved_sink
@@ -222,8 +222,10 @@ def inspect(
     return Inspected(declared, knowledge, comparison, adoptions)
 
 
-def inspect_new(job: JobSpec, drafted: Drafted) -> None:
+def inspect_new(job: JobSpec, drafted: Drafted) -> tuple[Adoption, ...]:
     """Refuse what stands in the way of the first start on a root that is not there yet; writes nothing.
+
+    Returns the queries whose place stages take.
 
     Raises:
         Refused: rows of others are in a table, or a query cannot be adopted.
@@ -231,9 +233,10 @@ def inspect_new(job: JobSpec, drafted: Drafted) -> None:
     """
     for check in _tables(job, drafted, job.root, None):
         check()
-    _, reasons = adopted(job, job.root, None, drafted)
+    adoptions, reasons = adopted(job, job.root, None, drafted)
     if reasons:
         raise Refused("\n".join(reasons))
+    return adoptions
 
 
 def adopted(
@@ -248,8 +251,11 @@ def adopted(
                 found.append(plan_adoption(job, root, state, stage, drafted.plans[stage]))
             except (AbsError, OSError) as error:
                 reasons.append(str(error))
-        elif job.stages[stage].adopt is not None and (late := why_too_late(job, root, stage)):
-            reasons.append(late)
+        elif job.stages[stage].adopt is not None:
+            if late := why_too_late(job, root, stage):
+                reasons.append(late)
+            elif state is not None and (said := goes_on(job, root, state, stage)):
+                log.warning("%s", said)
     return tuple(found), tuple(reasons)
 
 

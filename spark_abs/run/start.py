@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, get_args
 
+from spark_abs.compatibility.adoption import Adoption, refuse_moved
 from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
 from spark_abs.compatibility.inspection import Drafted, draft, inspect, inspect_new, require_ok
 from spark_abs.compatibility.restored import Past, check_functions, past_of
@@ -69,8 +70,9 @@ def start_job(
     graph, plans = drafted.graph, drafted.plans
     stages = [stage.name for stage in graph.stages]
     refuse_namesake(job, stages)
+    looked: tuple[Adoption, ...] = ()
     if not settings.require_root and not job.root.place(CONTROL).exists():  # what is refused leaves no root
-        inspect_new(job, drafted)
+        looked = inspect_new(job, drafted)
     if settings.native_root:
         require_shared(job.spark, job.root.anywhere(location_of(settings.native_root)))
     control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
@@ -82,7 +84,8 @@ def start_job(
             drafted = draft(job)
             graph, plans = drafted.graph, drafted.plans
     elif control.state.attempt.ready:
-        inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
+        found = inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
+        looked = looked or found.adoptions
     control.update(lambda state: place_natives(state, natives))
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, newest, takeover=takeover, bounded=available_now)  # 3, 4
@@ -96,6 +99,7 @@ def start_job(
                 await_replaced(job, stages)
             past = past_of(job.root, control.state)  # 5
             found = inspect(job, drafted, past, allow_non_restored_state)
+            refuse_moved(looked, found.adoptions)
             comparison = found.comparison
             if comparison.rests_on_outputs:
                 fence_recorded(ctx, found.knowledge, found.job, lambda: job.spark)

@@ -104,7 +104,12 @@ class Native:
 @pytest.mark.parametrize("crashed", ["", "written", "planned"])
 @pytest.mark.parametrize("plain", [True, False])
 def test_every_row_is_there_once_wherever_the_query_was(
-    spark: SparkSession, tmp_path: Path, start: Start, crashed: str, plain: bool
+    spark: SparkSession,
+    tmp_path: Path,
+    start: Start,
+    caplog: pytest.LogCaptureFixture,
+    crashed: str,
+    plain: bool,
 ) -> None:
     """Ended, or killed with its newest batch planned, or in the table; the old query writes no more."""
     old = Native(spark, tmp_path)
@@ -126,12 +131,15 @@ def test_every_row_is_there_once_wherever_the_query_was(
     assert "starts where its own options say" not in str(checked)
     start(old.job(), available_now=True).await_termination()
     assert old.ids == old.sent
-
+    assert old.job().check().ok
     old.arrive(6)
     old.run()  # started again by mistake
     assert old.ids == [1, 2, 3, 4, 5]
+    said = f"stage 'numbers' has adopted {old.checkpoint}, and its query has planned batch"
+    assert said not in caplog.text
     start(old.job(), available_now=True).await_termination()
     assert old.ids == old.sent
+    assert said in caplog.text
 
 
 def test_state_comes_along_and_the_first_checkpoint_has_it(
