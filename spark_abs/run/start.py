@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, get_args
 
-from spark_abs.compatibility.adoption import Adoption, refuse_moved
+from spark_abs.compatibility.adoption import refuse_moved
 from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
 from spark_abs.compatibility.inspection import Drafted, draft, inspect, inspect_new, require_ok
 from spark_abs.compatibility.restored import Past, check_functions, past_of
@@ -70,9 +70,8 @@ def start_job(
     graph, plans = drafted.graph, drafted.plans
     stages = [stage.name for stage in graph.stages]
     refuse_namesake(job, stages)
-    looked: tuple[Adoption, ...] = ()
-    if not settings.require_root and not job.root.place(CONTROL).exists():  # what is refused leaves no root
-        looked = inspect_new(job, drafted)
+    new = not settings.require_root and not job.root.place(CONTROL).exists()
+    looked = inspect_new(job, drafted) if new else ()  # what is refused leaves no root
     if settings.native_root:
         require_shared(job.spark, job.root.anywhere(location_of(settings.native_root)))
     control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
@@ -83,9 +82,8 @@ def start_job(
         if tracks_schemas(job):  # its sources may have other columns there
             drafted = draft(job)
             graph, plans = drafted.graph, drafted.plans
-    elif control.state.attempt.ready:
-        found = inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state)
-        looked = looked or found.adoptions
+    elif not new and control.state.attempt.ready:
+        looked = inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state).adoptions
     control.update(lambda state: place_natives(state, natives))
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, newest, takeover=takeover, bounded=available_now)  # 3, 4

@@ -123,8 +123,8 @@ def test_a_disk_that_executors_do_not_see_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=r"is not the same disk on all machines: executors on .* do not see"):
         run(job(seen_by_the_driver_only / "natives"))
-    assert Control.open(Root(str(tmp_path / "root"))).state.runs == ()
-    assert [list(p.iterdir()) for p in (tmp_path / "hidden" / "natives").iterdir()] == [[]]
+    assert not (tmp_path / "root").exists()
+    assert list((tmp_path / "hidden" / "natives").iterdir()) == []
     run(job(tmp_path / "disk"))
     assert counts(tmp_path) == {0: ROWS, 1: ROWS}
 

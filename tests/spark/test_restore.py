@@ -35,7 +35,10 @@ def test_a_sink_that_only_spark_can_write_goes_back_through_spark(
     plan = prepare(job.root, 1).plan
     assert plan.needs_spark
     assert any("only Spark can write" in note for note in plan.notes)
-    spark_abs.restore(job.root.uri, to=1, spark=spark)
+    done = spark_abs.restore(job.root.uri, to=1, spark=spark)
+    head, *tables = str(done).splitlines()
+    assert head.startswith(f"job {job.state.job!r} is back at checkpoint 1 as attempt 2, restored by run ")
+    assert tables[0].startswith(f"  bring sink b/totals ({job.table}) through Spark from version ")
     assert rows(spark, job.table) == [1]
     with pytest.raises(Fenced):
         job.step(9)

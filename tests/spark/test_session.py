@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import cast
@@ -49,6 +50,21 @@ def test_a_job_hears_its_settings_of_a_session(spark: SparkSession, tmp_path: Pa
     own.conf.set("spark.abs.checkpoint.intervall", "7s")
     with pytest.raises(ConfigError, match=r"the nearest is 'spark\.abs\.checkpoint\.interval'"):
         Job("heard", root=str(tmp_path), spark=own)
+
+
+@pytest.mark.parametrize("ask", [Job.check, Job.explain])
+def test_check_and_explain_reach_a_store_with_the_settings_of_the_job(
+    spark: SparkSession, tmp_path: Path, ask: Callable[[Job], object]
+) -> None:
+    own = spark.newSession()
+    job = Job("asked", root=str(tmp_path / "root"), spark=own, region="r")
+    job.sink("out", job.source("ticks", own.readStream.format("rate").load()), table=str(tmp_path / "out"))
+    ask(job)
+    assert own.conf.get("fs.s3a.endpoint.region") == "r"
+    own.conf.set("spark.sql.streaming.asyncProgressTracking.enabled", "true")
+    with pytest.raises(UsageError, match="asyncProgressTracking"):
+        ask(job)
+    assert not (tmp_path / "root").exists()
 
 
 def test_workers_run_the_interpreter_of_the_driver(spark: SparkSession) -> None:
