@@ -87,13 +87,13 @@ def draft(job: JobSpec) -> Drafted:
         UsageError: the session is none that a job can run on.
         ConfigError: settings do not fit together.
     """
+    graph = job.graph()
     check_session(job.spark)
     refuse_unsupported_session(job.spark)
     if job.settings.stop_savepoint:
         check_savepoint_name(f"{job.settings.stop_savepoint}-1")
     policy_of(job.settings)
     apply_storage_conf(job.spark, job.root.storage)
-    graph = job.graph()
     refuse_shared_sinks(graph.sinks, job.root.storage)
     lookups = open_lookups(job, _pinned(job))
     with copied_logs(job) as tracking:
