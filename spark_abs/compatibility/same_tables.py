@@ -26,7 +26,7 @@ def require_same_table(sink: SinkSpec, past: Past) -> None:
     if sink.existing is not None and all(known.sink != sink.name for known in state.sinks):
         return  # a new sink, which says that the table is meant
     place = past.root.storage.place(sink.table)
-    taken = taken_over(state, place.uri)
+    taken = taken_over(state, sink.name, place.uri)
     if sink.existing == "take_over" and taken == NO_RUN:
         return
     mine = (known for known in state.sinks if known.attempt == state.attempt.id and known.table == place.uri)

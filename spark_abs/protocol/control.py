@@ -329,15 +329,17 @@ def settle(
     )
 
 
-def taken_over(state: ControlState, table: str, table_id: str = "") -> RunId:
-    """Return the newest run that has taken a table over, `NO_RUN` if none has.
+def taken_over(state: ControlState, sink: str, table: str, table_id: str = "") -> RunId:
+    """Return the newest run in which a sink has taken a table over, `NO_RUN` if it never has.
 
     Args:
         state: what is recorded.
+        sink: the name of the sink.
         table: where the table is.
         table_id: its id; empty for any table that was there.
     """
-    known = (s for s in state.sinks if s.table == table and table_id in ("", s.table_id))
+    mine = (s for s in state.sinks if (s.sink, s.table) == (sink, table))
+    known = (s for s in mine if table_id in ("", s.table_id))
     return max((s.took_over for s in known), default=NO_RUN)
 
 

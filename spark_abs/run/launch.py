@@ -325,7 +325,7 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
 
 def _took_over(given: Launch, sink: SinkSpec, table: DeltaSink) -> RunId:
     """Return the run that takes a table over: it counts once, not as long as a script says it."""
-    before = taken_over(given.control.state, table.uri, table.table_id)
+    before = taken_over(given.control.state, sink.name, table.uri, table.table_id)
     return given.ctx.run if sink.existing == "take_over" and before == NO_RUN else before
 
 
