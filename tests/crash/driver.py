@@ -8,6 +8,7 @@ whatever point comes next. A point is the name of a fault point, and after `@` w
     cut       the stage stands at an open barrier with all inputs
     barrier   the newest batch in the channel of `events` carries a barrier
     later     there is a checkpoint to go back to
+    fresh     the stage reads, or has read, rows that this run has put into its channels
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+import spark_abs
 from spark_abs.manifests.checkpoints import Checkpoints, Summary
-from spark_abs.model import StageId, positions_of
+from spark_abs.model import NO_BATCH, Position, StageId, positions_of
 from spark_abs.run.run import Run
 from spark_abs.session import spark_session
 from spark_abs.store.control import Control
@@ -34,6 +36,9 @@ from spark_abs.store.root import Root
 from tests.crash.small_job import declare
 from tests.crash.store_faults import Fault, Store
 from tests.jvm import java_options
+
+SHAPE = ("in_python", "through", "outside", "kinds", "shown")
+"""What a start may say of the job that is declared."""
 
 
 class Events:
@@ -69,16 +74,23 @@ class Gathering:
 
 @dataclass(slots=True)
 class Walk:
-    """The failpoint of one job: parks a thread at each point, one point after the other, then all threads."""
+    """The failpoint of one job: parks a thread at each point, one point after the other, then all threads.
+
+    Of points in a list within the list each is reached when it is.
+    """
 
     base: Path
-    points: Sequence[str]
+    points: Sequence[str | list[str]]
     events: Events
     gathering: Gathering
     lock: threading.Lock = field(default_factory=threading.Lock)
-    reached: int = 0
+    left: list[list[str]] = field(init=False)
+    """The points that are not reached yet; those of the first list come next."""
     under_way: threading.Event = field(default_factory=threading.Event)
     """Set when the job has started, or will not come so far."""
+
+    def __post_init__(self) -> None:
+        self.left = [[each] if isinstance(each, str) else list(each) for each in self.points]
 
     def __call__(self, name: str) -> None:
         if self._parks(name):
@@ -87,17 +99,22 @@ class Walk:
     def _parks(self, name: str) -> bool:
         """Say whether a thread waits here: the next point is here, or its job only waits to be killed."""
         with self.lock:
-            if self.reached == len(self.points):
+            if not self.left:
                 return bool(self.points) and self.gathering.ends_in_death
-            point, _, condition = self.points[self.reached].partition("@")
-            if name != point or not self._holds(name, condition):
+            point = next((each for each in self.left[0] if self._is_at(name, each)), None)
+            if point is None:
                 return False
-            self.events.tell(base=str(self.base), at=self.points[self.reached])
-            self.reached += 1
+            self.events.tell(base=str(self.base), at=point)
+            self.left[0].remove(point)
+            self.left = [each for each in self.left if each]
             self.under_way.set()
-            if self.reached == len(self.points):
+            if not self.left:
                 self.gathering.arrive()
             return True
+
+    def _is_at(self, name: str, point: str) -> bool:
+        at, _, condition = point.partition("@")
+        return name == at and self._holds(name, condition)
 
     def _holds(self, name: str, condition: str) -> bool:
         match condition:
@@ -109,35 +126,57 @@ class Walk:
                 return self._carries_barrier()
             case "later":
                 return bool(self._completed())
+            case "fresh":
+                return self._reads_fresh(name.split(".")[1])
         raise ValueError(f"unknown condition {condition!r}")
 
     def _completed(self) -> tuple[Summary, ...]:
         return Checkpoints.open(Root(str(self.base / "root")), "small").summaries()
 
     def _at_cut(self, stage: str) -> bool:
+        positions = self._planned(stage)
+        state = Control.open(Root(str(self.base / "root"))).state
+        open_ids = {claim.barrier.id for claim in state.claims}
+        return bool(positions) and all(p.at_barrier and p.epoch in open_ids for p in positions)
+
+    def _reads_fresh(self, stage: str) -> bool:
+        run = Control.open(Root(str(self.base / "root"))).state.newest_run
+        return any(
+            has_rows and note.get("run") == run and version <= position.version
+            for position in self._planned(stage)
+            for version, note, has_rows in self._entries(position.channel)
+        )
+
+    def _planned(self, stage: str) -> tuple[Position, ...]:
+        """Return how far the newest batch of a stage reads its channels."""
         state = Control.open(Root(str(self.base / "root"))).state
         native = self.base / "root" / "native" / str(state.attempt.id)
         offsets = native / state.attempt.directory(StageId(stage)) / "offsets"
         newest = max((int(p.name) for p in offsets.iterdir() if p.name.isdigit()), default=None)
-        if newest is None:
-            return False
-        positions = positions_of((offsets / str(newest)).read_text().splitlines())
-        open_ids = {claim.barrier.id for claim in state.claims}
-        return all(p.at_barrier and p.epoch in open_ids for p in positions)
+        return () if newest is None else positions_of((offsets / str(newest)).read_text().splitlines())
 
     def _carries_barrier(self) -> bool:
-        log = self.base / "root" / "channels" / "events.main" / "_delta_log"
-        for file in sorted(log.glob("*.json"), reverse=True):
-            for line in file.read_text().splitlines():
-                note = json.loads(json.loads(line).get("commitInfo", {}).get("userMetadata") or "{}")
-                if "batch" in note and note["batch"] >= 0:
-                    return "barrier" in note
+        for _, note, _ in reversed(self._entries("events.main")):
+            if note.get("batch", NO_BATCH) >= 0:
+                return "barrier" in note
         return False
+
+    def _entries(self, channel: str) -> list[tuple[int, dict[str, Any], bool]]:
+        """Return the version and note of each entry of a channel, and whether it has rows."""
+        found = []
+        for file in sorted((self.base / "root" / "channels" / channel / "_delta_log").glob("*.json")):
+            actions = [json.loads(line) for line in file.read_text().splitlines()]
+            texts = [a["commitInfo"].get("userMetadata") for a in actions if "commitInfo" in a]
+            note = json.loads(texts[0]) if texts and texts[0] else {}
+            found.append((int(file.stem), note, any("add" in action for action in actions)))
+        return found
 
 
 class Driver:
-    def __init__(self, spark: SparkSession, events: Events) -> None:
-        self._spark, self._events = spark, events
+    def __init__(
+        self, spark: SparkSession, events: Events, declare: Callable[..., spark_abs.Job] = declare
+    ) -> None:
+        self._spark, self._events, self._declare = spark, events, declare
         self._store = Store(lambda uri: events.tell(faulty=uri))
         self._store.install()
         self._gathering: Gathering | None = None
@@ -171,14 +210,12 @@ class Driver:
     def _run(self, walk: Walk, options: dict[str, Any]) -> None:
         checkpoint = {"interval": "500ms", **options.pop("checkpoint", {})}
         config = {"checkpoint": checkpoint, **options.pop("config", {})}
-        shape = {
-            name: options.pop(name, False) for name in ("in_python", "through", "outside", "kinds", "shown")
-        }
+        shape = {name: options.pop(name) for name in SHAPE if name in options}
         session = self._spark.newSession()
         for key, value in options.pop("spark", {}).items():
             session.conf.set(key, value)
         try:
-            run = declare(session, walk.base, config, walk, **shape).start(**options)
+            run = self._declare(session, walk.base, config, walk, **shape).start(**options)
             self._runs[walk.base] = run
             self._events.tell(base=str(walk.base), started=run.id)
             walk.under_way.set()
@@ -232,6 +269,16 @@ def quick_session(
     )
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def metastore(base: Path | str) -> dict[str, str]:
+    """Return the settings of Hive's catalog in a database of its own, which outlives the process."""
+    place = f"jdbc:derby:;databaseName={base}/metastore;create=true"
+    return {
+        "spark.sql.catalogImplementation": "hive",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": place,
+        "spark.driver.extraJavaOptions": f"{java_options()} -Dderby.stream.error.file={base}/derby.log",
+    }
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 HERE = Path(__file__).parents[2]
 PATIENCE_S = 240.0
@@ -54,7 +54,7 @@ class DriverProcess:
         self.over = False
         """Whether it will say nothing more."""
 
-    def __enter__(self) -> DriverProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

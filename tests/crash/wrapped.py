@@ -15,8 +15,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 import spark_abs
-from tests.crash.driver import quick_session
-from tests.jvm import java_options
+from tests.crash.driver import metastore, quick_session
 
 CATALOG = "--catalog"
 
@@ -25,7 +24,7 @@ def main() -> None:
     """Start the queries and wait to be killed."""
     base, names = Path(sys.argv[2]), [name for name in sys.argv[3:] if name != CATALOG]
     spark = quick_session(
-        str(base / "scratch"), "local[2]", **(_metastore(base) if CATALOG in sys.argv else {})
+        str(base / "scratch"), "local[2]", **(metastore(base) if CATALOG in sys.argv else {})
     )
     root, pause = str(base / "root"), threading.Event()
     for name in names:
@@ -48,16 +47,6 @@ def main() -> None:
         started = read.json(str(base / f"in-{name}")).writeStream.foreachBatch(function)
         started.option("checkpointLocation", spark_abs.checkpoint_location(root, name)).start()
     pause.wait()
-
-
-def _metastore(base: Path) -> dict[str, str]:
-    """Return the settings of Hive's catalog in a database of its own."""
-    place = f"jdbc:derby:;databaseName={base}/metastore;create=true"
-    return {
-        "spark.sql.catalogImplementation": "hive",
-        "spark.hadoop.javax.jdo.option.ConnectionURL": place,
-        "spark.driver.extraJavaOptions": f"{java_options()} -Dderby.stream.error.file={base}/derby.log",
-    }
 
 
 if __name__ == "__main__":
