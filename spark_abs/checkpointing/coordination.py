@@ -91,6 +91,8 @@ class Coordination:
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
         self._declined: set[tuple[CheckpointId, StageId]] = set()
         """What stages have declined of checkpoints without an outcome."""
+        self._awaited: dict[int, threading.Event] = {}
+        """What is set when an event, by its `id`, has been handled."""
         self._commands_ms = self._beat_ms = 0
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
 
@@ -138,6 +140,16 @@ class Coordination:
                 return False
         return True
 
+    def handled(self) -> threading.Event:
+        """Return what is set when all put so far is handled: checkpoints that it completes are told of then.
+
+        The manifest of a checkpoint can be read before. It is never set if the thread ends first.
+        """
+        last, done = protocol.Tick(steady_ms()), threading.Event()
+        self._awaited[id(last)] = done
+        self.put(last)
+        return done
+
     def leave(self, stage: StageId) -> None:
         """Take a stage out: no checkpoint waits for it any more."""
         self.put(protocol.Left(steady_ms(), stage))
@@ -176,6 +188,7 @@ class Coordination:
             except ConfigError as error:
                 answer.put(protocol.Answer("set", None, False, str(error)))
         self._handle(event)
+        self._awaited.pop(id(event), threading.Event()).set()
         for stage in self._stages.values():
             with storing(f"pass a barrier on from stage {stage.name}"):
                 stage.offer_idle()

@@ -349,9 +349,13 @@ class Run:
     def _await_sent(self) -> None:
         """Wait until the sinks outside have all rows; give up on a stop, and on those that cannot be reached.
 
-        The coordinator takes no checkpoint meanwhile, and goes on to renew the lease.
+        The coordinator takes no checkpoint meanwhile, and goes on to renew the lease. One that it was
+        completing is told to the sinks first: its manifest can be read before they hear of it.
         """
         self._lifecycle.report(JobStatus.STOPPING, "")
+        told = self._coordination.handled()
+        while not told.wait(_WATCH_S) and not self._termination.requested:
+            pass
         patience_s = self._ctx.settings.stop_timeout_ms / 1000
         while self._senders.sending(patience_s) and not self._termination.await_request(_WATCH_S):
             pass
