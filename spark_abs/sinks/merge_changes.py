@@ -82,7 +82,7 @@ def merge_changes(rows: DataFrame, merging: Merging, note: SinkMetadata, stamp: 
         else:
             if deleted is not None:
                 changes = _not_late(changes, deleted, key)
-            changes = _partial(changes) if options.ignore_null_updates else _newest(changes)
+            changes = _partial(changes, columns) if options.ignore_null_updates else _newest(changes)
         if options.keeps_tombstones:
             kept.callback(changes.persist().unpersist)
             dead = store.add(dead, changes.where("gone").select("k.*", "s.*"))
@@ -136,24 +136,31 @@ def _newest(changes: DataFrame) -> DataFrame:
     return changes.groupBy("k").agg(newest.alias("n")).select("k", "n.*")
 
 
-def _partial(changes: DataFrame) -> DataFrame:
-    """Return of each key what its changes set, `sets`, after their last delete, at `dead`."""
+def _partial(changes: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Return of each key the newest value of each column, `sets`, after its last delete, at `dead`.
+
+    In the order of those on time no sequence decreases: if the newest value of a column is older than a
+    delete or a row, all its values are.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     so_far = Window.partitionBy("k").orderBy("o").rowsBetween(Window.unboundedPreceding, 0)
     on_time = changes.withColumn("newest", F.max("s").over(so_far)).where("s >= newest")
+    values = [F.col(f"row.{quoted(column)}") for column in columns]
     each = on_time.groupBy("k").agg(
         F.max(F.when(F.col("gone"), F.struct("o", "s"))).alias("delete"),
-        F.sort_array(F.collect_list(F.struct("o", "s", "gone", "row"))).alias("every"),
+        F.max_by(F.struct("s", "gone"), "o").alias("last"),
+        *(
+            F.max_by(F.struct("o", "s", v.alias("v")), F.when(v.isNotNull(), F.col("o"))).alias(f"c{n}")
+            for n, v in enumerate(values)
+        ),
     )
-    return each.select(
-        "k",
-        F.expr("element_at(every, -1).s").alias("s"),
-        F.expr("element_at(every, -1).gone").alias("gone"),
-        F.expr("delete.s").alias("dead"),
-        F.expr("filter(every, c -> delete IS NULL OR c.o > delete.o)").alias("sets"),
-    )
+    sets = [
+        F.expr(f"IF(delete IS NULL OR c{n}.o > delete.o, c{n}, NULL)").alias(f"c{n}")
+        for n in range(len(values))
+    ]
+    return each.select("k", "last.*", F.expr("delete.s").alias("dead"), F.struct(*sets).alias("sets"))
 
 
 def _clauses(key: StoredKey, columns: Sequence[str], options: ChangeOptions) -> Clauses:
@@ -167,17 +174,12 @@ def _clauses(key: StoredKey, columns: Sequence[str], options: ChangeOptions) -> 
         return Clauses(key.same("old", "new.k"), values, values, newer, gone)
     insert: dict[str, str] = {}
     update: dict[str, str] = {}
-    for column in columns:
-        value = f"c.row.{quoted(column)}"
-        insert[column] = _last(f"filter(new.sets, c -> {value} IS NOT NULL)", column)
-        fresh = f"filter(new.sets, c -> c.s >= {stored} AND {value} IS NOT NULL)"
+    for number, column in enumerate(columns):
+        value = f"new.sets.c{number}"
         kept = f"IF(coalesce(new.dead >= {stored}, false), NULL, old.{quoted(column)})"
-        update[column] = f"coalesce({_last(fresh, column)}, {kept})"
+        insert[column] = f"{value}.v"
+        update[column] = f"coalesce(IF({value}.s >= {stored}, {value}.v, NULL), {kept})"
     return Clauses(key.same("old", "new.k"), update, insert, newer, gone)
-
-
-def _last(changes: str, column: str) -> str:
-    return f"try_element_at({changes}, -1).row.{quoted(column)}"
 
 
 @contextmanager
