@@ -32,19 +32,12 @@ if TYPE_CHECKING:
         StoreFailed,
         UsageError,
     )
-    from spark_abs.handle.functions import (
-        edit,
-        forget,
-        read,
-        restore,
-        state,
-    )
-    from spark_abs.handle.job_root import (
-        JobRoot,
-        open,  # noqa: A004
-    )
     from spark_abs.job import (
         Job,
+    )
+    from spark_abs.job_root import (
+        JobRoot,
+        open,  # noqa: A004
     )
     from spark_abs.plan.specs import (
         Output,
@@ -53,29 +46,36 @@ if TYPE_CHECKING:
     from spark_abs.restore.edit import (
         Edit,
     )
+    from spark_abs.root_functions import (
+        edit,
+        forget,
+        read,
+        restore,
+        state,
+    )
     from spark_abs.run.run import (
         Run,
     )
-    from spark_abs.session import (
-        configure,
-        spark_session,
-    )
-    from spark_abs.sinks.delta_options import (
+    from spark_abs.sinks.delta.options import (
         Delta,
     )
-    from spark_abs.sinks.iceberg import (
+    from spark_abs.sinks.iceberg.sink import (
         Iceberg,
     )
-    from spark_abs.sinks.kafka import (
+    from spark_abs.sinks.kafka.sink import (
         Kafka,
     )
-    from spark_abs.sinks.postgres import (
+    from spark_abs.sinks.postgres.sink import (
         Postgres,
     )
     from spark_abs.sinks.two_phase import (
         TwoPhaseSink,
     )
-    from spark_abs.stages.context import (
+    from spark_abs.spark.session import (
+        configure,
+        spark_session,
+    )
+    from spark_abs.stages.current import (
         Current,
         current,
     )
@@ -107,21 +107,21 @@ _HOMES = {
     "CommitConflict": "spark_abs.errors",
     "CommitStateUnknown": "spark_abs.errors",
     "ConfigError": "spark_abs.errors",
-    "Current": "spark_abs.stages.context",
+    "Current": "spark_abs.stages.current",
     "DamageError": "spark_abs.errors",
-    "Delta": "spark_abs.sinks.delta_options",
+    "Delta": "spark_abs.sinks.delta.options",
     "Edit": "spark_abs.restore.edit",
     "Fenced": "spark_abs.errors",
     "GraphError": "spark_abs.errors",
     "GroupAnswer": "spark_abs.state.batches",
     "GroupBatch": "spark_abs.state.batches",
     "GroupState": "spark_abs.state.per_key",
-    "Iceberg": "spark_abs.sinks.iceberg",
+    "Iceberg": "spark_abs.sinks.iceberg.sink",
     "Job": "spark_abs.job",
-    "JobRoot": "spark_abs.handle.job_root",
-    "Kafka": "spark_abs.sinks.kafka",
+    "JobRoot": "spark_abs.job_root",
+    "Kafka": "spark_abs.sinks.kafka.sink",
     "Output": "spark_abs.plan.specs",
-    "Postgres": "spark_abs.sinks.postgres",
+    "Postgres": "spark_abs.sinks.postgres.sink",
     "Refused": "spark_abs.errors",
     "RootNotFound": "spark_abs.errors",
     "Run": "spark_abs.run.run",
@@ -136,19 +136,19 @@ _HOMES = {
     "TwoPhaseSink": "spark_abs.sinks.two_phase",
     "UsageError": "spark_abs.errors",
     "checkpoint_location": "spark_abs.wrapped.location",
-    "configure": "spark_abs.session",
-    "current": "spark_abs.stages.context",
-    "edit": "spark_abs.handle.functions",
+    "configure": "spark_abs.spark.session",
+    "current": "spark_abs.stages.current",
+    "edit": "spark_abs.root_functions",
     "flat_map_groups_with_state": "spark_abs.state.functions",
     "foreach_batch": "spark_abs.wrapped.foreach_batch",
-    "forget": "spark_abs.handle.functions",
+    "forget": "spark_abs.root_functions",
     "map_batches_with_state": "spark_abs.state.functions",
     "map_groups_with_state": "spark_abs.state.functions",
-    "open": "spark_abs.handle.job_root",
-    "read": "spark_abs.handle.functions",
-    "restore": "spark_abs.handle.functions",
-    "spark_session": "spark_abs.session",
-    "state": "spark_abs.handle.functions",
+    "open": "spark_abs.job_root",
+    "read": "spark_abs.root_functions",
+    "restore": "spark_abs.root_functions",
+    "spark_session": "spark_abs.spark.session",
+    "state": "spark_abs.root_functions",
 }
 
 __all__ = [

@@ -125,6 +125,10 @@ class TakenOver(Fenced):
     """Another root has taken a table over: nothing of this root gets there any more."""
 
 
+class StageStopped(AbsError):
+    """Raised at the entry of a batch that must not begin: the stage is being stopped gracefully."""
+
+
 class CommitConflict(AbsError):
     """Another commit took the version; read again and decide again."""
 

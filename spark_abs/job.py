@@ -38,8 +38,8 @@ from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.run.run import Run
 from spark_abs.run.start import start_job
 from spark_abs.settings import JobSettings
-from spark_abs.sinks.delta_options import Delta
-from spark_abs.sinks.kinds import DELTA, kind_of, made_again
+from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.registry import DELTA, kind_of, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from spark_abs.sinks.iceberg import Iceberg
-    from spark_abs.sinks.kafka import Kafka
-    from spark_abs.sinks.postgres import Postgres
+    from spark_abs.sinks.iceberg.sink import Iceberg
+    from spark_abs.sinks.kafka.sink import Kafka
+    from spark_abs.sinks.postgres.sink import Postgres
 
 
 @dataclass(eq=False, repr=False)
@@ -291,7 +291,7 @@ class Job:
             at_once = target.uri
         kind, settings = kind_of(postgres, kafka, iceberg)
         if delta is not None and target is not None and delta.visible == "checkpoint":
-            from spark_abs.sinks.delta_epochs import EpochTable
+            from spark_abs.sinks.delta.epoch_sink import EpochTable
 
             kind = DELTA
             changed = EpochTable(target.uri, tuple(delta.key), existing == "take_over", delta.changes)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 from xdist.scheduler import LoadScopeScheduling
 
-from spark_abs.session import spark_session
+from spark_abs.spark.session import spark_session
 from tests.jvm import java_options
 
 ROOMS = ("unit", "sim", "outside", "crash", "soak", "spark", "cli", "s3")

@@ -22,9 +22,9 @@ from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import CheckpointId, StageId, channel_id
 from spark_abs.plan.frames import build_frames, check_frames, draft_gate
-from spark_abs.plan.graph import PlanFacts
 from spark_abs.run.run import Run
 from spark_abs.snapshots.verify import verify_state
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.root import Root

@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 import spark_abs
 from spark_abs.channels.files import read_written
 from spark_abs.channels.staged import Files
-from spark_abs.fencing.lease import own_lease, write_lease
 from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.outcomes import abort_open
@@ -36,12 +35,13 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol import control as ledger
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, write_lease
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table

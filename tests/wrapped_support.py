@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_abs
-from spark_abs.fencing.lease import read_lease
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
+from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
 
 SCHEMA = "id long"

@@ -21,7 +21,7 @@ from spark_abs.store.history import HistoryEvent
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_abs.handle.job_root import JobRoot
+    from spark_abs.job_root import JobRoot
     from spark_abs.run.run import Run
 
 EPOCHS = 10_000

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bench.figures import Figure, figure, ratios
 from bench.state_functions import write
-from spark_abs.plan.local_disk import local_disk_conf
+from spark_abs.spark.local_disk import local_disk_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from rich.console import Console
 import spark_abs
 from bench.figures import Figure, figure
 from bench.outside import bounded, records
-from spark_abs.session import KAFKA, spark_session
+from spark_abs.spark.session import KAFKA, spark_session
 from tests.outside.kafka_server import KafkaServer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import spark_abs
-from spark_abs.session import KAFKA
+from spark_abs.spark.session import KAFKA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 from pyspark.sql.types import StructType
 
-from spark_abs.alignment.gate import Blocked, Limits, Settled, decide
+from spark_abs.alignment.align import Blocked, Limits, Settled, decide
 from spark_abs.alignment.loops import forward
 from spark_abs.channels.aborts import Aborts
 from spark_abs.channels.follow import Clock, Newest, follow

@@ -12,8 +12,8 @@ from pyspark import SparkFiles
 
 from spark_abs.channels.gate import FORMAT_NAME, SPEC, Gate, GateSpec
 from spark_abs.codec import to_json
+from spark_abs.spark.worker_start import forked_start, quick_start
 from spark_abs.store.storage import DEFAULTS, Storage
-from spark_abs.worker_start import forked_start, quick_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,6 @@ from spark_abs.channels.files import Written, directory_name, write_parquet
 from spark_abs.channels.schema import check_schema, delta_schema
 from spark_abs.channels.staged import Files, copy_files
 from spark_abs.errors import CommitConflict, DamageError
-from spark_abs.fencing.fence import end_app_id, fence_run, is_fenced_for, require_current
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
@@ -39,6 +38,7 @@ from spark_abs.model import (
     run_app_id,
 )
 from spark_abs.protocol.evaluation import Staged
+from spark_abs.store.fence import end_app_id, fence_run, is_fenced_for, require_current
 from spark_abs.store.root import Root
 from spark_abs.store.table import LOG_PROPERTIES, Commit, Table
 

@@ -11,8 +11,8 @@ from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import Barrier, StageId
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
+from spark_abs.run_context import RunContext
 from spark_abs.stages.alignment_backlog import CheckpointProgress
-from spark_abs.stages.context import RunContext
 from spark_abs.stages.stage import Member
 from spark_abs.store.clock import now_ms
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused

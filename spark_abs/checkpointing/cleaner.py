@@ -7,17 +7,17 @@ from functools import partial
 from itertools import count
 
 from spark_abs.channels.trim import trim
-from spark_abs.checkpointing.sending import Senders
 from spark_abs.manifest import Manifest
 from spark_abs.manifests import checkpoints as manifests
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import ChannelId, CheckpointId, StageId
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.sending.senders import Senders
 from spark_abs.snapshots import packs
 from spark_abs.snapshots.retention import channel_floors, retired
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.stages.consumers import Consumers
-from spark_abs.stages.context import RunContext
 from spark_abs.store import control, history
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control

@@ -12,7 +12,7 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import Request
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
 from spark_abs.store.control import Control
 
 

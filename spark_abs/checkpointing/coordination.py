@@ -21,21 +21,21 @@ from spark_abs.errors import (
     ConfigError,
     UsageError,
 )
-from spark_abs.fencing.lease import BEAT_EVERY_MS, own_lease, renew
-from spark_abs.lookup.target import check_savepoint_name
 from spark_abs.manifest import Manifest, StageShape
 from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.resolve import check_savepoint_name
 from spark_abs.model import Barrier, CheckpointId, CheckpointMode, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import Member, StageRunner
 from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
+from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew
 
 log = logging.getLogger(__name__)
 

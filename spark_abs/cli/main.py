@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from spark_abs.advice import command_line
 from spark_abs.cli.check import check
 from spark_abs.cli.checkpoints import list_checkpoints
 from spark_abs.cli.dispose import dispose
@@ -27,7 +28,6 @@ from spark_abs.cli.status import status
 from spark_abs.cli.stop import stop
 from spark_abs.cli.verify import verify
 from spark_abs.errors import AbsError, UsageError
-from spark_abs.wording import command_line
 
 
 class Verbs(click.Group):

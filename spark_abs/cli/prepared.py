@@ -6,7 +6,7 @@ import click
 
 from spark_abs.cli.output import Output, duration
 from spark_abs.cli.root_command import Context, output_option
-from spark_abs.sinks.kinds import extra_needed
+from spark_abs.sinks.registry import extra_needed
 
 COLUMNS = (
     ("age", True),
@@ -32,8 +32,8 @@ def prepared(service: str | None, dsn_env: str | None, password_env: str | None,
     are neither listed nor ended.
     """
     with extra_needed():
-        from spark_abs.sinks.postgres import Postgres
-        from spark_abs.sinks.postgres_prepared import end_one, listed
+        from spark_abs.sinks.postgres.prepared import end_one, listed
+        from spark_abs.sinks.postgres.sink import Postgres
 
     ctx = click.get_current_context().ensure_object(Context)
     where = Postgres("spark_abs_marker", service=service, dsn_env=dsn_env, password_env=password_env)

@@ -8,15 +8,15 @@ from urllib.parse import unquote
 
 import click
 
+from spark_abs.advice import named
 from spark_abs.cli.output import Output, duration, moment, size, text_of
 from spark_abs.cli.root_command import Context, root_command
-from spark_abs.lookup.find import lookup
 from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifests.find import lookup
 from spark_abs.model import NO_BATCH, CheckpointMode
 from spark_abs.observe.sources import SourcePosition, source_positions
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.root import Root
-from spark_abs.wording import named
 
 STAGES = (
     ("stage", False),

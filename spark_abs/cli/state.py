@@ -84,8 +84,8 @@ def _target(root: Root, export: str) -> Place:
 
 
 def _session(root: Root, found: StateAt, target: Place | None) -> SparkSession:
-    from spark_abs.gateway import errors_kept
-    from spark_abs.session import HADOOP_AWS, apply_storage_conf, spark_session
+    from spark_abs.spark.gateway import errors_kept
+    from spark_abs.spark.session import HADOOP_AWS, apply_storage_conf, spark_session
 
     packages = [HADOOP_AWS] if target is not None and in_object_store(target.uri) else []
     quiet = {"spark.ui.enabled": "false"}

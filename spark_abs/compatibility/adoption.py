@@ -21,12 +21,12 @@ from spark_abs.compatibility.restored import Past
 from spark_abs.errors import AbsError, DamageError, Refused
 from spark_abs.manifest import SourceShape
 from spark_abs.model import FENCED, NO_BATCH, BatchId, SinkWriter, StageId
-from spark_abs.plan.graph import PlanFacts
 from spark_abs.plan.specs import JobSpec, SinkSpec, StageSpec
 from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.delta_inputs import asked
-from spark_abs.sinks.adopted import (
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.adopted import (
     is_adopted,
     named,
     refuse_running,
@@ -40,7 +40,7 @@ from spark_abs.snapshots.kafka_offsets import KAFKA, kafka_offsets
 from spark_abs.snapshots.layout import file_source_offset, parse_operator
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.rearrange import source_offsets
-from spark_abs.stages.context import RunContext
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog, check_native, native_of
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 from spark_abs.compatibility.adoption import Adoption, adopt
 from spark_abs.compatibility.recorded import Declared, Knowledge
 from spark_abs.errors import Refused, TakenOver
-from spark_abs.fencing.fence import fence_run
-from spark_abs.fencing.lease import Heartbeat
 from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.attempts import record_change
 from spark_abs.protocol.changes import Comparison
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.snapshots.materialise import fresh_query_id
 from spark_abs.snapshots.rearrange import finish_batch, rearrange
 from spark_abs.stages.complete import complete_batch
-from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.control import Control
+from spark_abs.store.fence import fence_run
+from spark_abs.store.lease import Heartbeat
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:

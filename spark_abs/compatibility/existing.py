@@ -8,8 +8,8 @@ from spark_abs.model import RunId, run_app_id
 from spark_abs.plan.specs import JobSpec, SinkSpec
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.outside import Owner
-from spark_abs.sinks.kinds import made_again
-from spark_abs.sinks.others import refuse_others, rows_there
+from spark_abs.sinks.delta.others import refuse_others, rows_there
+from spark_abs.sinks.registry import made_again
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 

@@ -6,24 +6,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from spark_abs.advice import named
 from spark_abs.compatibility.inspection import Drafted, check_drafted, draft
 from spark_abs.manifest import SourceShape
 from spark_abs.manifests import checkpoints
 from spark_abs.model import AttemptId, ChannelId, OutputMode, StageId, channel_id
-from spark_abs.plan.graph import StageDecl, Watermark
-from spark_abs.plan.jvm import task_slots
+from spark_abs.plan.graph import StageDecl
 from spark_abs.protocol.attempt import NATIVES, Attempt
 from spark_abs.protocol.changes import Comparison
 from spark_abs.protocol.control import begin_job
 from spark_abs.snapshots.layout import PARTITIONS_KEY
 from spark_abs.snapshots.packs import PATH as STATE
+from spark_abs.spark.plan_facts import Watermark
+from spark_abs.spark.plans import task_slots
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.partitions import Partitions, partitions_of
 from spark_abs.store import history
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.storage import location_of
-from spark_abs.wording import named
 
 if TYPE_CHECKING:
     from spark_abs.plan.specs import JobSpec, Lookup

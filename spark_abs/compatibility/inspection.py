@@ -19,21 +19,22 @@ from spark_abs.compatibility.restored import Past, check_functions, check_restor
 from spark_abs.compatibility.same_tables import require_same_table
 from spark_abs.compatibility.schema_logs import copied_logs
 from spark_abs.errors import AbsError, DamageError, GraphError, Refused, UsageError
-from spark_abs.lookup.target import check_savepoint_name, resolve
 from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.resolve import check_savepoint_name, resolve
 from spark_abs.model import LookupVersion, StageId, channel_id
 from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
-from spark_abs.plan.graph import JobGraph, PlanFacts
-from spark_abs.plan.jvm import refuse_unsupported_session
+from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.lookups import open_lookups
 from spark_abs.plan.specs import JobSpec
 from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.protocol.changes import Comparison, Recorded, Verdict
 from spark_abs.protocol.compare import compare
 from spark_abs.protocol.restarts import policy_of
-from spark_abs.session import apply_storage_conf, check_session
 from spark_abs.settings_table import WatermarkCheck
-from spark_abs.sinks.create import check_sink
+from spark_abs.sinks.delta.create import check_sink
+from spark_abs.spark.plan_facts import PlanFacts
+from spark_abs.spark.plans import refuse_unsupported_session
+from spark_abs.spark.session import apply_storage_conf, check_session
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root

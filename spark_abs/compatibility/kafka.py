@@ -12,9 +12,9 @@ from spark_abs.compatibility.restored import Past
 from spark_abs.errors import Refused
 from spark_abs.manifest import SourceShape
 from spark_abs.model import NO_BATCH, StageId
-from spark_abs.plan.kafka import KafkaSource, available
 from spark_abs.snapshots.kafka_offsets import Partition, kafka_offsets, missing
 from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.spark.kafka_source import KafkaSource, available
 from spark_abs.stages.native import NativeLog
 
 if TYPE_CHECKING:

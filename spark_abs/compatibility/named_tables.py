@@ -8,8 +8,8 @@ from spark_abs.catalog.recorded import refuse_moved
 from spark_abs.codec import from_json
 from spark_abs.plan.specs import SinkSpec
 from spark_abs.protocol.control import AttachedSink, ControlState
-from spark_abs.sinks.delta_epochs import EpochTable
-from spark_abs.sinks.kinds import DELTA
+from spark_abs.sinks.delta.epoch_sink import EpochTable
+from spark_abs.sinks.registry import DELTA
 from spark_abs.store.storage import Storage
 
 

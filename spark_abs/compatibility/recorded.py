@@ -26,7 +26,7 @@ from spark_abs.model import (
     producer,
 )
 from spark_abs.plan.frames import Frames
-from spark_abs.plan.graph import JobGraph, PlanFacts
+from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import JobSpec
 from spark_abs.protocol.changes import (
     Begin,
@@ -42,10 +42,11 @@ from spark_abs.protocol.compare import REBUILD_FIRST, compare
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.stage_progress import begins_at, current_cut, sources_after, under_way, whole_after
-from spark_abs.sinks.commit_metadata import SinkMetadata
-from spark_abs.sinks.commit_metadata import note_of as sink_note
+from spark_abs.sinks.delta.commit_metadata import SinkMetadata
+from spark_abs.sinks.delta.commit_metadata import note_of as sink_note
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.rearrange import source_offsets
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog, check_native, native_of
 from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root

@@ -10,11 +10,11 @@ from spark_abs.manifest import Manifest, StageShape
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.plan.frames import Frames
-from spark_abs.plan.graph import PlanFacts
 from spark_abs.protocol.attempt import StartedFunctions
 from spark_abs.protocol.control import ControlState
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog
-from spark_abs.state.places import Functions, function_obstacles, held_at, match_functions
+from spark_abs.state.assignment import Functions, function_obstacles, held_at, match_functions
 from spark_abs.store.root import Root
 
 

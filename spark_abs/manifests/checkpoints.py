@@ -22,11 +22,11 @@ from deltalake.exceptions import CommitFailedError
 
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import CheckpointNotFound, DamageError
-from spark_abs.fencing.fence import require_newest, run_fence
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.reading import read_rows, row_files
 from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version
 from spark_abs.protocol.attempt import Attempt
+from spark_abs.store.fence import require_newest, run_fence
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from spark_abs.advice import way
 from spark_abs.config import Settings
 from spark_abs.errors import CheckpointPending, Refused, UsageError
-from spark_abs.lookup.target import check_savepoint_name
+from spark_abs.manifests.resolve import check_savepoint_name
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.protocol.control import Command, CommandKind, ControlState, ask
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
-from spark_abs.wording import way
 
 LOOK_EVERY_S = 0.2
 _NOTHING: Mapping[str, str] = MappingProxyType({})

@@ -68,7 +68,7 @@ def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[P
             materialise(root, found.snapshot.files, place, fresh_query_id())
             yield place
         return
-    from spark_abs.session import apply_storage_conf
+    from spark_abs.spark.session import apply_storage_conf
 
     apply_storage_conf(session, root.storage)
     ledger = Control.open(root).state

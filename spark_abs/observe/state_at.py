@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_abs.errors import UsageError
-from spark_abs.lookup.find import lookup
 from spark_abs.manifest import Manifest, StageSnapshot, StateFunction
+from spark_abs.manifests.find import lookup
 from spark_abs.model import NO_BATCH
 from spark_abs.snapshots.operators import Operator, Part, operators_of
 from spark_abs.store.root import Root

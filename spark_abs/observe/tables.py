@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from spark_abs.codec import from_json
 from spark_abs.errors import Refused, UsageError
-from spark_abs.lookup.find import lookup
 from spark_abs.manifest import CHANNEL, Manifest, OutputVersion
+from spark_abs.manifests.find import lookup
 from spark_abs.model import CheckpointId, RunId, StageId, Version, checked_name
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Mark, Owner
-from spark_abs.sinks.delta_epochs import EpochTable, epoch_version, had_left
-from spark_abs.sinks.kinds import DELTA
+from spark_abs.sinks.delta.epoch_sink import EpochTable, epoch_version, had_left
+from spark_abs.sinks.registry import DELTA
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
@@ -183,7 +183,7 @@ def _checked(
 
 
 def _frame(session: SparkSession, root: Root, at: TableAt) -> DataFrame:
-    from spark_abs.session import apply_storage_conf, read_version
+    from spark_abs.spark.session import apply_storage_conf, read_version
 
     apply_storage_conf(session, root.storage)
     return read_version(session, at.table, at.version)

@@ -9,12 +9,12 @@ import pyarrow as pa
 from pyarrow.fs import FileType
 
 from spark_abs.errors import DamageError
-from spark_abs.lookup.check import check_checkpoint, damaged_rows
-from spark_abs.lookup.find import lookup, readable
 from spark_abs.manifest import Manifest, StoredFile
 from spark_abs.manifests import checkpoints
+from spark_abs.manifests.find import lookup, readable
 from spark_abs.manifests.listing import list_manifests
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, StageId, Version
+from spark_abs.observe.checkpoint_check import check_checkpoint, damaged_rows
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.control import ControlState

@@ -19,7 +19,7 @@ from pyspark.sql import types as t
 
 from spark_abs.channels.quoting import quoted
 from spark_abs.model import ChannelId
-from spark_abs.plan.jvm import items, nodes
+from spark_abs.spark.plans import items, nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from spark_abs.errors import UsageError
 from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape
 from spark_abs.plan.columns import without_marks
-from spark_abs.plan.jvm import channel_of, items, nodes, of_streams
-from spark_abs.plan.kafka import BROKERS, KafkaSource
 from spark_abs.snapshots.delta_offsets import DELTA, FEED
 from spark_abs.snapshots.kafka_offsets import KAFKA, is_kafka
+from spark_abs.spark.kafka_source import BROKERS, KafkaSource
+from spark_abs.spark.plans import channel_of, items, nodes, of_streams
 from spark_abs.state.packing import GROUP, PACKED
 from spark_abs.store.storage import location_of
 

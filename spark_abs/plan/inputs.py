@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, checked_name
-from spark_abs.plan.jvm import PinnedTable, pin_version
 from spark_abs.plan.specs import (
     PROVIDERS,
     Feedback,
@@ -22,6 +21,7 @@ from spark_abs.plan.specs import (
 )
 from spark_abs.protocol.changes import Begin
 from spark_abs.quantities import duration_ms
+from spark_abs.spark.plans import PinnedTable, pin_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,10 +13,10 @@ from pyspark.sql import types as t
 
 from spark_abs.errors import DamageError, GraphError, Refused
 from spark_abs.model import LookupVersion, Version
-from spark_abs.plan.jvm import ReadTable, read_tables
 from spark_abs.plan.specs import JobSpec, Lookup
 from spark_abs.protocol.lookups import following, is_due, version_of
-from spark_abs.session import read_version
+from spark_abs.spark.plans import ReadTable, read_tables
+from spark_abs.spark.session import read_version
 from spark_abs.store.clock import now_ms
 from spark_abs.store.log import log_file
 from spark_abs.store.storage import Place

@@ -11,12 +11,12 @@ from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
-from spark_abs.plan.jvm import PinnedTable
 from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.changes import Begin
-from spark_abs.sinks.delta_options import Delta
-from spark_abs.sinks.kinds import OWN
+from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.registry import OWN
 from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.spark.plans import PinnedTable
 from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.root import Root
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from spark_abs.errors import DamageError, GraphError
 from spark_abs.model import StageId
-from spark_abs.plan.graph import JobGraph, PlanFacts, SinkDecl
+from spark_abs.plan.graph import JobGraph, SinkDecl
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.store.storage import Storage
 from spark_abs.store.table import Table
 

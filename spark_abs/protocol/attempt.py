@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spark_abs.advice import way
 from spark_abs.manifest import StageShape, StateFunction
 from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, LookupVersion, Position, StageId
-from spark_abs.wording import way
 
 NATIVES = "native"
 """Where native checkpoints are if nothing else is said: below the root."""

@@ -1,8 +1,7 @@
 """A job as it is declared against the job as its root last ran it: what goes on, begins, or is refused.
 
 Inputs, outputs and operators are found by name, never by place. Pure: `compatibility` gathers what goes in,
-and carries out what comes out; `check` only shows it. It is long because one decision is taken here;
-`sources`, `fitting` and `moved` have the parts that can be told apart.
+and carries out what comes out; `check` only shows it.
 """
 
 from __future__ import annotations

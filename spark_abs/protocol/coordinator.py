@@ -2,7 +2,7 @@
 
 Events in, effects out. It reads no clock and keeps nothing that cannot be lost: a fresh coordinator that is
 told `Claimed` again for the ids without an outcome completes them if their acknowledgements come again, and
-aborts them when their time is over. It is long because it is one state machine, with a method an event.
+aborts them when their time is over.
 """
 
 from __future__ import annotations

@@ -19,12 +19,10 @@ from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileType
 
 from spark_abs.errors import AbsError, CheckpointNotFound, DamageError, Refused
-from spark_abs.fencing.fence import fence_attempt, fence_run
-from spark_abs.fencing.lease import Heartbeat, own_lease, renew, write_lease
-from spark_abs.lookup.check import damaged_rows
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.outcomes import abort_open
 from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
+from spark_abs.observe.checkpoint_check import damaged_rows
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import attempts
 from spark_abs.protocol import control as ledger
@@ -51,14 +49,16 @@ from spark_abs.restore.steps import (
     Step,
     sentence,
 )
-from spark_abs.sinks.changes import Own
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.sinks.delta.changes import Own
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.snapshots.materialise import empty, is_whole, materialise
 from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint, no_failpoint
+from spark_abs.store.fence import fence_attempt, fence_run
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import Heartbeat, own_lease, renew, write_lease
 from spark_abs.store.root import Root
 from spark_abs.store.storage import in_object_store
 from spark_abs.store.table import Table
@@ -276,7 +276,7 @@ class _Restorer:
 
     def open_session(self) -> SparkSession:
         """Return the session, started if there is none."""
-        from spark_abs.session import HADOOP_AWS, apply_storage_conf, spark_session
+        from spark_abs.spark.session import HADOOP_AWS, apply_storage_conf, spark_session
 
         if self._spark is None:
             places = (self._root.uri, *self._plan.spark_tables)

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
-from spark_abs.fencing.lease import holding_lease, own_lease, renew
-from spark_abs.lookup.check import damaged_rows, require_intact
 from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.outcomes import abort_open
 from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, RunKind, StageId
+from spark_abs.observe.checkpoint_check import damaged_rows, require_intact
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol import control as ledger
@@ -30,6 +29,7 @@ from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.lease import holding_lease, own_lease, renew
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 
@@ -226,7 +226,7 @@ class _Editor:
             with tempfile.TemporaryDirectory(prefix="spark-abs-") as directory:
                 yield Place(str(Path(directory) / "edit"))
             return
-        from spark_abs.session import apply_storage_conf
+        from spark_abs.spark.session import apply_storage_conf
 
         apply_storage_conf(self.session, self.root.storage)
         natives = self.root.anywhere(self.control.state.attempt.natives)

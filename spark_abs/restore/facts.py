@@ -12,10 +12,10 @@ from spark_abs.manifests.checkpoints import Summary
 from spark_abs.model import NO_TABLE, AttemptId, ChannelId, SinkWriter, StageId, Version
 from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.restore.plan import Facts, SinkFacts
-from spark_abs.sinks.changes import NO_CHANGES, Own, changes_since, commits_since
-from spark_abs.sinks.commit_metadata import note_of
-from spark_abs.sinks.delta_back import missing, why_not_apart
-from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.sinks.delta.changes import NO_CHANGES, Own, changes_since, commits_since
+from spark_abs.sinks.delta.commit_metadata import note_of
+from spark_abs.sinks.delta.native_writable import why_not_native
+from spark_abs.sinks.delta.rollback import missing, why_not_apart
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, location_of
 from spark_abs.store.table import Table

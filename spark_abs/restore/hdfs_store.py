@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyarrow import fs
 
 from spark_abs.errors import DamageError, Refused
-from spark_abs.jvm import FAMILY, KEY, PARTITION_KEY, VALUE, Store
 from spark_abs.model import checked_relative
 from spark_abs.snapshots.layout import DEFAULT_STORE, StateFileKind, state_file
 from spark_abs.snapshots.lineage import decompress
+from spark_abs.spark.state_rewriter import FAMILY, KEY, PARTITION_KEY, VALUE, Store
 from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:

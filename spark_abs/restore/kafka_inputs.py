@@ -58,7 +58,7 @@ def _sources(manifest: Manifest) -> Iterator[tuple[StageId, SourceShape, Mapping
 
 def _available(at: str, wanted: Mapping[Partition, int]) -> Mapping[Partition, Available]:
     try:
-        from spark_abs.sinks.kafka_client import connection
+        from spark_abs.sinks.kafka.client import connection
     except ImportError:
         raise UsageError("it needs confluent-kafka: pip install 'spark-abs[kafka]'") from None
     client_env = CLIENT_ENV if CLIENT_ENV in os.environ else None

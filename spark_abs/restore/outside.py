@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from spark_abs.advice import way
 from spark_abs.errors import DamageError, Refused, SinkFailed, SinkUnreachable, TakenOver, UsageError
 from spark_abs.manifest import Manifest
-from spark_abs.model import NO_EPOCH, Branch, ChannelId, CheckpointId, RunId, Version, channel_id
+from spark_abs.model import NO_EPOCH, Branch, CheckpointId, RunId, channel_id
 from spark_abs.protocol import outside
 from spark_abs.protocol.control import ControlState, OutsideSink
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.protocol.path import NOTHING, channel_path
 from spark_abs.restore.refusals import Force, forced_by
 from spark_abs.restore.steps import FenceOutside, KeepSink, ReturnOutside, Step
-from spark_abs.sinks.kinds import NAMES, made_again, no_session, spark_table
+from spark_abs.sinks.registry import NAMES, made_again, no_session, spark_table
+from spark_abs.sinks.sending.bounds import cuts_of, path_to
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.root import Root
-from spark_abs.wording import way
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,54 +56,11 @@ class OutsideFacts:
     """Its table if only Spark can write it, else nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkBounds:
-    """What follows from a mark and the checkpoints that are kept."""
-
-    line: tuple[Branch, ...]
-    needed: Version
-    """The entry after which the sink may still read."""
-    undone: Version
-    """The entry after which a restore may undo what it has committed."""
-    asked: tuple[Version, ...]
-    """The entries to which a restore may take it back, oldest first."""
-
-
 def sink_of(
     record: OutsideSink, own: Own, root: Root, session: Callable[[], SparkSession] = no_session
 ) -> TwoPhaseSink | None:
     """Return a sink that is recorded, None for an own one that is not given."""
     return own.get(record.sink) or made_again(record.kind, record.settings, root, session)
-
-
-def cuts_of(manifests: Iterable[Manifest], channel: ChannelId) -> Iterator[Mark]:
-    """Iterate the cuts of checkpoints in a channel; those that do not have it are left out."""
-    for manifest in manifests:
-        for snapshot in manifest.stages:
-            for o in snapshot.outputs:
-                if (
-                    o.kind == "channel"
-                    and o.version is not None
-                    and channel_id(snapshot.stage, o.output) == channel
-                ):
-                    yield Mark(manifest.cut.attempt, manifest.id, o.version)
-
-
-def path_to(state: ControlState, manifest: Manifest, channel: ChannelId) -> tuple[Branch, ...]:
-    """Return the path to the cut of a checkpoint; of a channel that it does not have nothing of it counts."""
-    path = channel_path(state, channel, manifest.cut.attempt)
-    version = next((cut.version for cut in cuts_of([manifest], channel)), NOTHING)
-    return (*path[:-1], replace(path[-1], until=version))
-
-
-def bounds_of(
-    state: ControlState, channel: ChannelId, mark: Mark, manifests: Iterable[Manifest]
-) -> MarkBounds:
-    """Say what a mark means for the channel."""
-    line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
-    kept = [path_to(state, manifest, channel) for manifest in manifests]
-    needed, undone = outside.needed_from(mark, line, kept), outside.undone_from(line, kept)
-    return MarkBounds(line, needed, undone, outside.asked_for(line, kept))
 
 
 def outside_facts(
@@ -194,27 +152,6 @@ def _left_before(state: ControlState, manifest: Manifest, path: Sequence[Branch]
         step.id == mark.attempt and branch.until == NOTHING and NO_EPOCH < mark.checkpoint < (end or NO_EPOCH)
         for step, branch, end in zip(steps, path, ends, strict=False)
     )
-
-
-def missed_by(
-    state: ControlState, record: OutsideSink, manifests: Iterable[Manifest]
-) -> tuple[CheckpointId, ...]:
-    """Return checkpoints of the current path with the sink's stage, but without the channel of its output."""
-    channel = channel_id(record.stage, record.output)
-    return tuple(
-        manifest.id
-        for manifest in manifests
-        if state.on_path(manifest.attempt, manifest.id)
-        and manifest.stage(record.stage) is not None
-        and not any(cuts_of([manifest], channel))
-    )
-
-
-def away(state: ControlState, channel: ChannelId, manifests: Iterable[Manifest]) -> Manifest | None:
-    """Return the newest checkpoint of the current path if it does not have a channel."""
-    mine = [manifest for manifest in manifests if state.on_path(manifest.attempt, manifest.id)]
-    newest = max(mine, key=lambda manifest: manifest.id, default=None)
-    return None if newest is None or any(cuts_of([newest], channel)) else newest
 
 
 def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:

@@ -1,7 +1,7 @@
 """The plan of a restore: pure, a list of typed steps with a sentence each (P18).
 
 Facts about the root go in, steps come out; `apply` carries them out. Everything that can refuse a
-restore is decided here, before anything is changed: that is why it is long.
+restore is decided here, before anything is changed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from spark_abs.advice import named
 from spark_abs.codec import from_json, to_plain
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest, StageSnapshot
@@ -52,8 +53,7 @@ from spark_abs.restore.steps import (
     Step,
     sentence,
 )
-from spark_abs.sinks.changes import NO_CHANGES, Changes
-from spark_abs.wording import named
+from spark_abs.sinks.delta.changes import NO_CHANGES, Changes
 
 
 @dataclass(frozen=True, slots=True)

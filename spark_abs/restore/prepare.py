@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec
 
+from spark_abs.advice import way
 from spark_abs.errors import DamageError, Refused, StoreFailed
-from spark_abs.lookup.check import damaged_rows, require_intact, require_restorable
-from spark_abs.lookup.find import choose, load, readable
-from spark_abs.lookup.target import LATEST, newest_first
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import PATH, Summary
+from spark_abs.manifests.find import choose, load, readable
 from spark_abs.manifests.listing import ManifestListing, list_manifests
+from spark_abs.manifests.resolve import LATEST, newest_first
 from spark_abs.model import NO_EPOCH, Branch, CheckpointId
+from spark_abs.observe.checkpoint_check import damaged_rows, require_intact, require_restorable
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.attempt import NATIVES
@@ -33,7 +34,6 @@ from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.storage import remedy
-from spark_abs.wording import way
 
 P = ParamSpec("P")
 

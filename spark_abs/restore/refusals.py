@@ -6,11 +6,11 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Literal
 
+from spark_abs.advice import way
 from spark_abs.errors import Refused, RunAlive, UsageError
 from spark_abs.model import CheckpointId
 from spark_abs.observe.live_run import LiveRun
 from spark_abs.protocol.control import ControlState
-from spark_abs.wording import way
 
 
 class Force(StrEnum):

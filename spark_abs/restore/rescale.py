@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
+from spark_abs.advice import way
 from spark_abs.errors import AbsError, DamageError, Refused, UsageError
 from spark_abs.manifest import Manifest, OperatorState, StageSnapshot
 from spark_abs.model import NO_BATCH, BatchId
@@ -18,7 +19,6 @@ from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import PARTITIONS_KEY, Provider, parse_offsets, state_file
 from spark_abs.snapshots.operators import JOIN, TRANSFORM
 from spark_abs.store.storage import Place
-from spark_abs.wording import way
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import Refused
-from spark_abs.jvm import FAMILY, KEY, PARTITION_KEY, VALUE, Store, read_entries, rewrite_state
 from spark_abs.manifest import StageSnapshot, StateFunction
 from spark_abs.model import CheckpointId
 from spark_abs.restore.hdfs_store import ENTRY, WRITTEN_WITH, keyed_as, read_snapshots, write_snapshots
@@ -28,6 +27,15 @@ from spark_abs.snapshots.materialise import fresh_query_id, materialise, put
 from spark_abs.snapshots.operators import HEADS, stored_texts
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import snapshot_stage
+from spark_abs.spark.state_rewriter import (
+    FAMILY,
+    KEY,
+    PARTITION_KEY,
+    VALUE,
+    Store,
+    read_entries,
+    rewrite_state,
+)
 from spark_abs.state.operator import Timeout
 from spark_abs.state.packing import GROUP
 from spark_abs.state.rows import StateRows, group_numbers, write_groups

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from spark_abs.advice import named
 from spark_abs.model import NO_TABLE, AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.outside import Mark
-from spark_abs.sinks.changes import Changes
-from spark_abs.wording import named
+from spark_abs.sinks.delta.changes import Changes
 
 
 @dataclass(frozen=True, slots=True)

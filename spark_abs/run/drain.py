@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 from spark_abs.channels.follow import follow
 from spark_abs.errors import StageFailed, UsageError
 from spark_abs.model import NO_BATCH, BatchId, ChannelId, StageId, Version
-from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.path import channel_path
 from spark_abs.run.running_stage import RunningStage
+from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import END_OF_TIME_MS, at_end_of_time, parse_offsets
-from spark_abs.stages.causes import cause_of
-from spark_abs.stages.context import RunContext
+from spark_abs.spark.causes import cause_of
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import plan_batch
 from spark_abs.stages.stage import StageRunner
 from spark_abs.store.control import Control

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from spark_abs.model import BatchId, CheckpointId, StageId
 from spark_abs.run.loops import Loops
 from spark_abs.run.running_stage import RunningStage
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
 from spark_abs.stages.stage import StageRunner
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from spark_abs.catalog.target import enter
 from spark_abs.channels.gate import BackEdge, GateSpec
 from spark_abs.channels.opening import open_gate
+from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.writer import create_channel
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
-from spark_abs.checkpointing.sending import Senders, open_senders, sendings
 from spark_abs.compatibility.adoption import fence_query
 from spark_abs.compatibility.existing import is_recorded
 from spark_abs.errors import CheckpointNotFound, Refused, UsageError
@@ -29,7 +29,7 @@ from spark_abs.model import (
 )
 from spark_abs.plan.columns import narrowed, widened
 from spark_abs.plan.frames import Frames, build_frames
-from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.plan.specs import JobSpec, SinkSpec
 from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.control import AttachedSink, attach, taken_over
@@ -45,14 +45,17 @@ from spark_abs.run.recovery import Recovery
 from spark_abs.run.renewal import Renewal
 from spark_abs.run.run import Run
 from spark_abs.run.running_stage import RunningStage, StageParts
-from spark_abs.sinks.create import ensure_sink
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.create import ensure_sink
+from spark_abs.sinks.delta.sink import DeltaSink
+from spark_abs.sinks.sending.sender import Sending
+from spark_abs.sinks.sending.senders import Senders, open_senders
 from spark_abs.snapshots.schema_log import SCHEMA_LOGS
 from spark_abs.snapshots.state_storage import StateStorage
+from spark_abs.spark.driver import drain_events, sleep_until_stopped
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.consumers import Consumers
-from spark_abs.stages.context import RunContext
 from spark_abs.stages.credit import Credit
-from spark_abs.stages.driver_jvm import drain_events, sleep_until_stopped
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs, open_writers
 from spark_abs.stages.progress import LateRows
@@ -126,7 +129,7 @@ def launch(given: Launch) -> Run:
     ctx.failpoint("start.sinks.after")
     manifests = Checkpoints.open(ctx.root, ctx.job).load_all()
     kept = StateStorage.open(ctx.root, ctx.job, ctx.run, manifests, ctx.failpoint)
-    outside = sendings(job.sinks, given.drafts.schemas)
+    outside = _sendings(job.sinks, given.drafts.schemas)
     senders = open_senders(job.spark, ctx, outside, given.control, manifests)
     ctx.failpoint("start.state.after")
     termination, events, late = Termination(), Events(), LateRows()
@@ -393,3 +396,20 @@ def _shapes(declared: Sequence[StageShape], ids: Mapping[ChannelId, str]) -> tup
         replace(s, channels={output: ids[channel_id(s.stage, output)] for output in s.channels})
         for s in declared
     )
+
+
+def _sendings(sinks: Sequence[SinkSpec], schemas: Mapping[ChannelId, StructType]) -> list[Sending]:
+    """Return the sinks outside of a job; `schemas` has the columns of each channel."""
+    return [
+        Sending(
+            spec.name,
+            spec.source.stage,
+            spec.source.name,
+            delta_schema(schemas[spec.source.channel]),
+            spec.outside,
+            spec.kind,
+            spec.settings,
+        )
+        for spec in sinks
+        if spec.outside is not None
+    ]

@@ -9,14 +9,14 @@ from contextlib import ExitStack, suppress
 
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.errors import Fenced
-from spark_abs.fencing.lease import holding_lease
 from spark_abs.protocol.messages import StatusChanged
 from spark_abs.protocol.trigger import JobStatus
 from spark_abs.run.registration import end
-from spark_abs.stages.causes import one_line
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
+from spark_abs.spark.causes import one_line
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.store.clock import steady_ms
+from spark_abs.store.lease import holding_lease
 
 log = logging.getLogger(__name__)
 

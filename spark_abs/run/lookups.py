@@ -12,9 +12,10 @@ from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import LookupVersion, StageId
 from spark_abs.plan.columns import narrowed, widened
 from spark_abs.plan.frames import Frames
-from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.plan.specs import JobSpec
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.lookups import StageLookups
 
 if TYPE_CHECKING:

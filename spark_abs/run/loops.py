@@ -10,7 +10,7 @@ from spark_abs.model import Position, StageId
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.run.running_stage import RunningStage
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
 from spark_abs.stages.stage import StageRunner
 from spark_abs.store.control import Control
 

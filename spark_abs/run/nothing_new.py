@@ -19,8 +19,8 @@ from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id, positions_of
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
+from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
-from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.control import Control
 from spark_abs.store.table import Table

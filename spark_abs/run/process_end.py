@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_abs.stages.driver_jvm import end_session
+from spark_abs.spark.driver import end_session
 
 log = logging.getLogger(__name__)
 

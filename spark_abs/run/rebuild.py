@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 from spark_abs.channels.entries import note_of
 from spark_abs.errors import AbsError, DamageError, Refused, StageFailed
-from spark_abs.fencing.lease import Heartbeat
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id
-from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.control import ControlState
@@ -29,17 +28,19 @@ from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
 from spark_abs.protocol.restarts import is_final
 from spark_abs.protocol.sources import same_sources
 from spark_abs.run.running_stage import RunningStage
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets
 from spark_abs.snapshots.materialise import METADATA, fresh_query_id, materialise, put
 from spark_abs.snapshots.verify import verify_state
-from spark_abs.stages.context import RunContext
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog, plan_batch
 from spark_abs.stages.outputs import newest_output
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.lease import Heartbeat
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:

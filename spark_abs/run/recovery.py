@@ -14,8 +14,8 @@ from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol.control import require_current
 from spark_abs.protocol.final_errors import source_moved
 from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
-from spark_abs.stages.causes import cause_of, is_slow_start, one_line
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
+from spark_abs.spark.causes import cause_of, is_slow_start, one_line
 from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused

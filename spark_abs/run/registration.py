@@ -12,19 +12,19 @@ from dataclasses import replace
 from deltalake.exceptions import DeltaError
 
 from spark_abs.errors import AbsError, RunAlive, UsageError
-from spark_abs.fencing.lease import own_lease, read_lease, renew
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.outcomes import abort_open
 from spark_abs.model import RunId, StageId
-from spark_abs.plan.jvm import batches_retained
 from spark_abs.plan.specs import JobSpec, query_name
 from spark_abs.protocol import control as ledger
+from spark_abs.run_context import RunContext
 from spark_abs.snapshots.passing import clear_ahead
-from spark_abs.stages.causes import chain_of, one_line
-from spark_abs.stages.context import RunContext
+from spark_abs.spark.causes import chain_of, one_line
+from spark_abs.spark.plans import batches_retained
 from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, read_lease, renew
 
 log = logging.getLogger(__name__)
 

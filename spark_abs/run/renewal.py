@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 from spark_abs.errors import Refused
 from spark_abs.model import ChannelId, StageId, channel_id
 from spark_abs.plan.frames import build_frames, check_frames
-from spark_abs.plan.graph import JobGraph, PlanFacts
-from spark_abs.plan.jvm import is_delta_stream, read_anew
+from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import Input, JobSpec, StageSpec, TrackedSource
+from spark_abs.spark.plan_facts import PlanFacts
+from spark_abs.spark.plans import is_delta_stream, read_anew
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Unpack
 
 from spark_abs.alignment.loops import Loop
 from spark_abs.checkpointing.coordination import Coordination
-from spark_abs.checkpointing.sending import Senders
 from spark_abs.errors import (
     AbsError,
     CheckpointPending,
@@ -36,8 +35,9 @@ from spark_abs.run.process_end import Guest, attend
 from spark_abs.run.recovery import Recovery, StageEnd
 from spark_abs.run.running_stage import RunningStage
 from spark_abs.run.signals import SignalledStop
+from spark_abs.run_context import RunContext
 from spark_abs.settings import LiveSettings
-from spark_abs.stages.context import RunContext
+from spark_abs.sinks.sending.senders import Senders
 from spark_abs.stages.snapshotter import Snapshotter
 
 if TYPE_CHECKING:

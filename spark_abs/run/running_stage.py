@@ -13,9 +13,10 @@ from pyspark.errors import StreamingQueryException
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.errors import DamageError
 from spark_abs.model import NO_BATCH, BatchId, StageId, Version
-from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl
+from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.plan.specs import StageSpec
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import check_native
 from spark_abs.stages.outputs import newest_output
 from spark_abs.stages.progress import LateRows

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_abs.errors import UsageError
-from spark_abs.plan.jvm import executor_count
+from spark_abs.spark.plans import executor_count
 from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from types import FrameType
 
 from pyspark import SparkContext
 
-from spark_abs.stages.driver_jvm import halt_jvm, hearing_signals
+from spark_abs.spark.driver import halt_jvm, hearing_signals
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,11 @@ from spark_abs.compatibility.inspection import Drafted, draft, inspect, inspect_
 from spark_abs.compatibility.restored import Past, check_functions, past_of
 from spark_abs.compatibility.schema_logs import tracks_schemas
 from spark_abs.errors import DamageError, Refused, UsageError
-from spark_abs.fencing.lease import holding_lease
 from spark_abs.logs import speak
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, LookupVersion, StageId
-from spark_abs.plan.graph import JobGraph, PlanFacts
+from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import JobSpec, Restart
 from spark_abs.protocol.attempts import pin_lookups, start_functions
 from spark_abs.protocol.control import ControlState, place_natives
@@ -29,14 +28,16 @@ from spark_abs.run.rebuild import Rebuild, Rebuilder
 from spark_abs.run.registration import await_replaced, begin, end, refuse_namesake, refuse_second
 from spark_abs.run.run import Run
 from spark_abs.run.shared_disk import require_shared
-from spark_abs.session import check_session
-from spark_abs.stages.context import RunContext
-from spark_abs.stages.driver_jvm import hush
+from spark_abs.run_context import RunContext
+from spark_abs.spark.driver import hush
+from spark_abs.spark.plan_facts import PlanFacts
+from spark_abs.spark.session import check_session
 from spark_abs.stages.native import check_native
 from spark_abs.stages.outputs import newest_output
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
+from spark_abs.store.lease import holding_lease
 from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:

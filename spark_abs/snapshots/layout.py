@@ -1,8 +1,8 @@
 """The grammar of Spark's checkpoint directory: pure, from names and text to values.
 
 Offset log 1 and 2, commit log 1 to 3, state formats 1 and 2 (with unique ids in the names). What is newer
-is refused, since a guess would end in a silent loss of state. It is long because the grammar is kept whole:
-nobody else knows a name or a line of that directory.
+is refused, since a guess would end in a silent loss of state. No other module knows a
+name or a line of that directory.
 """
 
 from __future__ import annotations

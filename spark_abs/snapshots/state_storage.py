@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyarrow import fs
 
 from spark_abs.errors import AbsError, DamageError
-from spark_abs.fencing.fence import require_newest, run_fence
 from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import CheckpointId, RunId
 from spark_abs.snapshots.capture import CapturedFile
@@ -31,6 +30,7 @@ from spark_abs.snapshots.packs import (
 )
 from spark_abs.snapshots.pins import Pins, follow
 from spark_abs.store.failpoint import Failpoint, no_failpoint
+from spark_abs.store.fence import require_newest, run_fence
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
 

@@ -11,8 +11,8 @@ from spark_abs.alignment.loops import forward
 from spark_abs.channels.entries import entry_of
 from spark_abs.errors import DamageError
 from spark_abs.model import NO_BATCH, NO_EPOCH, Barrier, BatchId, CheckpointId, CheckpointMode, Position
+from spark_abs.run_context import RunContext
 from spark_abs.stages.batch import Marker, Planned
-from spark_abs.stages.context import RunContext
 from spark_abs.store.log import read_commit
 from spark_abs.store.root import Root
 

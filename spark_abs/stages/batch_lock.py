@@ -7,14 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from spark_abs.errors import AbsError
+from spark_abs.errors import StageStopped
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId
 
 _POLL_S = 0.05
-
-
-class StageStopped(AbsError):
-    """Raised at the entry of a batch that must not begin: the stage is being stopped gracefully."""
 
 
 class BatchLock:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_abs.model import ChannelId, Position, StageId, Version
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
 from spark_abs.stages.native import NativeLog
 
 

@@ -11,8 +11,8 @@ from spark_abs.channels.follow import follow
 from spark_abs.model import ChannelId, Entry, Version
 from spark_abs.protocol.credit import Capacity, Load, grants, load_of, loads_of, slowest, unread
 from spark_abs.protocol.path import channel_path
+from spark_abs.run_context import RunContext
 from spark_abs.stages.consumers import Consumers
-from spark_abs.stages.context import RunContext
 from spark_abs.store.control import Control
 
 

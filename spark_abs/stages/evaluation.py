@@ -17,11 +17,11 @@ from spark_abs.channels.files import Written, directory_name, write_parquet
 from spark_abs.channels.staged import Files, delete_staged, find_staged, over, staging_of, sweep_staging
 from spark_abs.channels.writer import ChannelWriter
 from spark_abs.model import MAIN_OUTPUT, NO_BATCH, BatchId, LookupVersion
-from spark_abs.plan.jvm import repeatable
 from spark_abs.plan.specs import SinkSpec, StageSpec
 from spark_abs.protocol.evaluation import Consumer, Staged, Write, files_of, missing, writes
-from spark_abs.sinks.delta import DeltaSink
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.sink import DeltaSink
+from spark_abs.spark.plans import repeatable
 from spark_abs.stages.lookups import StageLookups
 
 if TYPE_CHECKING:

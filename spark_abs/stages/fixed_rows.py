@@ -9,7 +9,7 @@ from deltalake.exceptions import DeltaError
 from spark_abs.errors import AbsError
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import BatchId
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
 from spark_abs.stages.outputs import Outputs
 
 log = logging.getLogger(__name__)

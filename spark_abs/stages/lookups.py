@@ -17,9 +17,9 @@ from spark_abs.model import BatchId, LookupVersion, Version
 from spark_abs.plan.lookups import LookupTable, OpenedLookup, as_planned
 from spark_abs.plan.specs import StageSpec
 from spark_abs.protocol.lookups import following, is_due, version_of
+from spark_abs.run_context import RunContext
 from spark_abs.snapshots.materialise import make_directory, put
-from spark_abs.stages.causes import text_of
-from spark_abs.stages.context import RunContext
+from spark_abs.spark.causes import text_of
 from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:

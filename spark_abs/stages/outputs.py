@@ -26,11 +26,12 @@ from spark_abs.model import (
 )
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import SinkSpec, StageSpec
-from spark_abs.sinks.commit_metadata import PlannedBatch
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.commit_metadata import PlannedBatch
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.batch import BatchFacts, Committed, Marker
-from spark_abs.stages.context import Current, RunContext, within
+from spark_abs.stages.current import Current, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
 from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog

@@ -15,13 +15,13 @@ from pyspark.errors import StreamingQueryException
 
 from spark_abs.errors import StageFailed
 from spark_abs.model import BatchId
-from spark_abs.plan.jvm import task_slots
-from spark_abs.plan.local_disk import local_disk_conf
 from spark_abs.plan.specs import PROVIDERS, StageSpec, query_name
+from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import PARTITIONS_KEY
-from spark_abs.stages.causes import cause_of, is_slow_start
-from spark_abs.stages.context import RunContext
-from spark_abs.stages.driver_jvm import make_pool
+from spark_abs.spark.causes import cause_of, is_slow_start
+from spark_abs.spark.driver import make_pool
+from spark_abs.spark.local_disk import local_disk_conf
+from spark_abs.spark.plans import task_slots
 from spark_abs.stages.native import clear_leftovers, clear_unplanned, forget_plans
 from spark_abs.stages.partitions import partitions_of, warn
 from spark_abs.stages.stage import StageRunner

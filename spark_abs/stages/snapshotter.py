@@ -28,12 +28,12 @@ from spark_abs.protocol.messages import (
     Acked,
     Declined,
 )
+from spark_abs.run_context import RunContext
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import snapshot_stage
 from spark_abs.stages.alignment_backlog import ENTRIES_AT_THE_END, Backlog
-from spark_abs.stages.context import RunContext
 from spark_abs.stages.native import NativeLog
-from spark_abs.state.places import placed
+from spark_abs.state.assignment import placed
 from spark_abs.store.clock import now_ms, steady_ms
 
 log = logging.getLogger(__name__)

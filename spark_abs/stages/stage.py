@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spark_abs.alignment.align import Settled, exceeds, waiting
 from spark_abs.alignment.cut import emission
-from spark_abs.alignment.gate import Settled, exceeds, waiting
 from spark_abs.alignment.loops import forward
-from spark_abs.errors import AbortReason
+from spark_abs.errors import AbortReason, StageStopped
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
@@ -32,12 +32,12 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.credit import at_once
 from spark_abs.protocol.messages import Declined
+from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.alignment_backlog import AlignmentWatch, CheckpointProgress
 from spark_abs.stages.barriers import BarrierChoice, Barriers
 from spark_abs.stages.batch import Admission, BatchFacts, Planned
-from spark_abs.stages.batch_lock import BatchLock, StageStopped
-from spark_abs.stages.context import RunContext
+from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.fixed_rows import fixed_rows

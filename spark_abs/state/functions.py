@@ -10,12 +10,12 @@ from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import RowOutputMode, checked_name
 from spark_abs.quantities import duration_ms
+from spark_abs.spark.worker_start import quick_start
 from spark_abs.state.batches import BatchFunction, per_batch
 from spark_abs.state.declared import NOTHING, declaring
 from spark_abs.state.operator import GroupFunction, Operator, Timeout
 from spark_abs.state.packing import GROUP, OUTPUT, ROWS, Pack, Unpack
 from spark_abs.state.per_key import KeyFunction, per_key
-from spark_abs.worker_start import quick_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,8 +2,7 @@
 
 New states are appended as a segment; a key's newest row counts. Segments of one level are merged when there
 are enough of them, all of them when more rows are superseded than alive: so what is written grows with what
-is touched (see `adr/004-layout-of-function-state.md`). It is long because whoever changes how segments are
-written has to see how they are read and merged.
+is touched (see `adr/004-layout-of-function-state.md`).
 """
 
 from __future__ import annotations

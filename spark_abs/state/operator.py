@@ -1,7 +1,4 @@
-"""A stateful operator over Arrow tables: what one key group does in one batch. Runs without Spark.
-
-It is long because what a batch is given, what it leaves and the steps between are one contract.
-"""
+"""A stateful operator over Arrow tables: what one key group does in one batch. Runs without Spark."""
 
 from __future__ import annotations
 

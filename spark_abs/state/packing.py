@@ -13,19 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_abs.spark.plan_facts import function_name
 from spark_abs.state.keys import canonical, group_of, hashes
 from spark_abs.store.row_batches import in_pieces, pieces
 
 GROUP, ROWS, OUTPUT = "key_group", "rows", "output"
 PACKED = pa.schema([(GROUP, pa.int32()), (ROWS, pa.binary())])
 
-_FUNCTION = "stateful function "
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 500_000, 64 * 2**20
-
-
-def function_in(name: str) -> str | None:
-    """Return the uid of the function that stands below a node of a plan, None if none of ours does."""
-    return name.removeprefix(_FUNCTION) if name.startswith(_FUNCTION) else None
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class Unpack:
     @property
     def __name__(self) -> str:
         """What Spark calls it in its plan: there it says which function stands below it."""
-        return f"{_FUNCTION}{self.uid}"
+        return function_name(self.uid)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Unpack stream by stream."""

@@ -19,25 +19,24 @@ from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.compatibility.inspection import refuse_wrapped
 from spark_abs.config import session_settings
-from spark_abs.errors import UsageError
+from spark_abs.errors import StageStopped, UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
-from spark_abs.plan.jvm import active_query, refuse_unsupported_session
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
 from spark_abs.run.registration import begin, end, refuse_second
-from spark_abs.session import check_session
 from spark_abs.settings import JobSettings
 from spark_abs.snapshots.state_storage import StateStorage
-from spark_abs.stages.batch_lock import StageStopped
+from spark_abs.spark.driver import hush, sleep_until_stopped
+from spark_abs.spark.plans import active_query, refuse_unsupported_session
+from spark_abs.spark.session import check_session
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
-from spark_abs.stages.driver_jvm import hush, sleep_until_stopped
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, StageFacts

@@ -9,7 +9,6 @@ from typing import Unpack
 from spark_abs.compatibility.inspection import refuse_wrapped
 from spark_abs.config import Settings
 from spark_abs.errors import AttemptNotReady, UsageError
-from spark_abs.fencing.lease import read_lease
 from spark_abs.model import CheckpointMode, StageId, checked_name
 from spark_abs.protocol.members import WRAPPED_JOB
 from spark_abs.settings import StorageSettings
@@ -17,6 +16,7 @@ from spark_abs.snapshots.adopt import adopt_native
 from spark_abs.stages.native import clear_unplanned
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
+from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
 

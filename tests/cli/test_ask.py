@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from spark_abs import restore
-from spark_abs.fencing.lease import own_lease, renew
 from spark_abs.model import CheckpointId
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
+from spark_abs.store.lease import own_lease, renew
 from tests.cli.conftest import Cli
 from tests.root_support import SmallJob, with_failpoint
 

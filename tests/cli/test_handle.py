@@ -13,7 +13,6 @@ import pytest
 
 import spark_abs
 from spark_abs import CheckpointPending, ConfigError, Refused, RootNotFound, UsageError
-from spark_abs.fencing.lease import own_lease, renew
 from spark_abs.model import CheckpointId
 from spark_abs.observe import listing, tables, verification
 from spark_abs.observe.listing import CheckpointRow
@@ -23,6 +22,7 @@ from spark_abs.protocol.control import CommandKind, ControlState
 from spark_abs.snapshots.verify import Finding
 from spark_abs.store.control import Control
 from spark_abs.store.history import SCHEMA as HISTORY
+from spark_abs.store.lease import own_lease, renew
 from tests.root_support import SmallJob
 
 

@@ -21,7 +21,7 @@ from spark_abs.observe.tables import table_at
 from spark_abs.protocol.path import channel_path
 from spark_abs.restore.apply import apply
 from spark_abs.restore.prepare import prepare
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.snapshots.materialise import materialise
 from spark_abs.snapshots.passing import clear_ahead
 from spark_abs.store.history import History, HistoryEvent

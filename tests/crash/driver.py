@@ -30,7 +30,7 @@ import spark_abs
 from spark_abs.manifests.checkpoints import Checkpoints, Summary
 from spark_abs.model import NO_BATCH, Position, StageId, positions_of
 from spark_abs.run.run import Run
-from spark_abs.session import spark_session
+from spark_abs.spark.session import spark_session
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.crash.small_job import declare

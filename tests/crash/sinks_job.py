@@ -33,9 +33,9 @@ import spark_abs
 from spark_abs.plan.specs import Restart
 from spark_abs.protocol.outside import Owner
 from spark_abs.run.run import Run
-from spark_abs.session import KAFKA
-from spark_abs.sinks.kafka import KafkaSink
-from spark_abs.sinks.kafka_marks import KafkaMark
+from spark_abs.sinks.kafka.marks import KafkaMark
+from spark_abs.sinks.kafka.sink import KafkaSink
+from spark_abs.spark.session import KAFKA
 from spark_abs.store.failpoint import Failpoint
 from tests.crash.driver import Events, quick_session
 

@@ -192,8 +192,8 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
         relay.require_no_secret()
 
     # Nobody to ask: a plan says so.
-    monkeypatch.setattr("spark_abs.sinks.kafka_client.PATIENCE_S", 1.0)
-    monkeypatch.setattr("spark_abs.sinks.kafka_marks.PATIENCE_S", 1.0)
+    monkeypatch.setattr("spark_abs.sinks.kafka.client.PATIENCE_S", 1.0)
+    monkeypatch.setattr("spark_abs.sinks.kafka.marks.PATIENCE_S", 1.0)
     broker.stop()
     postgres.stop()
     try:

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from spark_abs.session import KAFKA, spark_session
+from spark_abs.spark.session import KAFKA, spark_session
 from tests.ports import free_port
 
 PACKAGE = "kafka_2.13"

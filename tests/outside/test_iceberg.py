@@ -43,10 +43,12 @@ from spark_abs.errors import (
 )
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks import iceberg, iceberg_files, iceberg_rest
-from spark_abs.sinks.iceberg import Iceberg, IcebergSink
-from spark_abs.sinks.iceberg_files import DataFileWriter, elsewhere
-from spark_abs.sinks.iceberg_mark import mark_in
+from spark_abs.sinks.iceberg import files as iceberg_files
+from spark_abs.sinks.iceberg import rest as iceberg_rest
+from spark_abs.sinks.iceberg import sink as iceberg
+from spark_abs.sinks.iceberg.files import DataFileWriter, elsewhere
+from spark_abs.sinks.iceberg.mark import mark_in
+from spark_abs.sinks.iceberg.sink import Iceberg, IcebergSink
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.testing.two_phase import NotOnce, Row, check
 from tests.outside.rest_catalog import RestCatalog

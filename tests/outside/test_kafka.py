@@ -26,10 +26,10 @@ from spark_abs.errors import (
 )
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks import kafka
-from spark_abs.sinks.kafka import Kafka, KafkaSink
-from spark_abs.sinks.kafka_client import connection
-from spark_abs.sinks.kafka_marks import key_of, name_of
+from spark_abs.sinks.kafka import sink as kafka
+from spark_abs.sinks.kafka.client import connection
+from spark_abs.sinks.kafka.marks import key_of, name_of
+from spark_abs.sinks.kafka.sink import Kafka, KafkaSink
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.testing.two_phase import Row, check
 from tests.outside.kafka_server import KafkaServer, Reader, texts
@@ -544,7 +544,7 @@ def test_secrets_are_in_no_message(
         {"acks": SECRET},
     ):
         monkeypatch.setenv("CLIENT", json.dumps({**settings, "sasl.password": SECRET}))
-        monkeypatch.setattr("spark_abs.sinks.kafka_marks.PATIENCE_S", 1.0)
+        monkeypatch.setattr("spark_abs.sinks.kafka.marks.PATIENCE_S", 1.0)
         sink = KafkaSink(Kafka(config.topic, bootstrap=broker.bootstrap, client_env="CLIENT"))
         with pytest.raises((SinkUnreachable, SinkFailed, UsageError)) as refused:
             sink.check(Some().schema)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from spark_abs.errors import SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks.postgres import Postgres, PostgresSink
+from spark_abs.sinks.postgres.sink import Postgres, PostgresSink
 from spark_abs.sinks.two_phase import Rows
 from tests.outside.server import PASSWORD, PostgresServer
 
@@ -262,7 +262,7 @@ def test_whoever_holds_a_mark_for_long_is_not_waited_for_without_end(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen run of another user, whose connection this one may not end."""
-    monkeypatch.setattr("spark_abs.sinks.postgres._LOCK_TIMEOUT", "100ms")
+    monkeypatch.setattr("spark_abs.sinks.postgres.sink._LOCK_TIMEOUT", "100ms")
     server.run("CREATE TABLE sent (k bigint)")
     with Sending(Postgres("sent")):
         pass

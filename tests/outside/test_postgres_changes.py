@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import CommitConflict, SinkFailed, UsageError
 from spark_abs.model import RunId
-from spark_abs.sinks.postgres import Postgres, PostgresSink
+from spark_abs.sinks.postgres.sink import Postgres, PostgresSink
 from tests.outside.server import PostgresServer
 from tests.outside.test_postgres import Sending, Some
 

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from spark_abs.errors import CommitConflict, SinkFailed, SinkUnreachable
-from spark_abs.sinks.postgres import Postgres, PostgresSink
-from spark_abs.sinks.postgres_changes import ChangeStatements
-from spark_abs.sinks.postgres_sql import Statements
+from spark_abs.sinks.postgres.changes import ChangeStatements
+from spark_abs.sinks.postgres.sink import Postgres, PostgresSink
+from spark_abs.sinks.postgres.sql import Statements
 from tests.outside.server import PostgresServer
 from tests.outside.test_postgres import KEPT, Sending, Some, mark
 

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from spark_abs.cli.main import main
 from spark_abs.errors import CommitConflict, Fenced, UsageError
-from spark_abs.sinks import postgres
-from spark_abs.sinks.postgres import Postgres, PostgresSink
-from spark_abs.sinks.postgres_connection import Server
-from spark_abs.sinks.postgres_prepared import is_there
+from spark_abs.sinks.postgres import sink as postgres
+from spark_abs.sinks.postgres.connection import Server
+from spark_abs.sinks.postgres.prepared import is_there
+from spark_abs.sinks.postgres.sink import Postgres, PostgresSink
 from tests.outside.server import PostgresServer
 from tests.outside.test_postgres import Sending, Some, mark
 
@@ -28,7 +28,7 @@ KILLED = """
 import os, signal
 from spark_abs.sinks import postgres
 from tests.outside.test_postgres import Sending, Some
-from spark_abs.sinks.postgres import Postgres
+from spark_abs.sinks.postgres.sink import Postgres
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -11,8 +11,9 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from spark_abs.sinks import postgres, postgres_write
-from spark_abs.sinks.postgres import Postgres, PostgresSink
+from spark_abs.sinks.postgres import sink as postgres
+from spark_abs.sinks.postgres import write as postgres_write
+from spark_abs.sinks.postgres.sink import Postgres, PostgresSink
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.testing.two_phase import NotOnce, Row, check
 from tests.markdown_support import GUIDE, blocks

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.session import HADOOP_AWS, spark_session
+from spark_abs.spark.session import HADOOP_AWS, spark_session
 from tests.crash.small_job import SCHEMA, pair, totals
 from tests.jvm import java_options
 

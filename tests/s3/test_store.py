@@ -15,7 +15,6 @@ from pyarrow import fs
 from spark_abs.channels.trim import trim
 from spark_abs.cli.main import main
 from spark_abs.errors import CommitConflict, UsageError
-from spark_abs.fencing.lease import own_lease, read_lease, write_lease
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import ChannelId, CheckpointId, RunId, Version
 from spark_abs.snapshots.materialise import empty, is_whole, materialise, put
@@ -24,6 +23,7 @@ from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, read_lease, write_lease
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table

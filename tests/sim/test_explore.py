@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_abs.alignment import cut, gate
+from spark_abs.alignment import align, cut
 from spark_abs.model import NO_EPOCH, Barrier, CheckpointMode, Position, StageId
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
@@ -81,12 +81,12 @@ def violation(system: System) -> Violation:
     return found.value
 
 
-def reads_past_the_barrier(own: Position, *others: Any) -> gate.Decision:
+def reads_past_the_barrier(own: Position, *others: Any) -> align.Decision:
     """Ignore that the input is blocked: read on, and go on saying that it stands at the barrier."""
     if not own.at_barrier:
-        return gate.decide(own, *others)
-    decision = gate.decide(replace(own, at_barrier=False), *others)
-    return gate.Advance(replace(decision.position, at_barrier=True))
+        return align.decide(own, *others)
+    decision = align.decide(replace(own, at_barrier=False), *others)
+    return align.Advance(replace(decision.position, at_barrier=True))
 
 
 def waits_for_all_but_one(stages: Iterable[StageId], settings: Callable[[], TriggerSettings]) -> Coordinator:
@@ -137,9 +137,9 @@ def test_credit_that_counts_entries_without_rows() -> None:
     assert len(found.steps) == 11
 
 
-def aligns(own: Position, stage: Any, *others: Any) -> gate.Decision:
+def aligns(own: Position, stage: Any, *others: Any) -> align.Decision:
     """Take a feedback edge for an input like others: wait until the barrier has come round."""
-    decision = gate.decide(replace(own, feedback=False), plain(stage), *others)
+    decision = align.decide(replace(own, feedback=False), plain(stage), *others)
     return replace(decision, position=replace(decision.position, feedback=own.feedback))
 
 

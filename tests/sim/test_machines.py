@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from spark_abs.alignment.align import Limits, Settled, waiting
 from spark_abs.alignment.cut import Cancelled, Cut
-from spark_abs.alignment.gate import Limits, Settled, waiting
 from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import BatchId, CheckpointId, CheckpointKind, Entry, StageId

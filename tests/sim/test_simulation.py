@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_abs.alignment import cut, gate
+from spark_abs.alignment import align, cut
 from spark_abs.model import NO_EPOCH, AttemptId, BatchId, CheckpointMode, Position, StageId, channel_id
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
@@ -88,24 +88,24 @@ def violated(parts: Parts, graph: Graph = FIVE) -> str:
     return "-"
 
 
-def on_one_input(channel: str, broken: Callable[..., gate.Decision]) -> Parts:
-    def decide(own: Position, *others: Any) -> gate.Decision:
-        return (broken if own.channel == channel else gate.decide)(own, *others)
+def on_one_input(channel: str, broken: Callable[..., align.Decision]) -> Parts:
+    def decide(own: Position, *others: Any) -> align.Decision:
+        return (broken if own.channel == channel else align.decide)(own, *others)
 
     return Parts(decide=decide)
 
 
-def reads_past_the_barrier(own: Position, *others: Any) -> gate.Decision:
+def reads_past_the_barrier(own: Position, *others: Any) -> align.Decision:
     """Ignore that the input is blocked: read on, and go on saying that it stands at the barrier."""
     if not own.at_barrier:
-        return gate.decide(own, *others)
-    decision = gate.decide(replace(own, at_barrier=False), *others)
-    return gate.Advance(replace(decision.position, at_barrier=True))
+        return align.decide(own, *others)
+    decision = align.decide(replace(own, at_barrier=False), *others)
+    return align.Advance(replace(decision.position, at_barrier=True))
 
 
-def does_not_see_barriers(own: Position, stage: Any, entries: Any, *others: Any) -> gate.Decision:
+def does_not_see_barriers(own: Position, stage: Any, entries: Any, *others: Any) -> align.Decision:
     """Ignore the barrier itself: for this input the log holds nothing but data."""
-    return gate.decide(own, stage, (replace(entry, barrier=None) for entry in entries), *others)
+    return align.decide(own, stage, (replace(entry, barrier=None) for entry in entries), *others)
 
 
 def without_waiting(

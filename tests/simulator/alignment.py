@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_abs.alignment import cut, gate
+from spark_abs.alignment import align, cut
 from spark_abs.model import (
     NO_EPOCH,
     AttemptId,
@@ -20,7 +20,7 @@ from spark_abs.model import (
     Version,
 )
 
-ROOMY = gate.Limits(max_entries=1_000, max_bytes=1_000_000)
+ROOMY = align.Limits(max_entries=1_000, max_bytes=1_000_000)
 
 
 def barrier(number: int, mode: CheckpointMode = CheckpointMode.ALIGNED) -> Barrier:
@@ -75,14 +75,14 @@ class Alignment:
             )
         )
 
-    def decide(self, number: int, limits: gate.Limits = ROOMY) -> gate.Decision:
+    def decide(self, number: int, limits: align.Limits = ROOMY) -> align.Decision:
         """Return what one gate decides now; nothing is changed by it."""
         own = self.positions[number]
         unread = iter(self.logs[own.channel][own.version :])
-        settled = gate.Settled(self.floor, frozenset(self.aborted), frozenset(self.overtaken))
-        return gate.decide(own, self.positions, unread, settled, limits, self.run, AttemptId(1))
+        settled = align.Settled(self.floor, frozenset(self.aborted), frozenset(self.overtaken))
+        return align.decide(own, self.positions, unread, settled, limits, self.run, AttemptId(1))
 
-    def batch(self, limits: gate.Limits = ROOMY) -> cut.Emission | None:
+    def batch(self, limits: align.Limits = ROOMY) -> cut.Emission | None:
         """Plan and run one micro-batch; return what its outputs get, None if nothing moved."""
         decisions = [self.decide(number, limits) for number in range(len(self.positions))]
         after = tuple(decision.position for decision in decisions)
@@ -93,7 +93,7 @@ class Alignment:
         self.emitted.append(found)
         return found
 
-    def drain(self, limits: gate.Limits = ROOMY) -> list[cut.Emission]:
+    def drain(self, limits: align.Limits = ROOMY) -> list[cut.Emission]:
         """Run micro-batches until nothing moves; return what they gave, without those that gave nothing."""
         found = []
         while (emission := self.batch(limits)) is not None:
@@ -104,7 +104,7 @@ class Alignment:
     def waiting(self) -> dict[int, CheckpointId]:
         """Return the inputs that are blocked, and at which barrier."""
         decisions = (self.decide(number) for number in range(len(self.positions)))
-        return {n: d.on for n, d in enumerate(decisions) if isinstance(d, gate.Blocked)}
+        return {n: d.on for n, d in enumerate(decisions) if isinstance(d, align.Blocked)}
 
     def unread(self, number: int) -> Sequence[Entry]:
         """Return what lies after an input's position."""

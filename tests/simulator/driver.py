@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from spark_abs.alignment import gate
+from spark_abs.alignment import align
 from spark_abs.errors import AbortReason, Fenced
 from spark_abs.manifest import Location, StageSnapshot, StoredFile
 from spark_abs.model import (
@@ -233,11 +233,11 @@ class Driver:
     def _watch_alignments(self, limit: int) -> None:
         for stage, process in self.processes.items():
             queued: Counter[CheckpointId] = Counter()
-            for own in gate.waiting(process.native.newest.positions, self.run.settled(), self.run.id):
+            for own in align.waiting(process.native.newest.positions, self.run.settled(), self.run.id):
                 behind = self.storage.tables[own.channel].after(own.version, self.run.paths[own.channel])
                 queued[own.epoch] += sum(entry.size for entry in behind)
             for checkpoint, size in queued.items():
-                if gate.exceeds(size, limit):
+                if align.exceeds(size, limit):
                     why = f"{size} bytes"
                     self.mail.append(Declined(0, checkpoint, stage, AbortReason.ALIGNMENT_LIMIT, why))
 

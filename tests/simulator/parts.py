@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spark_abs.alignment import cut, gate, loops
+from spark_abs.alignment import align, cut, loops
 from spark_abs.model import (
     AttemptId,
     Barrier,
@@ -81,7 +81,7 @@ def table_version(
 class Parts:
     """What the simulated job is made of; a test puts a broken part in the place of one."""
 
-    decide: Callable[..., gate.Decision] = gate.decide
+    decide: Callable[..., align.Decision] = align.decide
     emission: Callable[..., cut.Emission] = cut.emission
     captured: Callable[[Native, BatchId], State] = Native.state
     already: Callable[[Table, str, int], bool] = in_log

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_abs.alignment import cut, gate
+from spark_abs.alignment import align, cut
 from spark_abs.alignment.loops import forward
 from spark_abs.errors import CommitConflict
 from spark_abs.model import (
@@ -101,7 +101,7 @@ class Process:
         """Let every gate decide; None if nothing moves."""
         now, run = self.native.newest, self.run
         settled, chance = run.settled(), run.chance
-        limits = gate.Limits(1 + chance.pick("entries above 1", 4), 10 + chance.pick("bytes above 10", 80))
+        limits = align.Limits(1 + chance.pick("entries above 1", 4), 10 + chance.pick("bytes above 10", 80))
         positions = []
         back_is_full = is_held_back(self.storage, run.paths, now.positions, run.parts)
         for own in now.positions:
@@ -110,7 +110,7 @@ class Process:
                 continue
             entries = self.storage.tables[own.channel].after(own.version, run.paths[own.channel])
             decision = run.parts.decide(own, now.positions, entries, settled, limits, run.id, run.attempt)
-            if isinstance(decision, gate.Blocked):
+            if isinstance(decision, align.Blocked):
                 wait = BlockedInput(self.stage.id, own.channel, decision.on)
                 require(none_blocked([wait], dict.fromkeys(settled.aborted, False)))
             positions.append(decision.position)

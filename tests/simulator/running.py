@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from spark_abs.alignment import gate
+from spark_abs.alignment import align
 from spark_abs.manifest import OutputVersion, StageSnapshot, StoredFile
 from spark_abs.model import (
     NO_EPOCH,
@@ -28,7 +28,7 @@ from tests.simulator.table import Planned
 
 Capture = tuple[Barrier, Stage, BatchId]
 """A cut that the snapshotter is to copy: the batch of a stage that passed the barrier on."""
-_NOTHING = gate.Settled(NO_EPOCH, frozenset())
+_NOTHING = align.Settled(NO_EPOCH, frozenset())
 
 
 def is_it(entry: Entry, barrier: Barrier) -> bool:
@@ -53,7 +53,7 @@ class Run:
     captures: list[Capture] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
     _read: ControlState | None = None
-    _settled: gate.Settled = _NOTHING
+    _settled: align.Settled = _NOTHING
 
     def copy(self, storage: Storage, chance: Chance) -> Run:
         """Return the same run on copied storage."""
@@ -61,12 +61,12 @@ class Run:
         twin.storage, twin.chance = storage, chance
         return twin
 
-    def settled(self) -> gate.Settled:
+    def settled(self) -> align.Settled:
         """Return what `control/` says about outcomes."""
         if self._read is not self.storage.state:
             self._read = self.storage.state
             aborted = frozenset(a.id for a in self._read.aborted)
-            self._settled = gate.Settled(self.floor, aborted, frozenset(self.storage.overtaken))
+            self._settled = align.Settled(self.floor, aborted, frozenset(self.storage.overtaken))
         return self._settled
 
     def dropped(self, checkpoint: CheckpointId) -> bool:

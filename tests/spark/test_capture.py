@@ -20,12 +20,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_abs.model import BatchId, CheckpointId, RunId
-from spark_abs.plan.local_disk import local_disk_conf
 from spark_abs.snapshots.layout import StateFile, StateFileKind, state_file
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import StageCopy, snapshot_stage
 from spark_abs.snapshots.verify import verify_native
+from spark_abs.spark.local_disk import local_disk_conf
 from spark_abs.stages.queries import session_conf
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

@@ -19,14 +19,14 @@ from pyspark.sql import types as t
 from spark_abs.errors import DamageError, UsageError
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, SinkWriter, StageId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks import delta_spark_writer
-from spark_abs.sinks.changes import Own
-from spark_abs.sinks.create import check_sink, ensure_sink
-from spark_abs.sinks.delta import DeltaSink
-from spark_abs.sinks.delta_epochs import DeltaEpochSink, EpochTable
-from spark_abs.sinks.delta_options import Delta
-from spark_abs.sinks.epoch_files import ORDER
-from spark_abs.sinks.merge_changes import in_files
+from spark_abs.sinks.delta import spark_writer
+from spark_abs.sinks.delta.changes import Own
+from spark_abs.sinks.delta.create import check_sink, ensure_sink
+from spark_abs.sinks.delta.epoch_files import ORDER
+from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink, EpochTable
+from spark_abs.sinks.delta.merge_changes import in_files
+from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -224,7 +224,7 @@ def test_a_table_ends_with_what_the_whole_input_says(
 def test_tombstones_of_many_batches_become_few_files_and_a_lost_one_is_damage(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_abs.sinks.tombstones._FILES", 2)
+    monkeypatch.setattr("spark_abs.sinks.delta.tombstones._FILES", 2)
     delta = Delta(str(tmp_path / "table"), key="id", **OPTIONS["by sequence"])
     sink = Batches(spark, tmp_path, delta)
     for number in range(4):
@@ -234,7 +234,7 @@ def test_tombstones_of_many_batches_become_few_files_and_a_lost_one_is_damage(
     assert note.tombstones is not None
     assert [file.level for file in note.tombstones.files] == [2]
     with monkeypatch.context() as killed:
-        killed.setattr(delta_spark_writer, "merge", killed_before_it)
+        killed.setattr(spark_writer, "merge", killed_before_it)
         with pytest.raises(KeyboardInterrupt):
             sink.put([("x", 2, 11, "D", None, None)])
     sink.again()
@@ -329,11 +329,11 @@ def test_moments_that_summer_time_makes_one_are_no_keys_of_partitions(
     schema = t.StructType([t.StructField("at", t.TimestampType()), t.StructField("day", t.DateType())])
     ensure_sink(Place(uri), schema, Delta(uri, key="at", partition_by="at"), spark)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(delta_spark_writer, "time_zone", lambda _: "Europe/Berlin")
+        elsewhere.setattr(spark_writer, "time_zone", lambda _: "Europe/Berlin")
         for delta in (Delta(uri, key="AT"), Delta(f"{uri}2", key="at", partition_by="at")):
             with pytest.raises(UsageError, match=r"at among the columns of its partitions.*Berlin an hour"):
                 check_sink(Place(delta.path), schema, delta, spark)
         check_sink(Place(uri), schema, Delta(uri), spark)
         check_sink(Place(f"{uri}2"), schema, Delta(f"{uri}2", key=("at", "day"), partition_by="day"), spark)
-        elsewhere.setattr(delta_spark_writer, "time_zone", lambda _: "Asia/Tokyo")
+        elsewhere.setattr(spark_writer, "time_zone", lambda _: "Asia/Tokyo")
         check_sink(Place(uri), schema, Delta(uri, key="at"), spark)

@@ -20,7 +20,7 @@ from spark_abs.model import ChannelId
 from spark_abs.plan.columns import narrowed, used_columns, widened
 from spark_abs.plan.fingerprint import kept_by_place, operator_shapes
 from spark_abs.plan.frames import draft_gate
-from spark_abs.plan.jvm import optimized
+from spark_abs.spark.plans import optimized
 from tests.job_support import Feed, read_table
 from tests.spark.conftest import Start
 from tests.spark.shapes import Visit

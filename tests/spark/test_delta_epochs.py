@@ -27,12 +27,15 @@ from spark_abs.errors import (
 from spark_abs.model import AttemptId, CheckpointId, RunId, SinkWriter, StageId, Version, channel_id
 from spark_abs.plan.specs import Existing
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.restore.outside import cuts_of
-from spark_abs.sinks import delta_back, delta_epochs, delta_marks, epoch_files
-from spark_abs.sinks.create import ensure_sink
-from spark_abs.sinks.delta import DeltaSink
-from spark_abs.sinks.delta_epochs import DeltaEpochSink, EpochTable, epoch_version
-from spark_abs.sinks.delta_options import Delta
+from spark_abs.sinks.delta import epoch_files
+from spark_abs.sinks.delta import epoch_sink as delta_epochs
+from spark_abs.sinks.delta import marks as delta_marks
+from spark_abs.sinks.delta import rollback as delta_back
+from spark_abs.sinks.delta.create import ensure_sink
+from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink, EpochTable, epoch_version
+from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.delta.sink import DeltaSink
+from spark_abs.sinks.sending.bounds import cuts_of
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root

@@ -14,11 +14,11 @@ from pyspark.sql import types as t
 
 from spark_abs.errors import DamageError, Fenced, Refused, TableChanged, UsageError
 from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Version
-from spark_abs.sinks.changes import Own
-from spark_abs.sinks.create import ensure_sink
-from spark_abs.sinks.delta import DeltaSink
-from spark_abs.sinks.delta_options import Delta
-from spark_abs.sinks.native_writable import why_not_native
+from spark_abs.sinks.delta.changes import Own
+from spark_abs.sinks.delta.create import ensure_sink
+from spark_abs.sinks.delta.native_writable import why_not_native
+from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from tests.channel_support import JOB, NUMBERS

@@ -15,10 +15,10 @@ from pyspark.sql import types as t
 import spark_abs
 from spark_abs.errors import Fenced, Refused, UsageError
 from spark_abs.model import AttemptId, BatchId, RunId, SinkWriter, StageId, Version
-from spark_abs.sinks.changes import Own
-from spark_abs.sinks.create import check_sink, ensure_sink
-from spark_abs.sinks.delta import DeltaSink
-from spark_abs.sinks.delta_options import Delta
+from spark_abs.sinks.delta.changes import Own
+from spark_abs.sinks.delta.create import check_sink, ensure_sink
+from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from tests.job_support import Feed

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 import spark_abs
 from spark_abs.errors import Refused, UsageError
 from spark_abs.job import Job
-from spark_abs.lookup.find import lookup
+from spark_abs.manifests.find import lookup
 from spark_abs.store.root import Root
 from tests.job_support import EPOCH, Feed, manifests, read_table
 from tests.spark.conftest import Start

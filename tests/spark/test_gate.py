@@ -18,8 +18,8 @@ from spark_abs.channels.offsets import offset_lines
 from spark_abs.channels.opening import open_gate
 from spark_abs.errors import AbortReason
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, Version, positions_of
-from spark_abs.plan.jvm import as_active
 from spark_abs.protocol.control import Aborted, settle
+from spark_abs.spark.plans import as_active
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.channel_support import JOB, NUMBERS, Log, position

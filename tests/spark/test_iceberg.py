@@ -20,12 +20,12 @@ from pyiceberg.types import LongType, NestedField
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_abs
-from spark_abs.checkpointing.send_tasks import SendTasks
 from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
 from spark_abs.model import ChannelId
 from spark_abs.restore.plan import plan_plain
-from spark_abs.sinks import epoch_rows
-from spark_abs.sinks.epoch_rows import FileRows
+from spark_abs.sinks.sending import epoch_rows
+from spark_abs.sinks.sending.epoch_rows import FileRows
+from spark_abs.sinks.sending.tasks import SendTasks
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.root import Root
 from tests.job_support import Feed, eventually, manifests

@@ -16,7 +16,7 @@ from spark_abs.job import Job
 from spark_abs.model import ChannelId, StageId
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.plan.specs import Stage
-from spark_abs.sinks.delta_options import Delta
+from spark_abs.sinks.delta.options import Delta
 from tests.job_support import checked
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from spark_abs.cli.main import main
 from spark_abs.job import Job
-from spark_abs.plan.local_disk import local_disk_conf
+from spark_abs.spark.local_disk import local_disk_conf
 from spark_abs.stages.native import clear_leftovers
 from spark_abs.store.storage import Place
 from tests.job_support import Feed, read_table

@@ -13,7 +13,7 @@ from spark_abs.job import Job
 from spark_abs.model import MAIN_OUTPUT, StageId
 from spark_abs.plan.specs import Output
 from spark_abs.run.run import Run
-from spark_abs.stages.driver_jvm import close_state_stores
+from spark_abs.spark.driver import close_state_stores
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.root import Root

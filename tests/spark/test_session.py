@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_abs import session as session_module
 from spark_abs.config import session_settings
 from spark_abs.errors import ConfigError, UsageError
 from spark_abs.job import Job
-from spark_abs.session import HADOOP_AWS, apply_storage_conf, check_session, configure
-from spark_abs.stages.driver_jvm import close_state_stores
+from spark_abs.spark import session as session_module
+from spark_abs.spark.driver import close_state_stores
+from spark_abs.spark.session import HADOOP_AWS, apply_storage_conf, check_session, configure
 from spark_abs.store.storage import Storage
 
 

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 import spark_abs
 from spark_abs.errors import GraphError, Refused, StageFailed, UsageError
 from spark_abs.job import Job
-from spark_abs.plan.local_disk import local_disk_conf
+from spark_abs.spark.local_disk import local_disk_conf
 from spark_abs.stages.queries import session_conf
 from spark_abs.state.keys import group_of, hashes
 from tests.job_support import Feed, eventually, manifests, read_table

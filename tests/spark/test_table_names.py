@@ -20,7 +20,7 @@ from spark_abs.catalog.target import enter, find_target
 from spark_abs.errors import GraphError, Refused, UsageError
 from spark_abs.job import Job
 from spark_abs.restore.steps import sentence
-from spark_abs.sinks.create import ensure_sink
+from spark_abs.sinks.delta.create import ensure_sink
 from spark_abs.store.storage import Storage
 from tests.job_support import Feed
 from tests.markdown_support import GUIDE

@@ -17,12 +17,12 @@ import spark_abs
 from spark_abs.errors import CommitConflict, Refused, StageFailed, TableChanged, UsageError
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, SinkWriter, StageId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks import delta_spark_writer
-from spark_abs.sinks.changes import Own
-from spark_abs.sinks.create import ensure_sink
-from spark_abs.sinks.delta import DeltaSink
-from spark_abs.sinks.delta_epochs import DeltaEpochSink, EpochTable
-from spark_abs.sinks.delta_options import Delta
+from spark_abs.sinks.delta import spark_writer
+from spark_abs.sinks.delta.changes import Own
+from spark_abs.sinks.delta.create import ensure_sink
+from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink, EpochTable
+from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -210,13 +210,13 @@ def test_a_column_that_is_renamed_while_delta_writes_gets_no_nulls(
     table = sink(key=("n",) if merge else ())
     put(spark, table, 0, 1)
     name = "merge" if merge else "append"
-    writes: Callable[..., None] = getattr(delta_spark_writer, name)
+    writes: Callable[..., None] = getattr(spark_writer, name)
 
     def late(*given: Any) -> None:
         sql("ALTER TABLE t RENAME COLUMN n TO m")
         writes(*given)
 
-    monkeypatch.setattr(delta_spark_writer, name, late)
+    monkeypatch.setattr(spark_writer, name, late)
     spark.conf.set("spark.databricks.delta.schema.autoMerge.enabled", "true")
     try:
         with pytest.raises(TableChanged, match="it has no column n"):

@@ -13,7 +13,7 @@ import pytest
 from spark_abs.compatibility.adoption import Adoption, refuse_moved, why_too_late
 from spark_abs.errors import Refused
 from spark_abs.model import FENCED, AttemptId, BatchId, RunId, SinkWriter, StageId
-from spark_abs.sinks.adopted import last_written, refuse_running, take_over_query, was_fenced
+from spark_abs.sinks.delta.adopted import last_written, refuse_running, take_over_query, was_fenced
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from spark_abs.errors import StageStopped
 from spark_abs.model import BatchId, CheckpointId
-from spark_abs.stages.batch_lock import BatchLock, StageStopped
+from spark_abs.stages.batch_lock import BatchLock
 
 
 def begin(turns: BatchLock, permitted: threading.Event, asked: threading.Event) -> str:

@@ -14,7 +14,7 @@ from spark_abs.model import AttemptId, BatchId, RunId, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.run.recovery import StageEnd
 from spark_abs.run.registration import end
-from spark_abs.stages.causes import cause_of, deepest, is_slow_start
+from spark_abs.spark.causes import cause_of, deepest, is_slow_start
 from spark_abs.store.control import Control
 from spark_abs.store.history import History
 from spark_abs.store.root import Root

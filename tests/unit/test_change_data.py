@@ -32,9 +32,9 @@ from spark_abs.protocol.change_data import (
     listed,
     versions,
 )
-from spark_abs.sinks.commit_metadata import TombstoneFile, Tombstones
-from spark_abs.sinks.postgres_config import Postgres
-from spark_abs.sinks.tombstones import TombstoneStore
+from spark_abs.sinks.delta.commit_metadata import TombstoneFile, Tombstones
+from spark_abs.sinks.delta.tombstones import TombstoneStore
+from spark_abs.sinks.postgres.config import Postgres
 from spark_abs.store.root import Root
 from spark_abs.store.row_batches import BATCH_ROWS
 
@@ -147,7 +147,7 @@ def test_a_key_that_is_spelled_otherwise_forgets_nothing(tmp_path: Path) -> None
 
 
 def test_tombstones_are_written_anew_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_abs.sinks.tombstones._FILES", 2)
+    monkeypatch.setattr("spark_abs.sinks.delta.tombstones._FILES", 2)
     files = [TombstoneFile(f"tombstones/s.out/{at}-0-a", at) for at in (1, 2)]
     rows = 2 * BATCH_ROWS
     for file in files:

@@ -27,9 +27,9 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol.control import AttachedSink
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.stages.complete import Completion, complete_batch
-from spark_abs.stages.context import RunContext
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root

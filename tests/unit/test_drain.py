@@ -19,7 +19,7 @@ from spark_abs.model import (
     StageId,
     dumps_position,
 )
-from spark_abs.plan.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
+from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.attempts import begin_attempt
 from spark_abs.protocol.control import (
     ControlState,
@@ -29,6 +29,7 @@ from spark_abs.protocol.control import (
 )
 from spark_abs.run.drain import Drain
 from spark_abs.snapshots.layout import END_OF_TIME_MS, at_end_of_time, parse_offsets
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

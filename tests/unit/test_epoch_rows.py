@@ -12,8 +12,8 @@ import pytest
 
 from spark_abs.errors import DamageError
 from spark_abs.model import ChannelId, DataFile
-from spark_abs.sinks import epoch_rows
-from spark_abs.sinks.epoch_rows import FileRows
+from spark_abs.sinks.sending import epoch_rows
+from spark_abs.sinks.sending.epoch_rows import FileRows
 from spark_abs.store.root import Root
 
 CHANNEL = ChannelId("a.main")

@@ -12,7 +12,6 @@ from deltalake import DeltaTable, write_deltalake
 from spark_abs import forget
 from spark_abs.cli.main import main
 from spark_abs.errors import Refused, UsageError
-from spark_abs.fencing.lease import own_lease, write_lease
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId, Version
@@ -21,6 +20,7 @@ from spark_abs.protocol.members import WRAPPED_JOB, remember
 from spark_abs.restore.facts import gather
 from spark_abs.restore.forget import forget_query
 from spark_abs.store.control import Control
+from spark_abs.store.lease import own_lease, write_lease
 from spark_abs.store.root import Root
 from spark_abs.wrapped.members import recorded_parts
 

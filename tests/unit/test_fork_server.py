@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from spark_abs import worker_start
+from spark_abs.spark import worker_start
 
 MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
 START = str(Path(worker_start.__file__).parent)
@@ -163,7 +163,7 @@ def test_a_request_that_is_none_is_closed_and_the_server_goes_on(variables: Mapp
 def test_the_server_ends_with_the_driver_however_that_ends(end: str) -> None:
     """Not with a process that the driver forks."""
     code = (
-        "import os, pathlib, sys, types; from spark_abs import worker_start\n"
+        "import os, pathlib, sys, types; from spark_abs.spark import worker_start\n"
         "context = types.SimpleNamespace(pythonExec=sys.executable, environment={})\n"
         "address = worker_start.forked_start(context)['SPARK_ABS_FORK_SERVER']\n"
         "server = int(pathlib.Path('/proc/thread-self/children').read_text())\n"

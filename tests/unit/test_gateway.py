@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_abs.gateway import KnownJars, may_name_jars, quiet_log
+from spark_abs.spark.gateway import KnownJars, may_name_jars, quiet_log
 
 OPTIONS = "SPARK_SUBMIT_OPTS"
 

@@ -15,12 +15,12 @@ from spark_abs.codec import from_json, to_json
 from spark_abs.errors import DamageError, SinkFailed, UsageError
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version, checked_name, checked_relative
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks.iceberg import Iceberg
-from spark_abs.sinks.iceberg_mark import property_of, tag_of
-from spark_abs.sinks.kafka import Kafka
-from spark_abs.sinks.kafka_marks import name_of
-from spark_abs.sinks.kafka_rows import by_topic
-from spark_abs.sinks.postgres import Postgres
+from spark_abs.sinks.iceberg.mark import property_of, tag_of
+from spark_abs.sinks.iceberg.sink import Iceberg
+from spark_abs.sinks.kafka.marks import name_of
+from spark_abs.sinks.kafka.rows import by_topic
+from spark_abs.sinks.kafka.sink import Kafka
+from spark_abs.sinks.postgres.sink import Postgres
 
 PIECES = [
     "'",

@@ -28,17 +28,17 @@ LAYERS = (
         "quantities",
         "settings",
         "settings_table",
-        "wording",
+        "advice",
     },
     {"alignment"},
     {"protocol"},
     {"store"},
-    {"fencing", "manifests"},
-    {"session", "gateway", "jvm", "worker_start", "catalog", "channels", "state", "snapshots", "sinks"},
-    {"lookup"},
+    {"manifests", "run_context"},
+    {"spark", "catalog", "channels", "state", "snapshots", "sinks"},
     {"observe"},
     {"restore"},
-    {"handle"},
+    {"job_root"},
+    {"root_functions"},
     {"plan"},
     {"stages"},
     {"checkpointing", "compatibility"},
@@ -70,7 +70,7 @@ TOP_LEVEL = {
     "tests",
     "notebooks",
 }
-LONGEST = 400
+LONGEST = 600
 PUBLIC = {
     "AbsError",
     "AttemptNotReady",

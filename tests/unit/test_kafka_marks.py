@@ -9,9 +9,9 @@ from spark_abs.codec import to_json
 from spark_abs.errors import SinkFailed
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks.kafka_client import Connection
-from spark_abs.sinks.kafka_marks import Ends, KafkaMark
-from spark_abs.sinks.kafka_rows import slices
+from spark_abs.sinks.kafka.client import Connection
+from spark_abs.sinks.kafka.marks import Ends, KafkaMark
+from spark_abs.sinks.kafka.rows import slices
 from spark_abs.snapshots.kafka_offsets import is_kafka
 
 BACK, LATER = Version(3), Version(7)

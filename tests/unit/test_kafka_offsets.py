@@ -14,9 +14,9 @@ from spark_abs.compatibility.kafka import by_source, require_records
 from spark_abs.compatibility.restored import Past
 from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
-from spark_abs.plan.kafka import KafkaSource
 from spark_abs.protocol.control import begin_job
 from spark_abs.snapshots.kafka_offsets import KAFKA, Available, Partition, kafka_offsets, missing
+from spark_abs.spark.kafka_source import KafkaSource
 from spark_abs.store.root import Root
 
 WANTED = {("orders", 0): 12, ("orders", 1): 30}

@@ -16,18 +16,18 @@ import pytest
 
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import RunAlive
-from spark_abs.fencing.lease import Lease, own_lease, write_lease
 from spark_abs.model import RunId
 from spark_abs.protocol.control import begin_run
 from spark_abs.run.registration import begin, refuse_second
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
+from spark_abs.store.lease import Lease, own_lease, write_lease
 from spark_abs.store.root import Root
 
 TIMEOUT_MS = 30_000
 OF_THE_OTHER = (
     "import sys; from spark_abs.codec import from_json, to_json; from spark_abs.model import RunId\n"
-    "from spark_abs.fencing.lease import Lease, own_lease\n"
+    "from spark_abs.store.lease import Lease, own_lease\n"
     "print(to_json(own_lease(RunId(2), 0)), from_json(Lease, sys.argv[1]).alive(1, 30_000))"
 )
 """Says the lease of its own process, and whether the run of a given one is alive."""

@@ -24,8 +24,9 @@ from spark_abs.model import (
     dumps_position,
     positions_of,
 )
-from spark_abs.plan.graph import JobGraph, PlanFacts, StageDecl, Watermark, watermark_findings
+from spark_abs.plan.graph import JobGraph, StageDecl, watermark_findings
 from spark_abs.protocol.credit import Capacity, Load, holds_back
+from spark_abs.spark.plan_facts import PlanFacts, Watermark
 from tests.simulator.alignment import Alignment
 
 RUN = RunId(1)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from spark_abs.advice import command_line
 from spark_abs.codec import to_json
 from spark_abs.errors import (
     AbsError,
@@ -24,12 +25,11 @@ from spark_abs.protocol.control import OutsideSink, begin_job
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.restore.outside import OutsideFacts, Own, outside_facts, outside_steps
 from spark_abs.restore.steps import KeepSink
-from spark_abs.sinks.delta_epochs import EpochTable
+from spark_abs.sinks.delta.epoch_sink import EpochTable
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
-from spark_abs.wording import command_line
 
 BEGIN = Mark(AttemptId(1), CheckpointId(0), Version(0))
 

@@ -20,14 +20,15 @@ from spark_abs.config import Settings
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId, Version
-from spark_abs.plan.graph import JobGraph, PlanFacts, SinkDecl, StageDecl
+from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempts import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, end_run
 from spark_abs.run.rebuild import Rebuilder
 from spark_abs.run.start import _rebuild as rebuild
-from spark_abs.sinks.commit_metadata import PlannedBatch
-from spark_abs.stages.context import RunContext
+from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.commit_metadata import PlannedBatch
+from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.outputs import newest_output
 from spark_abs.store.control import Control

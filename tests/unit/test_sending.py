@@ -13,16 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_abs.checkpointing import sender as module
-from spark_abs.checkpointing.sender import Sender, Sending
 from spark_abs.errors import SinkUnreachable
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks.delta_epochs import DeltaEpochSink, EpochTable
-from spark_abs.sinks.kafka import Kafka, KafkaSink
-from spark_abs.sinks.kafka_marks import KafkaMark, Part
-from spark_abs.sinks.kinds import no_session
+from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink, EpochTable
+from spark_abs.sinks.kafka.marks import KafkaMark, Part
+from spark_abs.sinks.kafka.sink import Kafka, KafkaSink
+from spark_abs.sinks.registry import no_session
+from spark_abs.sinks.sending import sender as module
+from spark_abs.sinks.sending.sender import Sender, Sending
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -188,5 +188,5 @@ def test_a_delta_table_gets_a_commit_before_a_clean_up_of_its_log_takes_the_last
     over.recover(owner)
     assert over.rests(owner)
     later = now_ms() + 2 * 24 * 3_600_000
-    monkeypatch.setattr("spark_abs.sinks.delta_epochs.now_ms", lambda: later)
+    monkeypatch.setattr("spark_abs.sinks.delta.epoch_sink.now_ms", lambda: later)
     assert not sink.rests(owner)

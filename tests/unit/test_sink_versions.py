@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from spark_abs import restore
 from spark_abs.errors import DamageError, Fenced
 from spark_abs.model import BatchId, RunId, StageId
-from spark_abs.sinks.delta import DeltaSink
+from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.store import table
 from spark_abs.store.log import log_file, read_commit
 from tests.root_support import SmallJob, no_session

@@ -19,7 +19,6 @@ import pytest
 from spark_abs.channels.entries import EntryMetadata, encode_note
 from spark_abs.codec import from_json, to_plain
 from spark_abs.errors import AbortReason, DamageError
-from spark_abs.fencing.lease import Lease
 from spark_abs.manifest import (
     Location,
     Manifest,
@@ -60,24 +59,25 @@ from spark_abs.protocol.change_data import ChangeOptions
 from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, OutsideSink, Run
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
-from spark_abs.sinks.commit_metadata import (
+from spark_abs.sinks.delta.commit_metadata import (
     CommittedEpoch,
     PlannedBatch,
     SinkMetadata,
     TombstoneFile,
     Tombstones,
 )
-from spark_abs.sinks.delta_epochs import EpochTable
-from spark_abs.sinks.iceberg import Iceberg
-from spark_abs.sinks.iceberg_mark import IcebergMark, Kept
-from spark_abs.sinks.kafka import Kafka
-from spark_abs.sinks.postgres import Postgres
+from spark_abs.sinks.delta.epoch_sink import EpochTable
+from spark_abs.sinks.iceberg.mark import IcebergMark, Kept
+from spark_abs.sinks.iceberg.sink import Iceberg
+from spark_abs.sinks.kafka.sink import Kafka
+from spark_abs.sinks.postgres.sink import Postgres
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
 from spark_abs.state.segments import SegmentNote
 from spark_abs.store.control import SCHEMA as CONTROL
 from spark_abs.store.history import SCHEMA as HISTORY
 from spark_abs.store.history import HistoryEvent
+from spark_abs.store.lease import Lease
 
 FORMATS = Path(__file__).parent / "formats"
 ADR = Path(__file__).parents[2] / "spark_abs" / "adr" / "002-stored-formats.md"

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from spark_abs.errors import TableChanged
-from spark_abs.sinks.fit import Fit, why_unfit
-from spark_abs.sinks.native_writable import why_not_plain, why_not_sink
-from spark_abs.sinks.table_shape import Column, TableShape
+from spark_abs.sinks.delta.fit import Fit, why_unfit
+from spark_abs.sinks.delta.native_writable import why_not_plain, why_not_sink
+from spark_abs.sinks.delta.table_shape import Column, TableShape
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from spark_abs import worker_start
+from spark_abs.spark import worker_start
 
 HOME = Path(pyspark.__file__).parent
 ZIP = HOME / "python/lib/pyspark.zip"

@@ -11,7 +11,6 @@ from pyspark.sql import types as t
 from spark_abs.channels.files import Written
 from spark_abs.channels.writer import ChannelWriter, check_channel, create_channel
 from spark_abs.errors import CommitConflict, DamageError, Fenced, UsageError
-from spark_abs.fencing.fence import fence_attempt
 from spark_abs.model import (
     NO_BATCH,
     AttemptId,
@@ -22,6 +21,7 @@ from spark_abs.model import (
     StageId,
     run_app_id,
 )
+from spark_abs.store.fence import fence_attempt
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 from tests.channel_support import JOB, NUMBERS, barrier, make_writer, numbers

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from spark_abs import restore
 from spark_abs.cli.main import main
 from spark_abs.errors import CheckpointNotFound, CommitStateUnknown, DamageError, Fenced, Refused, RunAlive
-from spark_abs.lookup.check import require_intact
-from spark_abs.lookup.find import lookup
 from spark_abs.manifest import Manifest, Origin, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.find import lookup
 from spark_abs.model import NO_ATTEMPT, CheckpointKind, RunId, StageId
+from spark_abs.observe.checkpoint_check import require_intact
 from spark_abs.observe.listing import checkpoint_rows
 from spark_abs.observe.progress import SILENT
 from spark_abs.protocol import control as ledger

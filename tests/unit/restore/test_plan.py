@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from spark_abs.errors import CheckpointNotFound, DamageError, Refused, RunAlive, UsageError
-from spark_abs.lookup.target import resolve
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
 from spark_abs.manifests.checkpoints import Summary
+from spark_abs.manifests.resolve import resolve
 from spark_abs.model import (
     NO_BATCH,
     AttemptId,
@@ -53,7 +53,7 @@ from spark_abs.restore.steps import (
     StartAfresh,
     sentence,
 )
-from spark_abs.sinks.changes import Changes
+from spark_abs.sinks.delta.changes import Changes
 
 STORED = '{"channels": {}, "queries": {}}'
 CLICKS = ChannelId("clicks.main")

@@ -12,7 +12,7 @@ import pytest
 from spark_abs.codec import from_json
 from spark_abs.manifest import Manifest, OperatorState, StateFunction
 from spark_abs.model import NO_BATCH, CheckpointId, StageId
-from spark_abs.state.places import Fate, Functions, function_obstacles, held_at, match_functions, placed
+from spark_abs.state.assignment import Fate, Functions, function_obstacles, held_at, match_functions, placed
 
 EXAMPLE = Path(__file__).parents[1] / "formats" / "manifest-1.json"
 MATCH = StageId("match")

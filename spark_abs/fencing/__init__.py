@@ -1,1 +1,0 @@
-"""Who may still write: a lease says who is alive, a fence in each table refuses whoever was replaced."""

@@ -1,1 +1,0 @@
-"""Which checkpoint of a root is meant, and whether it is intact."""

@@ -1,0 +1,1 @@
+"""Delta tables as sinks: with each batch, or with each checkpoint."""

@@ -1,0 +1,155 @@
+"""What the log of a Delta table says of a sink that writes after checkpoints.
+
+Every commit of such a sink has one application id. Its version is a number that only grows: the run above 32
+bits, below them what that run has committed. Whoever commits has read it, so the number is the fence, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from spark_abs.errors import DamageError, Fenced, TakenOver
+from spark_abs.model import FENCED, RunId, Version, owner_of, run_app_id
+from spark_abs.protocol.outside import Mark, Owner
+from spark_abs.sinks.delta.commit_metadata import CommittedEpoch, note_of
+from spark_abs.sinks.delta.marks import epochs_app, notes_of_root
+from spark_abs.store.table import Table
+
+_BITS = 32
+
+
+class Newest(NamedTuple):
+    """The newest commit of a sink."""
+
+    number: int
+    mark: Mark | None
+    at_ms: int = 0
+    """When it was written, by the writer's clock; 0 if that is not known."""
+
+    @property
+    def run(self) -> RunId:
+        """Whose it is."""
+        return RunId(self.number >> _BITS)
+
+
+def app_of(owner: Owner) -> str:
+    """Return the application id of a sink."""
+    return epochs_app(owner.job, owner.root, owner.sink)
+
+
+def next_number(before: int | None, run: RunId) -> int:
+    """Return the number of the next commit of a run, which is not older than the one before."""
+    return max((before or 0) + 1, int(run) << _BITS)
+
+
+def newest(table: Table, owner: Owner) -> Newest | None:
+    """Return the newest commit of a sink as of the version read, None if there is none.
+
+    Raises:
+        TakenOver: another root has taken the table over.
+        DamageError: the log does not go back to it any more.
+    """
+    number = table.transaction(app_of(owner))
+    if FENCED in (number, table.transaction(run_app_id(owner_of(owner.job, owner.root)))):
+        raise TakenOver(
+            f"{table.uri} was taken over by another root: sink {owner.sink!r} writes nothing more to it; "
+            "give it another table, or declare the job without it"
+        )
+    if number is None:
+        return None
+    for commit in table.backwards():
+        if commit.transactions.get(app_of(owner)) == number:
+            note = note_of(commit, table.uri)
+            if note is None or note.epoch is None:
+                raise DamageError(f"version {commit.version} of {table.uri} does not say what it holds")
+            return Newest(number, note.epoch.mark, commit.at_ms)
+    raise DamageError(
+        f"the log of {table.uri} does not go back to the last commit of sink {owner.sink!r} any more: what "
+        "it holds is not known. Bring the log back, or give the sink another name, to begin at the newest "
+        "checkpoint, and keep the log longer (delta.logRetentionDuration)"
+    )
+
+
+def require_newest(table: Table, owner: Owner) -> Newest | None:
+    """Do as `newest`, and refuse a run that was replaced.
+
+    Raises:
+        Fenced: a newer run has been here.
+    """
+    found = newest(table, owner)
+    if found is not None and found.run > owner.run:
+        raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {found.run}")
+    return found
+
+
+def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
+    """Return a version with all rows up to a mark and none after it, None if the log has none.
+
+    That is the newest one, unless rows after the mark were left in it: then the one before these came.
+    """
+    found: Version | None = None
+    for version, _, epoch in _epochs(table, owner):
+        if _same(epoch.mark, mark):
+            if epoch.kept:
+                found = None
+                continue
+            found = version if found is None else found
+            if epoch.after is not None:
+                break
+        elif found is None and _same(epoch.after, mark):
+            found = Version(version - 1)
+    return found
+
+
+def version_to(table: Table, owner: Owner, mark: Mark) -> Version | None:
+    """Return the version to which a way back to a mark leads, None if the log does not say it.
+
+    As `version_of`; or where the mark lies before all that the sink has sent, the one before its first epoch.
+    """
+    found = version_of(table, owner, mark)
+    return _version_before(table, owner, mark) if found is None else found
+
+
+def was_absent(table: Table, owner: Owner, run: RunId) -> bool:
+    """Say whether a sink was there before a run and not in it: each start with a sink commits a number."""
+    runs = (RunId(number >> _BITS) for _, number, _ in _epochs(table, owner))
+    return next((at < run for at in runs if at <= run), False)
+
+
+def _version_before(table: Table, owner: Owner, mark: Mark) -> Version | None:
+    """Return the version before the first epoch, None if the log has not that, or an epoch has older rows.
+
+    Entries of a channel are numbered through all attempts, so their numbers say what is older. None, too,
+    where another sink of the root has written the table: what that has to go back to is not known here.
+    """
+    first: Version | None = None
+    for version, _, epoch in _epochs(table, owner):
+        if epoch.mark is None:
+            return None if first is None or _shared(table, owner) else Version(first - 1)
+        if epoch.after is not None:
+            if epoch.after.version < mark.version:
+                return None
+            first = version
+    return None
+
+
+def _shared(table: Table, owner: Owner) -> bool:
+    """Say whether the root has written a table by another sink, too, as of the version read."""
+    notes = notes_of_root(table, owner.job, owner.root)
+    return {note.sink for note in notes} != {f"{owner.job}/{owner.sink}"}
+
+
+def _same(one: Mark | None, other: Mark) -> bool:
+    """Compare what two marks stand for; the checkpoint's id may have been forgotten."""
+    return one is not None and (one.attempt, one.version) == (other.attempt, other.version)
+
+
+def _epochs(table: Table, owner: Owner) -> Iterator[tuple[Version, int, CommittedEpoch]]:
+    """Iterate the commits of a sink, their numbers and what they say, the newest first."""
+    app = app_of(owner)
+    for commit in table.backwards():
+        number = commit.transactions.get(app, FENCED)  # with that another root has taken the table over
+        note = note_of(commit, table.uri) if number != FENCED else None
+        if note is not None and note.epoch is not None:
+            yield commit.version, number, note.epoch

@@ -1,0 +1,143 @@
+"""The way back of a Delta table: to the rows of a recorded version, in a commit that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from spark_abs.advice import way
+from spark_abs.codec import to_json
+from spark_abs.errors import Refused
+from spark_abs.model import NO_TABLE, Version
+from spark_abs.sinks.delta import spark_writer
+from spark_abs.sinks.delta.changes import Changes, Own, changes_since
+from spark_abs.sinks.delta.marks import Marked, commit_mark
+from spark_abs.sinks.delta.native_writable import why_not_native, why_not_plain
+from spark_abs.sinks.delta.table_shape import shape_of
+from spark_abs.sinks.delta.undo import undoing
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Commit, Table
+from spark_abs.store.vectors import lacks_vectors
+
+if TYPE_CHECKING:
+    from spark_abs.sinks.delta.marks import Session
+
+
+_KEPT = (
+    "VACUUM deletes the files of versions that are older than the table's property "
+    "delta.deletedFileRetentionDuration, a week by default: set it to what restores need, with ALTER TABLE … "
+    "SET TBLPROPERTIES, before that time has passed"
+)
+
+
+def bring_back(
+    table: Table, version: Version, own: Own, mark: Marked, session: Session, undo_others: bool = False
+) -> None:
+    """Bring a table back to `version`, `NO_TABLE`: to no rows, as of the version read. Repeatable.
+
+    Rows of other roots stay. Of a plain table that is one commit; of any other Delta's RESTORE is one, and
+    the mark another: killed between them, a repeat finds the rows as they must be and marks them.
+
+    Raises:
+        Refused: somebody else has changed data since, and not `undo_others`; names the commits. Or another
+            root has, and its rows cannot be told from ours.
+        CommitConflict: somebody else took the next version.
+        DamageError: the version, or a file of it, is not there any more.
+        CommitStateUnknown: the store did not say; repeat the call.
+    """
+    changes, shape = changes_since(table, version, own), shape_of(table.delta)
+    plain = why_not_plain(shape) is None
+    if changes.of_others and not undo_others:
+        force = way("force=['rows']", "--force rows")
+        raise Refused(
+            f"{table.uri} was changed by others since version {version}, which a restore would undo; "
+            f"say {force} if it may: {_operations(table, changes.of_others)}"
+        )
+    if not plain and (entangled := why_not_apart(table, version, own, changes)):
+        raise Refused(f"{table.uri}: {entangled}")
+    said = to_json(mark.note)
+    if plain and shape.append_only and changes and (changes.of_roots or version == NO_TABLE):
+        raise Refused(
+            f"{table.uri} has the property delta.appendOnly=true, which forbids to take rows out of it: "
+            "unset it for the time of the restore"
+        )
+    if changes.of_roots:
+        undone = undoing(table, version, own)
+        table.commit_next(replace(undone, transactions=mark.transactions, metadata=said))
+    elif changes and plain and version == NO_TABLE:
+        table.commit_next(Commit((), mark.transactions, said, replace=True))
+    elif changes and plain:
+        table.restore(version, Commit(transactions=mark.transactions, metadata=said))
+    else:
+        if changes:
+            spark_writer.restore(session(), table.place, version, said)
+            table.refresh()  # it may have fewer columns now
+        commit_mark(table, mark, session)
+
+
+def why_not_back(table: Table, version: Version, own: Own) -> str:
+    """Say what keeps a version from coming back, empty if nothing does; changes nothing, needs no Spark."""
+    if gone := missing(table, version):
+        return gone
+    changes = changes_since(table, version, own)
+    if changes.of_others:
+        return f"others have changed rows of the table since: {_operations(table, changes.of_others)}"
+    return why_not_apart(table, version, own, changes)
+
+
+def why_not_apart(table: Table, version: Version, own: Own, changes: Changes) -> str:
+    """Say what keeps rows of this root from being told from those that others have written since."""
+    if not changes.of_roots:
+        return ""
+    if why_not_native(table.delta) is not None:
+        return (
+            f"another root has written to the table since version {version}, and only Delta's own writer can "
+            "write it: rows of one root cannot be undone alone. Go back to a checkpoint that is newer than "
+            "that, start the job without going back, or give each job a table of its own"
+        )
+    try:
+        undoing(table, version, own)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def missing(table: Table, version: Version) -> str:
+    """Say which files of a version are gone, empty if none is.
+
+    Raises:
+        OSError: the store cannot be read now.
+    """
+    if version == NO_TABLE:
+        return ""
+    try:
+        handle = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
+        then = handle.file_uris()
+    except (DeltaError, FileNotFoundError) as error:
+        return f"version {version} cannot be opened any more: {error}"
+    left = (_place_of(table, uri) for uri in set(then) - set(table.delta.file_uris()))
+    if gone := [place for place in left if not place.exists()]:
+        return f"{len(gone)} files of version {version} are gone, as {gone[0]}: {_KEPT}"
+    if lost := lacks_vectors(handle):
+        return f"deletion vectors of version {version} are gone ({lost}): {_KEPT}"
+    return ""
+
+
+def _place_of(table: Table, uri: str) -> Place:
+    """Return the place of a file; deltalake writes the path of a local table as in a URL, with escapes."""
+    above = table.delta.table_uri.removeprefix("file://")
+    if table.place.local and uri.startswith(above):
+        return table.place.below(uri.removeprefix(above))
+    return table.place.storage.place(uri)
+
+
+def _operations(table: Table, versions: Sequence[Version]) -> str:
+    commits = [(version, table.read_commit(version)) for version in versions]
+    return "; ".join(
+        f"version {version}: {commit.operation if commit else 'not in the log any more'}"
+        for version, commit in commits
+    )

@@ -1,0 +1,1 @@
+"""An Iceberg table as a sink."""

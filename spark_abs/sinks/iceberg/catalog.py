@@ -1,0 +1,99 @@
+"""How an Iceberg sink reaches its catalog: properties out of the environment, and what must not be said."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from pydantic import ValidationError
+from pyiceberg import exceptions
+from pyiceberg.catalog import (
+    _ENV_CONFIG,
+    PY_CATALOG_IMPL,
+    TYPE,
+    URI,
+    Catalog,
+    CatalogType,
+    infer_catalog_type,
+    load_catalog,
+)
+from pyiceberg.utils.config import merge_config
+
+from spark_abs.errors import UsageError
+
+_SECRET = ("password", "secret", "token", "credential", "access-key", "session", "uri", "auth")
+REFUSED = (
+    exceptions.NoSuchTableError,
+    exceptions.NoSuchNamespaceError,
+    exceptions.ForbiddenError,
+    exceptions.UnauthorizedError,
+    exceptions.BadRequestError,
+    exceptions.ValidationException,
+    exceptions.NotInstalledError,
+)
+"""What fails again when it is tried again; all else is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A catalog, and what no message may say of it."""
+
+    catalog: Catalog
+    secrets: tuple[str, ...] = field(repr=False)
+
+    def clean(self, text: str) -> str:
+        """Return a text without the secrets in it."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def reach(name: str, env: str | None) -> Reached:
+    """Open the catalog of a name, with properties from a variable of the environment if one is named.
+
+    Raises:
+        UsageError: the environment does not say where it is.
+        ValidationError: its answer cannot be read.
+    """
+    given: Mapping[str, object] = {}
+    text = ""
+    if env is not None:
+        text = os.environ.get(env, "")
+        try:
+            given = json.loads(text)
+            valid = isinstance(given, dict) and all(isinstance(value, str) for value in given.values())
+        except ValueError:
+            valid = False
+        if not valid:  # from None, and without a word of it: it holds secrets
+            raise UsageError(
+                f"${env} is not an object of JSON with properties of a catalog, as "
+                '{"type": "sql", "uri": "…", "warehouse": "…"}'
+            ) from None
+    try:
+        catalog = _open(name, {key: str(value) for key, value in given.items()})
+    except ValidationError:  # a ValueError, too
+        raise
+    except ValueError:
+        raise UsageError(
+            f"no address of catalog {name!r}: set PYICEBERG_CATALOG__{name.upper()}__URI, or "
+            "give Iceberg(…, catalog_env=…)"
+        ) from None
+    known = {**catalog.properties, **given}
+    hidden = {str(value) for key, value in known.items() if any(word in key.lower() for word in _SECRET)}
+    return Reached(catalog, tuple(sorted({text, *hidden} - {""}, key=len, reverse=True)))
+
+
+def _open(name: str, given: dict[str, str]) -> Catalog:
+    """Open a catalog as `load_catalog` does; one over REST with timeouts."""
+    found = cast("dict[str, str]", merge_config(_ENV_CONFIG.get_catalog_config(name) or {}, {**given}))
+    if PY_CATALOG_IMPL not in given and URI in found:
+        inferred = None if found.get(TYPE) else infer_catalog_type(name, {**found})
+        if inferred is CatalogType.REST or str(found.get(TYPE)).lower() == CatalogType.REST.value:
+            # Half a second, which tasks do not need.
+            from spark_abs.sinks.iceberg.rest import TimedRestCatalog
+
+            return TimedRestCatalog(name, **found)
+    return load_catalog(name, **given)

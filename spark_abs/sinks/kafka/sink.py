@@ -1,0 +1,357 @@
+"""Kafka as a sink: the records of an epoch and its mark in one transaction, after the checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import pyarrow as pa
+
+try:
+    from confluent_kafka import KafkaError, KafkaException, Producer
+except ImportError as missing:
+    raise ImportError("a Kafka sink needs confluent-kafka: pip install 'spark-abs[kafka]'") from missing
+
+from spark_abs.codec import to_json
+from spark_abs.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    Fenced,
+    Refused,
+    SinkFailed,
+    SinkUnreachable,
+    UsageError,
+)
+from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.kafka.client import FENCED, PATIENCE_S, Connection, connection, error_of
+from spark_abs.sinks.kafka.marks import FORMAT, KafkaMark, MarkerTopic, Part, key_of, name_of
+from spark_abs.sinks.kafka.rows import (
+    LONGEST,
+    RECORDS,
+    by_topic,
+    hand_over,
+    is_topic,
+    misfits,
+    misplaced,
+    proposal,
+    slices,
+)
+from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+
+_ABORT_S = 5.0
+_FOLLOWING = (KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+"""What is said of a record or a call when its transaction has failed for another reason."""
+_SHARE = 4
+"""A transaction takes rows for this part of its time, and has the rest to be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """A topic of Kafka that takes the rows of an output; names only, never a secret.
+
+    Columns are those of Spark's own sink: `value`, and if wanted `key`, `topic`, `partition`, `headers`.
+    """
+
+    topic: str | None = None
+    """Where rows go; None: each says it in a column `topic`."""
+    bootstrap: str | None = None
+    """Brokers to ask first, as `host:9092,host:9092`. It is kept in the root: nothing secret."""
+    bootstrap_env: str = "KAFKA_BOOTSTRAP_SERVERS"
+    """The name of an environment variable that says it, if `bootstrap` does not."""
+    client_env: str | None = None
+    """The name of an environment variable with librdkafka's settings as JSON: passwords, certificates.
+
+    `bootstrap.servers` in it counts before `bootstrap_env`.
+    """
+    marker: str = "spark_abs_marker"
+    """What the name of the compacted topic of marks begins with; sink and root follow."""
+    transaction_rows: int = 500_000
+    """An epoch of more rows goes in several transactions."""
+
+    def __post_init__(self) -> None:
+        for variable in (self.bootstrap_env, self.client_env):
+            if variable is not None and not variable.replace("_", "a").isalnum():
+                raise UsageError(f"{variable!r} is not the name of an environment variable")
+        if self.transaction_rows < 1:
+            raise UsageError("transaction_rows must be at least 1")
+        for name, most in ((self.topic, LONGEST), (self.marker, 150)):
+            if name is not None and not is_topic(name, most):
+                raise UsageError(f"{name!r} is not the name of a topic: letters, digits, '.', '_' and '-'")
+
+    @property
+    def target(self) -> str:
+        """The topic as messages name it."""
+        return self.topic or "of each row"
+
+
+class KafkaSink(TwoPhaseSink):
+    """The sink behind `Kafka`. Not thread-safe.
+
+    One transactional id stands for the sink, whoever runs it: initialising it ends every older transaction,
+    and lets no older producer commit. So what the marker topic then says stays.
+    """
+
+    def __init__(self, config: Kafka) -> None:
+        self._config = config
+        self._reached: Connection | None = None
+        self._marks: MarkerTopic | None = None
+        self._producer: Producer | None = None
+        self._undelivered: list[KafkaError] = []
+        self._known: KafkaMark | None = None
+        """The mark, once this object has initialised the transactional id, and while it may commit."""
+
+    # -- what the job and a restore call
+
+    def check(self, schema: pa.Schema) -> None:
+        """Compare the columns with what a record has, and look for the topic; changes nothing."""
+        config = self._config
+        found = list(misfits(schema, config.topic))
+        if found:
+            lines = "\n  ".join(found)
+            raise UsageError(f"topic {config.target} cannot take the rows:\n  {lines}\n{proposal(schema)}")
+        if config.topic is None:
+            return
+        # This object may be at work for a run, in another thread.
+        with closing(KafkaSink(config)) as look, look._working() as marks:
+            partitions = marks.partitions(config.topic)
+        if not partitions:
+            raise UsageError(f"there is no topic {config.topic}: make it, with the partitions it should have")
+
+    def mark(self, owner: Owner) -> Mark | None:
+        """Return the mark; changes nothing."""
+        with self._working() as marks:
+            found = marks.read(owner)
+        return None if found is None else found.part.mark if found.part is not None else found.mark
+
+    def rests(self, owner: Owner) -> bool:
+        """Say whether no epoch is there in part, and the mark is about this topic."""
+        with self._working() as marks:
+            found = marks.read(owner)
+        return found is not None and found.part is None and found.topic == (self._config.topic or "")
+
+    def recover(self, owner: Owner) -> Mark | None:
+        """Initialise the transactional id, which fences older producers, and mark the run as the newest."""
+        config = self._config
+        self._known = None
+        with self._working(owner) as marks:
+            _refuse_replaced(owner, marks.read(owner))
+            marks.ensure(owner)
+            self._undelivered.clear()
+            producer = self._connection.producer(name_of("spark_abs", owner), self._undelivered)
+            self._producer = producer
+            producer.init_transactions(PATIENCE_S)
+            found = marks.read(owner)
+            _refuse_replaced(owner, found)
+            if found is None:
+                found = KafkaMark(FORMAT, owner.root, owner.sink, config.topic or "", 0)
+            if found.topic != (config.topic or ""):
+                raise Refused(
+                    f"sink {owner.sink!r} has written to topic {found.topic or 'of each row'}, and now says "
+                    f"{config.target}: its mark is about that one; give the sink another name"
+                )
+            found = replace(found, run=int(owner.run))
+            producer.begin_transaction()
+            self._commit(owner, found)
+        self._known = found
+        return found.mark
+
+    def commit(self, epoch: Epoch, rows: Rows) -> None:
+        """Send the rows and the mark in one transaction, or if they are many, in several."""
+        owner, known = epoch.owner, self._known
+        expected = None if epoch.first else epoch.after
+        if known is None or known.run != owner.run or known.mark != expected:
+            raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
+        with self._working(owner) as marks:
+            self._known = None
+            known = self._send(marks, known, epoch, rows)
+            final = replace(known, mark=epoch.mark, part=None)
+            self._commit(owner, final)
+        self._known = final
+
+    def why_not(self, owner: Owner, back: Mark) -> str:
+        """Say that no record is taken back, and where those are that would have to be."""
+        with self._working() as marks:
+            found = marks.read(owner)
+        if found is None or (found.mark == back and found.part is None):
+            return ""
+        where = found.behind(back.version)
+        if where is None:
+            return "Kafka keeps what is committed, and from which offset on is not known any more"
+        if not where:  # epochs without rows
+            return ""
+        return f"Kafka keeps what is committed; readers may leave it out, it is within these offsets: {where}"
+
+    def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
+        """Let the mark go back; records stay."""
+        why = "" if keep else self.why_not(owner, back)
+        if why:
+            raise Refused(f"what sink {owner.sink!r} has sent cannot be taken back: {why}")
+        if self._known is None or self._known.run != owner.run:
+            self.recover(owner)
+        known = self._known
+        assert known is not None
+        if (known.mark is None or known.mark == back) and known.part is None:
+            return
+        mark = known.mark
+        if mark is not None and mark.version > back.version:  # a part may lie after `back`, the mark before
+            mark = back
+        ends = tuple(e for e in known.ends if e.version <= back.version)
+        final = replace(known, mark=mark, part=None, ends=ends)
+        with self._working(owner):
+            self._known = None
+            assert self._producer is not None
+            self._producer.begin_transaction()
+            self._commit(owner, final)
+        self._known = final
+
+    def close(self) -> None:
+        """End the connections; what is open is aborted by the broker, or by whoever comes next."""
+        marks, self._marks = self._marks, None
+        self._producer = self._known = None
+        if marks is not None:
+            marks.close()
+
+    # -- the parts of a transaction
+
+    def _send(self, marks: MarkerTopic, known: KafkaMark, epoch: Epoch, rows: Rows) -> KafkaMark:
+        """Hand over the rows after those of `known.part`, and commit all transactions but the last."""
+        config, topics = self._config, dict[str, int]()
+        assert self._producer is not None
+        done = known.part.rows if known.part is not None else 0
+        self._producer.begin_transaction()
+        if epoch.first and known.part is None and config.topic is not None:
+            known = known.with_ends(epoch, epoch.after.version, marks.ends([config.topic]))
+        begun, ends_at = done, time.monotonic() + self._connection.transaction_s / _SHARE
+        for piece in _behind(rows, done, min(RECORDS, config.transaction_rows)):
+            full = done + piece.num_rows > begun + config.transaction_rows
+            if done > begun and (full or time.monotonic() > ends_at):
+                self._flush()
+                known = known.with_ends(epoch, epoch.mark.version, marks.ends(topics))
+                known = replace(known, part=Part(epoch.mark, done))
+                self._commit(epoch.owner, known)
+                self._producer.begin_transaction()
+                begun, ends_at = done, time.monotonic() + self._connection.transaction_s / _SHARE
+            for topic, some in by_topic(piece, config.topic):
+                if topic not in topics:
+                    topics[topic] = marks.partitions(topic)
+                    if not topics[topic]:
+                        raise SinkFailed(f"there is no topic {topic}")
+                if unknown := misplaced(some, topics[topic]):
+                    topics[topic] = marks.partitions(topic)  # there may be more by now
+                    if unknown := misplaced(some, topics[topic]):
+                        raise SinkFailed(f"topic {topic} has no partition {unknown}")
+                hand_over(self._producer, topic, some, self._connection.transaction_s)
+            done += piece.num_rows
+        self._flush()
+        return known.with_ends(epoch, epoch.mark.version, marks.ends(topics))
+
+    def _flush(self) -> None:
+        """Wait until every record is with the brokers; where topics end then is behind all of them."""
+        assert self._producer is not None
+        left = self._producer.flush(self._connection.transaction_s)
+        if self._undelivered:
+            raise KafkaException(self._undelivered[0])
+        if left:
+            raise SinkUnreachable(f"topic {self._config.target}: {left} records are not with the brokers yet")
+
+    def _commit(self, owner: Owner, mark: KafkaMark) -> None:
+        assert self._producer is not None
+        assert self._marks is not None
+        self._producer.produce(self._marks.topic(owner), to_json(mark).encode(), key_of(owner))
+        try:
+            self._producer.commit_transaction()
+        except KafkaException as raised:
+            error = error_of(raised)
+            if error.code() in FENCED or error.txn_requires_abort():
+                raise
+            raise CommitStateUnknown(
+                self._connection.clean(f"topic {self._config.target}: {error.str()} ({error.name()})")
+            ) from None
+
+    # -- connections
+
+    @property
+    def _connection(self) -> Connection:
+        assert self._reached is not None, "within _working"
+        return self._reached
+
+    @contextmanager
+    def _working(self, owner: Owner | None = None) -> Iterator[MarkerTopic]:
+        """Give out what reads marks; after an error nothing that was open is used again.
+
+        Raises:
+            Fenced: a newer run than the owner's has been here.
+            SinkUnreachable: it may succeed when it is tried again.
+            SinkFailed: the cluster refused it.
+        """
+        try:
+            if self._marks is None:
+                config = self._config
+                self._reached = connection(config.bootstrap, config.bootstrap_env, config.client_env)
+                self._marks = MarkerTopic(self._connection, config.marker)
+            yield self._marks
+        except (KafkaException, SystemError) as raised:
+            # SystemError: a callback was called after one that failed, which is what a fatal error does.
+            found = raised if isinstance(raised, KafkaException) else raised.__cause__
+            cause = self._cause(error_of(found)) if isinstance(found, KafkaException) else None
+            self._give_up()
+            if cause is None:
+                raise
+            self._say(cause, owner)
+        except TimeoutError:
+            self._give_up()
+            raise SinkUnreachable(f"topic {self._config.target}: the cluster does not answer") from None
+        except Exception:
+            self._give_up()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _cause(self, error: KafkaError) -> KafkaError:
+        """Return why a transaction cannot go on, where an error only says that it does not.
+
+        librdkafka says so to whoever asks for something that such a transaction does not allow.
+        """
+        if self._producer is not None and error.code() in _FOLLOWING:
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as raised:
+                if error_of(raised).code() not in _FOLLOWING:
+                    return error_of(raised)
+        return error
+
+    def _give_up(self) -> None:
+        """Abort what is open, so that readers do not wait for it, and let go of everything."""
+        if self._producer is not None:
+            with suppress(KafkaException):
+                self._producer.abort_transaction(_ABORT_S)
+        self.close()
+
+    def _say(self, error: KafkaError, owner: Owner | None) -> NoReturn:
+        """Raise what an error of the client means; whether a run was replaced only the marker topic says.
+
+        librdkafka takes itself for fenced also when it has lost count, and whoever else uses the
+        transactional id fences without being a newer run.
+        """
+        if error.code() in FENCED and owner is not None:
+            with self._working() as marks:
+                _refuse_replaced(owner, marks.read(owner))
+            self.close()
+        self._connection.say(error, self._config.target)
+
+
+def _refuse_replaced(owner: Owner, found: KafkaMark | None) -> None:
+    if found is not None and found.run > owner.run:
+        raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {found.run}")
+
+
+def _behind(rows: Rows, done: int, most: int) -> Iterator[pa.RecordBatch]:
+    """Iterate the rows after the first `done`, in pieces."""
+    for batch in rows:
+        left = batch.slice(min(done, batch.num_rows))
+        done -= batch.num_rows - left.num_rows
+        yield from slices(left, most)

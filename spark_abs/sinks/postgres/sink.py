@@ -1,0 +1,397 @@
+"""PostgreSQL as a sink: rows and mark in one transaction, appended, or merged by key."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+try:
+    import psycopg
+except ImportError as missing:
+    raise ImportError("a PostgreSQL sink needs psycopg 3: pip install 'spark-abs[postgres]'") from missing
+from psycopg import errors
+from psycopg.sql import SQL, Literal
+
+from spark_abs.errors import CommitConflict, Fenced, Refused, UsageError
+from spark_abs.model import AttemptId, CheckpointId, Version
+from spark_abs.protocol.changes import FIRST_ENTRY
+from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.delete_predicate import DeletePredicate
+from spark_abs.sinks.postgres.changes import (
+    forget_tombstones,
+    index_tombstones,
+    known_columns,
+    make_tombstones,
+    tombstones,
+    undo_tombstones,
+)
+from spark_abs.sinks.postgres.config import DELETED, HISTORY, Postgres
+from spark_abs.sinks.postgres.connection import Connection, Server
+from spark_abs.sinks.postgres.prepared import end, end_all, gid_of, is_there, require_prepared
+from spark_abs.sinks.postgres.schema import COLUMNS, UNIQUE, Column, ddl, misfits
+from spark_abs.sinks.postgres.sql import MARKER, Identifier, Statements, add_column, fit_column, staged_as
+from spark_abs.sinks.postgres.write import EpochWriter
+from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Postgres", "PostgresSink"]
+
+_LOCK_TIMEOUT = "10s"
+
+
+class PostgresSink(TwoPhaseSink):
+    """The sink behind `Postgres`. Not thread-safe."""
+
+    def __init__(self, config: Postgres, session: Callable[[], SparkSession] | None = None) -> None:
+        """Take the table.
+
+        Args:
+            config: the table.
+            session: called only where `apply_as_deletes` is evaluated: by Spark.
+        """
+        self._config, self._session = config, session
+        self._deletes = DeletePredicate(config.target, config.changes.apply_as_deletes, session)
+        self._writer = EpochWriter(config, self._deletes)
+        self.each_batch = config.visible == "batch"
+        self._connection = Connection(config)
+        self._forgotten = FIRST_ENTRY
+        """Up to which entry this object has let the history go."""
+
+    # -- what the job and a restore call
+
+    def check(self, schema: pa.Schema) -> None:
+        """Compare the table with the rows; changes nothing."""
+        # This object may be at work for a run, in another thread.
+        with closing(PostgresSink(self._config, self._session)) as look:
+            look._check(schema)
+
+    def _check(self, schema: pa.Schema) -> None:
+        config = self._config
+        self._deletes.check(schema)
+        names = config.changes.stored(schema.names)
+        schema = pa.schema([field for field in schema if field.name in names])
+        with self._connection.working() as server:
+            columns = self._columns(server, config.table)
+            unique = bool(config.key) and self._is_unique(server)
+            if config.prepared:
+                require_prepared(server, config.target)
+        if not columns:
+            said = ddl((config.schema, config.table), schema, config.key)
+            raise UsageError(f"table {config.target} was not found; this makes one:\n{said}")
+        found = list(misfits(schema, columns, config.key, unique, config.changes.sequence_by))
+        if found:
+            raise UsageError(f"table {config.target} cannot take the rows:\n  " + "\n  ".join(found))
+
+    def rows_of_others(self, owner: Owner) -> str:
+        """Say whether the table has rows, if no sink of the root has been there."""
+        with self._connection.working() as server:
+            of, known = self._statements(), {"root": owner.root, "target": self._config.target}
+            if self._columns(server, MARKER) and server.execute(of.look_for_root(), known).fetchone():
+                return ""
+            return "rows" if server.execute(of.look()).fetchone() is not None else ""
+
+    def mark(self, owner: Owner) -> Mark | None:
+        """Return the mark; changes nothing."""
+        with self._connection.working() as server:
+            row = self._row(server, owner)
+        return None if row is None else row.mark
+
+    def rests(self, owner: Owner) -> bool:
+        """Say whether nothing can be prepared that waits for its end, and the mark is about this table."""
+        with self._connection.working() as server:
+            row, prepared = self._row(server, owner), self._config.prepared or self._names_prepared(server)
+        return row is not None and not prepared and row.target == self._config.target
+
+    def recover(self, owner: Owner) -> Mark | None:
+        """Fence older runs: their connections are ended, and the row says the newer run.
+
+        What they have prepared is then committed if the mark names it, and rolled back if not.
+        """
+        config, of = self._config, self._statements()
+        with self._connection.working() as server:
+            if config.prepared:
+                require_prepared(server, config.target)
+            with server.transaction():
+                before = self._row(server, owner)
+            self._refuse_replaced(owner, before)
+            if not self._columns(server, MARKER):
+                self._make(server, of.make_marker())
+            if config.prepared and not self._names_prepared(server):
+                self._make(server, of.add_prepared())
+            self._end_others(server, owner)
+            if config.history:
+                self._ensure_history(server)
+            if config.changes.keeps_tombstones:
+                self._ensure_tombstones(server)
+            with server.transaction():
+                self._limit_waiting(server)
+                server.execute(of.add_marker(), {**_of(owner), "target": config.target})
+                row = self._row(server, owner, lock=True)
+                assert row is not None
+                self._refuse_replaced(owner, row)
+                if row.target != config.target:
+                    raise Refused(
+                        f"sink {owner.sink!r} has written to {row.target}, and now says {config.target}: "
+                        "its mark is about that one; give the sink another name"
+                    )
+                begins = row.history_from
+                if not config.history:
+                    begins = None
+                elif begins is None:
+                    begins = row.mark.version if row.mark is not None else 0
+                server.execute(of.take(), {**_of(owner), "run": int(owner.run), "history_from": begins})
+            if self._names_prepared(server):
+                named = server.execute(of.read_prepared(), _of(owner)).fetchone()
+                end_all(server, owner, named[0] if named is not None else None)
+            return row.mark
+
+    def commit(self, epoch: Epoch, rows: Rows) -> None:
+        """Lock the mark, take the rows, move the mark: one transaction, or with `prepared` two."""
+        with self._connection.working() as server:
+            if self._config.prepared and rows.count:
+                self._commit_prepared(server, epoch, rows)
+            else:
+                with server.transaction():
+                    self._lock(server, epoch.owner, None if epoch.first else epoch.after)
+                    if rows.count:
+                        self._write(server, epoch, rows)
+                    self._move_mark(server, epoch)
+        self._connection.settled()
+        self._forgotten = max(self._forgotten, epoch.floor)
+
+    def _commit_prepared(self, server: Server, epoch: Epoch, rows: Rows) -> None:
+        """Prepare the rows, let the mark name them, commit them; killed in between, `recover` goes on."""
+        gid, expected = gid_of(epoch), None if epoch.first else epoch.after
+        self._compare(server, epoch.owner, expected)
+        try:
+            # Not `transaction()`: its end would be a COMMIT. What fails within closes the connection.
+            server.execute("BEGIN")
+            self._limit_waiting(server)
+            self._write(server, epoch, rows, staged_as(gid))
+            server.execute(SQL("PREPARE TRANSACTION {}").format(Literal(gid)))
+        except errors.DuplicateObject:
+            # A try of this run before, whose answer was lost, has come through after `recover`.
+            raise CommitConflict(f"{gid} is prepared already") from None
+        except errors.UniqueViolation:
+            server.execute("ROLLBACK")
+            self._compare(server, epoch.owner, expected)  # whoever has replaced this run may have sent them
+            raise
+        try:
+            with server.transaction():
+                self._lock(server, epoch.owner, expected)
+                if not is_there(server, gid):
+                    raise CommitConflict(f"{gid} was rolled back before the mark could name it")
+                self._move_mark(server, epoch)
+                server.execute(self._statements().name_prepared(), {**_of(epoch.owner), "gid": gid})
+        except (Fenced, CommitConflict):
+            end(server, gid, commit=False)
+            raise
+        end(server, gid, commit=True)
+
+    def _compare(self, server: Server, owner: Owner, expected: Mark | None) -> None:
+        """Refuse a run that was replaced or does not know the mark; locks nothing afterwards."""
+        with server.transaction():
+            self._lock(server, owner, expected)
+
+    def _move_mark(self, server: Server, epoch: Epoch) -> None:
+        of, changes = self._statements(), self._config.changes
+        # What COMMIT has answered must stay: the channel forgets the rows up to it.
+        server.execute(
+            "SELECT set_config('synchronous_commit', 'on', true) "
+            "WHERE current_setting('synchronous_commit') = 'off'"
+        )
+        if self._config.history and epoch.floor > self._forgotten:
+            server.execute(of.forget_history(), {**_of(epoch.owner), "floor": int(epoch.floor)})
+        if changes.keeps_tombstones and epoch.floor > self._forgotten:
+            bounds = {"floor": int(epoch.floor), "kept": changes.tombstones_ms}
+            for statement in forget_tombstones(of):
+                server.execute(statement, {**_of(epoch.owner), **bounds})
+        server.execute(of.set_mark(), {**_of(epoch.owner), **_values(epoch.mark)})
+
+    def why_not(self, owner: Owner, back: Mark) -> str:
+        """Say what keeps committed rows from being taken back."""
+        config = self._config
+        if not config.history:
+            return "it keeps no history (history=True would)"
+        with self._connection.working() as server:
+            row = self._row(server, owner)
+            if row is None or row.history_from is None or row.history_from > back.version:
+                return "its history begins later"
+            straddling = server.execute(
+                self._statements().straddling(), {**_of(owner), "version": int(back.version)}
+            ).fetchall()
+        ids = ", ".join(str(checkpoint) for (checkpoint,) in straddling)
+        if not ids:
+            return ""
+        return (
+            f"the epoch of checkpoint {ids} was sent in one transaction, which also has rows from before the "
+            "target, and cannot be undone in part"
+        )
+
+    def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
+        """Undo epochs, newest first, and move the mark back: one transaction."""
+        why = "" if keep else self.why_not(owner, back)
+        if why:
+            raise Refused(f"what sink {owner.sink!r} has sent cannot be taken back: {why}")
+        with self._connection.working() as server, server.transaction():
+            row = self._lock(server, owner, None, compare=False)
+            if row.mark == back:
+                return
+            of, config = self._statements(), self._config
+            there = {column.name: column for column in self._columns(server, config.table)}
+            known = {column.name for column in self._columns(server, config.table + HISTORY)}
+            whole = [name for name, column in there.items() if name in known and not column.computed]
+            version = {**_of(owner), "version": int(back.version)}
+            if not keep:
+                for until, key, columns in server.execute(of.epochs_behind(), version).fetchall():
+                    written = [name for name in columns if name in there]
+                    for statement in Statements(config.schema, config.table, key, written).undo(whole):
+                        server.execute(statement, {**_of(owner), "until": until})
+                if self._columns(server, config.table + DELETED):
+                    for statement in undo_tombstones(of):
+                        server.execute(statement, version)
+            if known:
+                server.execute(of.drop_history(), version)
+            server.execute(of.set_mark(), {**_of(owner), **_values(back)})
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    # -- the parts of a transaction
+
+    def _write(self, server: Server, epoch: Epoch, rows: Rows, staging: str = "") -> None:
+        table = self._columns(server, self._config.table)
+        self._writer.write(server, table, epoch, rows, staging)
+
+    def _lock(self, server: Server, owner: Owner, expected: Mark | None, compare: bool = True) -> _Row:
+        self._limit_waiting(server)
+        row = self._row(server, owner, lock=True)
+        self._refuse_replaced(owner, row)
+        if row is None or row.run != owner.run or (compare and row.mark != expected):
+            raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {row}")
+        return row
+
+    def _limit_waiting(self, server: Server) -> None:
+        server.execute(SQL("SELECT set_config('lock_timeout', {}, true)").format(_LOCK_TIMEOUT))
+
+    def _refuse_replaced(self, owner: Owner, row: _Row | None) -> None:
+        if row is not None and row.run > owner.run:
+            raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {row.run}")
+
+    def _row(self, server: Server, owner: Owner, lock: bool = False) -> _Row | None:
+        if not self._columns(server, MARKER):
+            return None
+        found = server.execute(self._statements().read_marker(lock), _of(owner)).fetchone()
+        if found is None:
+            return None
+        run, target, begins, attempt, checkpoint, version = found
+        mark = None
+        if version is not None:
+            mark = Mark(AttemptId(attempt), CheckpointId(checkpoint), Version(version))
+        return _Row(run, target, begins, mark)
+
+    def _end_others(self, server: Server, owner: Owner) -> None:
+        """End the connections of older runs: a frozen one would hold its locks as long."""
+        with suppress(errors.InsufficientPrivilege), server.transaction():
+            server.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
+                "AND usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()",
+                [_called(owner)],
+            )
+        server.execute("SELECT set_config('application_name', %s, false)", [_called(owner)])
+
+    def _ensure_history(self, server: Server) -> None:
+        table = self._columns(server, self._config.table)
+        of = self._statements([column.name for column in table])
+        there = self._columns(server, self._config.table + HISTORY)
+        self._ensure(server, of.history, table, there, [of.make_history()])
+        if there and all(column.name != "spark_abs_deleted" for column in there):
+            self._make(server, of.add_deleted())
+
+    def _ensure_tombstones(self, server: Server) -> None:
+        config, of = self._config, self._statements()
+        names = known_columns(of, config.changes.sequence_by)
+        table = [column for column in self._columns(server, config.table) if column.name in names]
+        there = self._columns(server, config.table + DELETED)
+        made = [make_tombstones(of, config.changes.sequence_by), *index_tombstones(of)]
+        self._ensure(server, tombstones(of), table, there, made)
+        if any(column.name not in {c.name for c in there} for column in table if there):
+            self._make(server, index_tombstones(of)[0])
+
+    def _ensure(
+        self,
+        server: Server,
+        beside: Identifier,
+        table: Sequence[Column],
+        there: Sequence[Column],
+        made: Sequence[psycopg.sql.Composed],
+    ) -> None:
+        """Let a table beside the sink's own have its columns, with the types that they have by now."""
+        known = {column.name: column for column in there}
+        if not there:
+            with suppress(errors.UniqueViolation, errors.DuplicateTable), server.transaction():
+                self._limit_waiting(server)
+                for statement in made:
+                    server.execute(statement, {})
+        for column in table if there else ():
+            if column.name not in known:
+                self._make(server, add_column(beside, column))
+            elif known[column.name].said != column.said:
+                self._make(server, fit_column(beside, column))
+
+    def _make(self, server: Server, statement: psycopg.sql.Composed) -> None:
+        """Make a table that another run may make at the same moment."""
+        with suppress(errors.UniqueViolation, errors.DuplicateTable), server.transaction():
+            self._limit_waiting(server)
+            server.execute(statement, {})
+
+    def _columns(self, server: Server, table: str) -> Sequence[Column]:
+        return [Column(*row) for row in server.execute(COLUMNS, [self._config.schema, table]).fetchall()]
+
+    def _is_unique(self, server: Server) -> bool:
+        config = self._config
+        found = server.execute(UNIQUE, [config.schema, config.table, sorted(config.key)]).fetchone()
+        return found is not None and bool(found[0])
+
+    def _names_prepared(self, server: Server) -> bool:
+        return any(column.name == "prepared" for column in self._columns(server, MARKER))
+
+    def _statements(self, columns: Sequence[str] = ()) -> Statements:
+        config = self._config
+        return Statements(config.schema, config.table, config.key, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What the table of marks says of a sink."""
+
+    run: int
+    target: str
+    history_from: int | None
+    mark: Mark | None
+
+
+def _of(owner: Owner) -> dict[str, Any]:
+    return {"root": owner.root, "sink": owner.sink}
+
+
+def _values(mark: Mark) -> dict[str, Any]:
+    return {
+        "attempt": int(mark.attempt),
+        "checkpoint": int(mark.checkpoint),
+        "version": int(mark.version),
+    }
+
+
+def _called(owner: Owner) -> str:
+    """Name the connections of a sink, so that a newer run finds those of older ones."""
+    digest = hashlib.sha256(f"{owner.root} {owner.sink}".encode()).hexdigest()
+    return f"spark_abs {owner.sink[:20]} {digest[:32]}"

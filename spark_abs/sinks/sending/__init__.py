@@ -1,0 +1,1 @@
+"""The threads that send rows to sinks outside the job."""

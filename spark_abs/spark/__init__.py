@@ -1,0 +1,1 @@
+"""All that reaches into Spark's JVM or knows its private classes."""

@@ -1,0 +1,192 @@
+"""The driver's JVM as a process: what it logs, the signals that it gets, its threads and their pools.
+
+As in `jvm`, what is private to Spark was read in Spark 4.2.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkContext
+from pyspark.java_gateway import ensure_callback_server_started
+
+from spark_abs.errors import StageStopped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_HALT_S, _DRAIN_MS = 2.0, 2000
+_INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
+)
+"""What Spark looks for in the error of a batch function (`StreamExecution.PROXY_ERROR`).
+
+It must be short: with all of the real error after it, Spark's pattern overflows its stack.
+"""
+
+_NOISE: Mapping[str, str] = {
+    # What `StreamingQuery.stop` says of a query that is idle, twice for each.
+    "org.apache.spark.scheduler.DAGScheduler": "(?s)Failed to cancel job group.*",
+    # Said of every streaming query, and of every one with state.
+    "org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream": "(?s).*adaptive.*",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution": "(?s)Disabling AQE.*",
+    # A key group that has no state yet.
+    "org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer": (
+        "(?s)Value state .* doesn't contain a value.*"
+    ),
+}
+"""Warnings of Spark, by logger, that jobs cause by working as they should."""
+
+
+def hush(spark: SparkSession) -> None:
+    """Keep `_NOISE` out of the driver's log, and what py4j tells of its calls out of ours; repeatable.
+
+    A logger that has a filter already keeps that one.
+    """
+    calls, py4j = logging.getLogger("py4j.clientserver"), logging.getLogger("py4j")
+    calls.addFilter(_is_no_refusal)
+    if py4j.level == logging.NOTSET:
+        py4j.setLevel(logging.WARNING)
+    jvm: Any = spark._jvm
+    with suppress(Py4JError, TypeError):  # another logging library than Spark's own
+        context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
+        configuration, core = context.getConfiguration(), jvm.org.apache.logging.log4j.core
+        result = core.Filter.Result
+        for name, pattern in _NOISE.items():
+            logger = configuration.getLoggerConfig(name)
+            if str(logger.getName()) != name:
+                logger = core.config.LoggerConfig(name, None, True)
+                configuration.addLogger(name, logger)
+            if logger.getFilter() is None:
+                new = core.filter.RegexFilter.createFilter(pattern, None, False, result.DENY, result.NEUTRAL)
+                logger.addFilter(new)
+        context.updateLoggers()
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """Say whether what py4j logs is anything but a batch that came too late to begin."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, StageStopped) and not isinstance(error and error.__context__, StageStopped)
+
+
+def make_pool(spark: SparkSession, name: str) -> None:
+    """Make a scheduler pool where pools share fairly, if it is not there: Spark would do so and warn."""
+    context: Any = spark.sparkContext._jsc
+    context, jvm = context.sc(), cast("Any", spark._jvm)
+    if str(context.getSchedulingMode().toString()) != "FAIR" or not context.getPoolForName(name).isEmpty():
+        return
+    scheduler = jvm.org.apache.spark.scheduler
+    context.taskScheduler().rootPool().addSchedulable(
+        scheduler.Pool(name, scheduler.SchedulingMode.FIFO(), 0, 1)
+    )
+
+
+def sleep_until_stopped(spark: SparkSession) -> None:
+    """Sleep in the JVM's thread that has called into this one, until Spark interrupts it.
+
+    That is how Spark stops a query. Returns at once if Python's threads are not bound to those of the JVM:
+    nobody would be woken.
+
+    Raises:
+        StageStopped: the query was stopped; Spark knows by its words that this is no failure.
+    """
+    jvm: Any = spark._jvm
+    if isinstance(spark.sparkContext._gateway, ClientServer):
+        with suppress(Py4JError):
+            jvm.java.lang.Thread.sleep(2**40)
+        raise StageStopped(_INTERRUPTED)
+
+
+@contextmanager
+def hearing_signals(context: SparkContext, hear: Callable[[int], None]) -> Iterator[None]:
+    """Keep SIGTERM from ending the JVM meanwhile, and hear of the signals that it gets in our place.
+
+    A JVM that this process has started ends when this process does. One that has started this process, as
+    spark-submit does, is who a terminal, systemd or Kubernetes knows.
+    """
+    jvm, gateway = cast("Any", context._jvm), cast("Any", context._gateway)
+    mine = getattr(gateway, "proc", None) is not None
+    mine_to_obey = not mine and int(jvm.java.lang.ProcessHandle.current().pid()) == os.getppid()
+    before = []
+    if mine or mine_to_obey:
+        handler: Any = jvm.sun.misc.SignalHandler.SIG_IGN
+        if mine_to_obey:
+            ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+            handler = _Heard(hear)
+        for name in ("TERM",) if mine else ("TERM", "INT"):
+            with suppress(Py4JError):  # the JVM was told to leave signals alone
+                number = jvm.sun.misc.Signal(name)
+                before.append((number, jvm.sun.misc.Signal.handle(number, handler)))
+    try:
+        yield
+    finally:
+        for number, old in before:
+            with suppress(Py4JError, OSError):
+                jvm.sun.misc.Signal.handle(number, old)
+
+
+class _Heard:
+    """A handler of signals in Python: the JVM calls it in a thread of a callback."""
+
+    def __init__(self, hear: Callable[[int], None]) -> None:
+        self._hear = hear
+
+    def handle(self, number: Any) -> None:
+        """Pass a signal on."""
+        self._hear(int(number.getNumber()))
+
+    class Java:
+        """What py4j makes of it."""
+
+        implements = ("sun.misc.SignalHandler",)
+
+
+def drain_events(spark: SparkSession) -> None:
+    """Wait a moment until listeners have heard of all that has happened: one that was removed may be late."""
+    context: Any = spark.sparkContext._jsc
+    with suppress(Py4JError):
+        context.sc().listenerBus().waitUntilEmpty(_DRAIN_MS)
+
+
+def end_session() -> None:
+    """Stop the session, then close all state stores, if the JVM belongs to this process and lives."""
+    gateway: Any = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is None or process.poll() is not None:
+        return
+    with suppress(Py4JError, OSError):
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
+        close_state_stores(gateway.jvm)
+
+
+def close_state_stores(jvm: Any) -> None:
+    """Close the state stores that a JVM has open, once their maintenance has ended.
+
+    `StateStore.stop` alone waits for maintenance with a lock that maintenance wants: it waits for
+    `spark.sql.streaming.stateStore.maintenanceShutdownTimeout`, five minutes, and one more.
+    """
+    stores = getattr(getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$"), "MODULE$")
+    stores.stopMaintenanceTaskWithoutLock()
+    stores.stop()
+
+
+def halt_jvm(code: int) -> None:
+    """End the JVM without its farewells, if it belongs to this process or this process to it."""
+    gateway: Any = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        process.kill()
+    elif gateway is not None and int(os.environ.get("PYSPARK_GATEWAY_PORT", "0")):
+        halting = threading.Thread(
+            target=lambda: gateway.jvm.java.lang.Runtime.getRuntime().halt(code), daemon=True
+        )
+        halting.start()
+        halting.join(_HALT_S)

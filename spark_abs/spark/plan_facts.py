@@ -1,0 +1,70 @@
+"""What a job asks of the plan that Spark has analysed for a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_abs.manifest import OperatorShape, SourceShape
+from spark_abs.model import ChannelId
+from spark_abs.spark.kafka_source import KafkaSource
+
+_FUNCTION = "stateful function "
+
+
+def function_name(uid: str) -> str:
+    """Return the name of the node of a plan that packs the rows of a stateful function."""
+    return f"{_FUNCTION}{uid}"
+
+
+def function_in(name: str) -> str | None:
+    """Return the uid of the function that stands below a node of a plan, None if none of ours does."""
+    return name.removeprefix(_FUNCTION) if name.startswith(_FUNCTION) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """A `withWatermark` in a stage's plan, and the channels whose rows pass it."""
+
+    column: str
+    delay_ms: int
+    channels: tuple[ChannelId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """What Spark's analysed plan of a stage says."""
+
+    sources: tuple[str, ...]
+    """Names of its native streaming sources."""
+    channels: tuple[ChannelId, ...]
+    """Channels it reads, repeats kept."""
+    watermarks: tuple[Watermark, ...]
+    holds_rows: bool
+    """Whether an operator lets rows out only after the watermark has passed them."""
+    streaming: bool
+    static_tables: Mapping[str, int]
+    """Delta tables read as static frames, and their versions."""
+    moving_tables: tuple[str, ...] = ()
+    """Those of them that Spark would read anew in every batch."""
+    lookup_tables: tuple[str, ...] = ()
+    """The Delta tables of its lookups."""
+    keeps_state: bool = False
+    """Whether an operator has state."""
+    functions: tuple[str, ...] = ()
+    """What each `transformWithState` runs, in the order in which Spark numbers them: the uid of a stateful
+    function, empty for one that is none of ours."""
+    streamed_tables: tuple[str, ...] = ()
+    """Delta tables read as streams."""
+    streams: tuple[SourceShape, ...] = ()
+    """What it reads as streams, in the order of Spark's offset files."""
+    operators: tuple[OperatorShape, ...] = ()
+    """Its stateful operators, from the root of the plan down."""
+    by_place: tuple[tuple[str, ...], ...] | None = None
+    """See `StageShape.by_place`."""
+    columns: Mapping[ChannelId, frozenset[int]] | None = None
+    """The places of the columns that it uses of each channel; None if it reads whole rows."""
+    kafka: tuple[KafkaSource, ...] = ()
+    """Its Kafka sources."""
+    repeatable: bool = True
+    """Whether the same input gives the same rows: nothing in it is random, or reads what moves on."""

@@ -1,0 +1,333 @@
+"""Calls into the JVM or into Spark's private API, of what a job is planned with. Read in Spark 4.2."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException
+
+from spark_abs.errors import UsageError
+from spark_abs.model import ChannelId
+from spark_abs.spark.plan_facts import PlanFacts, Watermark, function_in
+from spark_abs.spark.session import read_version
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+DRAFT = "sparkAbsChannel"
+"""The option by which the draft of a gate says which channel it stands for."""
+_EXECUTORS_S, _EXECUTORS_POLL_S = 10.0, 0.1
+_DELTA = ("delta", "org.apache.spark.sql.delta.sources.deltadatasource")
+_FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
+_TRANSFORMS = frozenset(("TransformWithState", "TransformWithStateInPySpark"))
+_HOLDING = _TRANSFORMS | {"Aggregate", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
+_KEEPING = _HOLDING | {"Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"}
+_GIVEN = frozenset(("LogicalRDD", "LocalRelation", "OneRowRelation", "Range"))
+"""Leaves of a batch's plan: its rows, and what the plan itself holds."""
+_COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
+_OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
+
+
+def plan_facts(frame: DataFrame) -> PlanFacts:
+    """Read the analysed plan of a stage's frame."""
+    plan = frame._jdf.queryExecution().analyzed()
+    sources: list[str] = []
+    channels: list[ChannelId] = []
+    static: dict[str, int] = {}
+    moving: list[str] = []
+    streamed: list[str] = []
+    watermarks: list[Watermark] = []
+    functions: list[str] = []
+    holds, keeps, inside = False, False, ""
+    for node in nodes(plan):
+        name = node.getClass().getSimpleName()
+        streaming = bool(node.isStreaming())
+        keeps |= streaming and (name in _KEEPING or (name == "Join" and of_streams(node)))
+        if name == "MapInArrow":
+            inside = str(node.expressions().head().name())  # a PythonUDF
+        elif name in _TRANSFORMS:
+            functions.append(function_in(inside) or "")
+            inside = ""
+        if name in ("StreamingRelation", "StreamingRelationV2"):
+            channel = channel_of(node) if name == "StreamingRelationV2" else None
+            if channel is None:
+                sources.append(str(node.sourceName()))
+                streamed += _streamed_tables(node)
+            else:
+                channels.append(channel)
+        elif name == "EventTimeWatermark":
+            watermarks.append(_watermark(frame.sparkSession, node))
+        elif (index := _delta_index(frame.sparkSession, node)) is not None:
+            static[str(index.path().toString())] = int(index.getSnapshot().version())
+            if not index.isTimeTravelQuery():
+                moving.append(str(index.path().toString()))
+        elif streaming and (
+            name in _HOLDING or (name == "Join" and node.joinType().toString() in _OUTER and of_streams(node))
+        ):
+            holds = True
+    return PlanFacts(
+        tuple(sources),
+        tuple(channels),
+        tuple(watermarks),
+        holds,
+        frame.isStreaming,
+        static,
+        moving_tables=tuple(moving),
+        keeps_state=keeps,
+        functions=tuple(functions),
+        streamed_tables=tuple(streamed),
+        repeatable=bool(plan.deterministic()) and not moving,
+    )
+
+
+def repeatable(frame: DataFrame) -> bool:
+    """Say whether a frame made from that of a batch has the same rows however often it is evaluated.
+
+    Not if something in it is random, or if it reads anything but the batch. Spark takes a Python function at
+    its word: one that is random has to say so, with `asNondeterministic`.
+    """
+    plan = frame._jdf.queryExecution().analyzed()
+    leaves = (node.getClass().getSimpleName() for node in nodes(plan) if not node.children().size())
+    return bool(plan.deterministic()) and all(name in _GIVEN for name in leaves)
+
+
+def refusal(frame: DataFrame, output_mode: str) -> str | None:
+    """Return in one line why Spark would not start a stream of this plan, None if it would.
+
+    Asked of the checker that every start of a streaming query asks; the session is to be the active one.
+    """
+    spark: Any = frame.sparkSession
+    if spark.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
+        return None
+    modes = spark._jvm.org.apache.spark.sql.streaming.OutputMode
+    mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[output_mode]()
+    checker = spark._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
+    except AnalysisException as error:
+        return str(error).strip().partition("\n")[0].rstrip(";")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedTable:
+    """A static table that is read at one version for the whole run."""
+
+    path: str
+    version: int
+
+
+def pin_version(frame: DataFrame) -> tuple[DataFrame, PinnedTable | None]:
+    """Return a frame that is nothing but a Delta table at the version it has now; any other as it is.
+
+    Spark looks for a newer version of such a static table in every batch, also in one that is repeated.
+    """
+    plan, alias = _below_alias(frame)
+    index = _delta_index(frame.sparkSession, plan)
+    if index is None or index.isTimeTravelQuery():
+        return frame, None
+    pinned = PinnedTable(str(index.path().toString()), int(index.getSnapshot().version()))
+    table = read_version(frame.sparkSession, pinned.path, pinned.version)
+    return table if alias is None else table.alias(alias), pinned
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTable:
+    """A Delta table as a static frame reads it."""
+
+    path: str
+    """As in `PlanFacts`."""
+    id: str
+
+
+def read_tables(frame: DataFrame) -> tuple[ReadTable, ...]:
+    """Return the Delta tables that a frame reads as static ones, each with the id at the version it reads."""
+    plan = frame._jdf.queryExecution().analyzed()
+    found = (_delta_index(frame.sparkSession, node) for node in nodes(plan))
+    return tuple(
+        ReadTable(str(index.path().toString()), str(index.getSnapshot().metadata().id()))
+        for index in found
+        if index is not None
+    )
+
+
+def is_delta_stream(frame: DataFrame) -> bool:
+    """Say whether a streaming frame is nothing but a Delta table."""
+    node = _below_alias(frame)[0]
+    if node.getClass().getSimpleName() != "StreamingRelation":
+        return False
+    return str(node.dataSource().className()).lower() in _DELTA
+
+
+def read_anew(frame: DataFrame) -> DataFrame:
+    """Return a frame for which `is_delta_stream` holds with the columns that the table has now."""
+    node, alias = _below_alias(frame)
+    source = node.dataSource()
+    reader = frame.sparkSession.readStream.format("delta")
+    reader = reader.options(**{str(pair._1()): str(pair._2()) for pair in items(source.options().toSeq())})
+    named = source.catalogTable()
+    made = reader.table(str(named.get().identifier().quotedString())) if named.isDefined() else reader.load()
+    return made if alias is None else made.alias(alias)
+
+
+def _below_alias(frame: DataFrame) -> tuple[Any, str | None]:
+    """Return what a frame reads below the names that it gives it, and the outermost of these."""
+    plan, alias = frame._jdf.queryExecution().analyzed(), None
+    while plan.getClass().getSimpleName() == "SubqueryAlias":
+        plan, alias = plan.child(), alias or str(plan.alias())
+    return plan, alias
+
+
+def optimized(frame: DataFrame) -> Any | None:
+    """Return a frame's plan when Spark has optimized it, None if it cannot be."""
+    state = frame.sparkSession._jsparkSession.sessionState()
+    try:
+        return state.optimizer().execute(frame._jdf.queryExecution().analyzed())
+    except Py4JJavaError as error:
+        log.debug("a plan cannot be optimized: %s", error)
+        return None
+
+
+def nodes(plan: Any) -> Iterator[Any]:
+    """Iterate a plan from the top; what expressions ask of other plans (`IN (SELECT …)`) is part of it."""
+    yield plan
+    for below in (plan.children(), plan.subqueries()):
+        for node in items(below):
+            yield from nodes(node)
+
+
+def items(seq: Any) -> Iterator[Any]:
+    """Iterate a sequence of Scala."""
+    for i in range(seq.size()):
+        yield seq.apply(i)
+
+
+def of_streams(join: Any) -> bool:
+    """Say whether both sides of a join are streams."""
+    return bool(join.left().isStreaming() and join.right().isStreaming())
+
+
+def channel_of(node: Any) -> ChannelId | None:
+    """Return the channel that a relation is the draft of, None if it is none."""
+    channel = node.extraOptions().get(DRAFT)
+    return None if channel is None else ChannelId(str(channel))
+
+
+def _streamed_tables(node: Any) -> tuple[str, ...]:
+    """Return the path of a Delta table that is read as a stream, by its path or by its name."""
+    if node.getClass().getSimpleName() != "StreamingRelation":
+        return ()
+    source = node.dataSource()
+    path = source.options().get("path")
+    return (str(path.get()),) if str(source.className()).lower() in _DELTA and path.isDefined() else ()
+
+
+def _watermark(spark: SparkSession, node: Any) -> Watermark:
+    jvm: Any = spark._jvm
+    delay = jvm.org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark.getDelayMs(node.delay())
+    below = (
+        channel_of(leaf) for leaf in nodes(node) if leaf.getClass().getSimpleName() == "StreamingRelationV2"
+    )
+    column = str(node.eventTime().toString()).partition("#")[0].lstrip("'")
+    return Watermark(column, int(delay), tuple(c for c in below if c is not None))
+
+
+def _delta_index(spark: SparkSession, node: Any) -> Any | None:
+    """Return Delta's file index if a node is a Delta table read as a static frame."""
+    if node.getClass().getSimpleName() != "LogicalRelation" or node.isStreaming():
+        return None
+    jvm: Any = spark._jvm
+    if not jvm.py4j.reflection.TypeUtil.isInstanceOf(_FILES, node.relation()):
+        return None
+    index = node.relation().location()
+    return index if index.getClass().getSimpleName() == "TahoeLogFileIndex" else None
+
+
+def refuse_unsupported_session(spark: SparkSession) -> None:
+    """Refuse session settings under which the cut of a stage, or what a batch has written, cannot be known.
+
+    Raises:
+        UsageError: names the setting and the value it must have.
+    """
+    conf: Callable[[str, str], str | None] = spark.conf.get
+    if conf("spark.sql.streaming.asyncProgressTracking.enabled", "false") == "true":
+        raise UsageError(
+            "asynchronous progress tracking leaves batches unlogged: unset asyncProgressTracking.enabled"
+        )
+    if conf(_COORDINATION, "true") == "false":
+        raise UsageError(
+            f"two attempts of a task could both leave their files in a batch: unset {_COORDINATION}"
+        )
+
+
+@contextmanager
+def as_active(spark: SparkSession) -> Iterator[None]:
+    """While this lasts, a session is the active one of this thread.
+
+    Spark registers and finds Python data sources by the active session, whichever it was asked through.
+    """
+    sessions: Any = spark._get_j_spark_session_class(spark._jvm)
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
+def active_query(spark: SparkSession, query_id: str) -> Any | None:
+    """Return the JVM's handle of a query that runs under any session of this process, None if none does."""
+    jvm: Any = spark._jvm
+    queries = spark._jsparkSession.sharedState().activeStreamingQueries()
+    return queries.get(jvm.java.util.UUID.fromString(query_id))
+
+
+def executor_count(spark: SparkSession) -> int:
+    """Return how many executors there are now, the driver not counted; at least one."""
+    context: Any = spark.sparkContext._jsc
+    return max(1, len(context.sc().statusTracker().getExecutorInfos()) - 1)
+
+
+def task_slots(spark: SparkSession) -> int:
+    """Return how many tasks can run at once: on the cores of this machine, or of all executors.
+
+    On a cluster that is what its executors have by now, or what the configuration asks for if that is more;
+    waits a moment for the first executor if neither is known. At least one.
+    """
+    java_context: Any = spark.sparkContext._jsc
+    context = java_context.sc()
+    conf = context.conf()
+    promised = 0
+    if not context.isLocal():
+        dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        name = "spark.dynamicAllocation.maxExecutors" if dynamic else "spark.executor.instances"
+        promised = int(conf.get(name, "0") or 0) * int(conf.get("spark.executor.cores", "1") or 1)
+    deadline, pause = time.monotonic() + _EXECUTORS_S, threading.Event()
+    while not (cores := _executor_cores(context)) and not promised and time.monotonic() < deadline:
+        pause.wait(_EXECUTORS_POLL_S)
+    found = max(cores, promised) or int(context.defaultParallelism())
+    return max(1, found // int(conf.get("spark.task.cpus", "1") or 1))
+
+
+def _executor_cores(context: Any) -> int:
+    """Return the cores of all live executors; of the driver where it is the only one."""
+    listed = context.statusStore().executorList(True)
+    local = bool(context.isLocal())
+    return sum(int(e.totalCores()) for e in items(listed) if local or str(e.id()) != "driver")
+
+
+def batches_retained(spark: SparkSession) -> int:
+    """Return how many batches Spark keeps the logs and state of."""
+    return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)

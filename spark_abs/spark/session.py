@@ -1,0 +1,221 @@
+"""Spark sessions that are ready for a job: Delta, RocksDB state, one scheduler pool per stage."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+
+from delta import configure_spark_with_delta_pip
+from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_abs.errors import SparkNotStarted, UsageError
+from spark_abs.spark.gateway import KnownJars, may_name_jars, quiet_log
+from spark_abs.store.storage import Storage
+
+SESSION_CONF: Mapping[str, str] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Each stage has a pool of its own, so that a long batch of one does not starve the others; the names of
+    # the pools say who comes first.
+    "spark.scheduler.mode": "FAIR",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    # A batch then writes what it changed, not all of RocksDB: a checkpoint copies as little.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Hive's jars bring another one, which renames no file onto a file that is there: state that is written
+    # again would stay as it was.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    # Delta's log, pyarrow and Spark agree on microseconds; Spark's own default is INT96.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Delta splits the state of a table's log into 50 tasks otherwise, of any table, however small.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # A query without input asks its source a hundred times a second otherwise: a file source lists its
+    # directory each time.
+    "spark.sql.streaming.pollingDelay": "50ms",
+    # A bar that is drawn over the lines of the log: pyspark has it by default.
+    "spark.ui.showConsoleProgress": "false",
+}
+"""What a session needs, or is much better with."""
+
+HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.5.0"
+"""Hadoop's S3A connector, in the version of the Hadoop that pyspark brings along."""
+
+KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+"""Spark's Kafka connector: a session that reads from Kafka needs it among its `packages`."""
+
+_SUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "pyspark": ("4.2.",),
+    "delta-spark": ("4.4.",),
+    "pandas": ("2.",),
+}
+
+
+def spark_session(
+    app_name: str, master: str | None = None, *, packages: Sequence[str] = (), **conf: str
+) -> SparkSession:
+    """Build a session with Delta ready, or return the one that this process has.
+
+    Args:
+        app_name: the name shown by Spark.
+        master: Spark's master, None to leave it to spark-submit or `spark-defaults.conf`.
+        packages: Maven coordinates to fetch beside Delta's, as `HADOOP_AWS` for a root in an object store, or
+            `KAFKA` for jobs that read from Kafka.
+        **conf: further settings; they win over `SESSION_CONF`.
+
+    Raises:
+        UsageError: this is Spark Connect, or a version that spark_abs does not run on.
+        SparkNotStarted: there is no Java that Spark can use.
+    """
+    builder = _prepared(SparkSession.builder.appName(app_name))
+    if master is not None:
+        builder = builder.master(master)
+    known = KnownJars([*(version(name) for name in ("pyspark", "delta-spark")), *packages])
+    jars = known.find() if may_name_jars(conf) else ()
+    if jars:
+        builder = builder.config("spark.jars", ",".join(jars))
+    else:
+        builder = configure_spark_with_delta_pip(builder, list(packages))
+    fresh = SparkContext._active_spark_context is None
+    try:
+        with quiet_log():
+            session = builder.config(map=dict(conf)).getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        home = os.environ.get("JAVA_HOME")
+        where = f"JAVA_HOME is {home}" if home else "JAVA_HOME is not set"
+        raise SparkNotStarted(
+            f"Spark could not be started: Java 17 is missing, or JAVA_HOME is wrong ({where}); what the JVM "
+            "said, if there was one, stands above"
+        ) from error
+    if fresh and not jars and may_name_jars(conf):
+        known.keep(session.sparkContext.getConf().get("spark.jars", "") or "")
+    check_session(session)
+    return session
+
+
+def configure(builder: SparkSession.Builder, *, packages: Sequence[str] = ()) -> SparkSession.Builder:
+    """Add to a builder what a session needs: `SESSION_CONF`, the Delta jars, this Python for the workers.
+
+    What is set on the builder afterwards wins. An executor on another machine may keep its Python
+    elsewhere: set PYSPARK_PYTHON before, it is left alone then.
+
+    Raises:
+        UsageError: as for `spark_session`.
+    """
+    return configure_spark_with_delta_pip(_prepared(builder), list(packages))
+
+
+def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
+    if type(builder) is not SparkSession.Builder or _connect_requested():
+        raise UsageError(_NO_CONNECT)
+    _check_versions()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return builder.config(map=dict(SESSION_CONF))
+
+
+def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
+    """Tell a session, and with it the executors, how a store is reached; other sessions are not told.
+
+    Spark shows the names of such settings and not what is secret in them.
+    """
+    for name, value in storage.hadoop().items():
+        session.conf.set(name, value)
+
+
+_REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+_old_versions = threading.Lock()
+
+
+@contextmanager
+def old_versions(session: SparkSession) -> Iterator[None]:
+    """Let Delta open versions of a table that are older than its `delta.deletedFileRetentionDuration`.
+
+    Delta refuses all of them but the newest, since VACUUM may delete their files at any time. Those that we
+    ask for are recorded: they are read as long as their files are there, and a file that is gone is an error.
+    """
+    with _old_versions:
+        before = session.conf.get(_REFUSES_OLD, None)
+        session.conf.set(_REFUSES_OLD, "false")
+        try:
+            yield
+        finally:
+            if before is None:
+                session.conf.unset(_REFUSES_OLD)
+            else:
+                session.conf.set(_REFUSES_OLD, before)
+
+
+def read_version(session: SparkSession, uri: str, at: int) -> DataFrame:
+    """Return a Delta table as of a version, however old; see `old_versions`."""
+    with old_versions(session):
+        return session.read.format("delta").option("versionAsOf", int(at)).load(uri)
+
+
+def check_session(session: SparkSession) -> None:
+    """Refuse a session that a job cannot run on.
+
+    Raises:
+        UsageError: it is a Spark Connect session, has another version than pyspark, or no Delta.
+    """
+    if not isinstance(session, SparkSession):
+        raise UsageError(_NO_CONNECT)
+    _check_versions()
+    if session.version != version("pyspark"):
+        raise UsageError(
+            f"the cluster runs Spark {session.version}, this Python has pyspark {version('pyspark')}: "
+            "install the same version on both"
+        )
+    lacking = [
+        name
+        for name in _OF_DELTA
+        if SESSION_CONF[name] not in (session.conf.get(name, "") or "").replace(" ", "").split(",")
+    ]
+    if lacking:
+        raise UsageError(_without_delta(lacking))
+
+
+_OF_DELTA = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog")
+"""Settings by which a session has Delta: no session takes them once it is there."""
+
+
+def _without_delta(lacking: Sequence[str]) -> str:
+    jar = f"io.delta:delta-spark_{'.'.join(version('pyspark').split('.')[:2])}_2.13:{version('delta-spark')}"
+    wanted = [f"{name}={SESSION_CONF[name]}" for name in lacking]
+    return "\n  ".join(
+        [
+            "the session was built without Delta, and Spark takes these settings only when it starts:",
+            *wanted,
+            f"spark.jars.packages={jar} (or that jar on the class path)",
+            "In a script or notebook, stop it with spark.stop() and call spark_abs.spark_session(...). On a "
+            "cluster, put them into its Spark configuration or spark-defaults.conf, or give them to "
+            "spark-submit with --conf. Other spark.sql.extensions stay beside it, separated by commas.",
+        ]
+    )
+
+
+_NO_CONNECT = (
+    "spark_abs needs a classic session, Spark Connect is not supported: unset SPARK_REMOTE and spark.remote"
+)
+
+
+def _connect_requested() -> bool:
+    named = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
+    return (
+        any(name in os.environ for name in named) or os.environ.get("SPARK_API_MODE", "").lower() == "connect"
+    )
+
+
+def _check_versions() -> None:
+    for package, prefixes in _SUPPORTED.items():
+        found = version(package)
+        if not found.startswith(prefixes):
+            wanted = " or ".join(f"{prefix}*" for prefix in prefixes)
+            raise UsageError(f"spark_abs needs {package} {wanted}, found {found}: install it with pip")
