@@ -54,6 +54,16 @@ def parsed(text: str | bytes, kind: type[T], what: str) -> T:
     return plain
 
 
+def require_format(version: int, known: int, what: str) -> None:
+    """Refuse a stored value of a newer format than this version of the package knows.
+
+    Raises:
+        DamageError: names `what` has the format, and both numbers.
+    """
+    if version > known:
+        raise DamageError(f"{what} has format {version}, the newest known is {known}: upgrade spark_abs")
+
+
 def from_json(cls: type[T], text: str | bytes) -> T:
     """Decode JSON text into `cls`.
 

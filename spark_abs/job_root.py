@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spark_abs.config import session_settings
 from spark_abs.logs import speak
-from spark_abs.manifests.resolve import check_savepoint_name
+from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.model import CheckpointId
 from spark_abs.observe.client import ask_run, new_command, set_live, stop_run
 from spark_abs.observe.events import event_table

@@ -292,14 +292,18 @@ class Manifest:
         """Bytes that this checkpoint wrote."""
         return sum(stage.size_new for stage in self.stages)
 
+    def channel_cuts(self) -> dict[ChannelId, Version]:
+        """Return the entry of each channel that holds the barrier: those after it are not part of this."""
+        return {
+            channel_id(stage.stage, output.output): output.version
+            for stage in self.stages
+            for output in stage.outputs
+            if output.kind == CHANNEL and output.version is not None
+        }
+
     def in_flight(self) -> tuple[InFlight, ...]:
         """Return what lies between each stage and the barrier in its open inputs, rows or not."""
-        cuts = {
-            channel_id(s.stage, o.output): o.version
-            for s in self.stages
-            for o in s.outputs
-            if o.kind == "channel" and o.version is not None
-        }
+        cuts = self.channel_cuts()
         found: dict[tuple[StageId, ChannelId], InFlight] = {}
         for stage in self.stages:
             for position in stage.positions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_abs.channels.follow import Clock, LogTail
-from spark_abs.codec import from_json
+from spark_abs.codec import from_json, require_format
 from spark_abs.errors import DamageError
 from spark_abs.model import FORMAT, CheckpointId, CheckpointMode, Version
 from spark_abs.store.log import LogCommit
@@ -48,10 +48,7 @@ class Aborts:
             if commit.token is None or commit.metadata is None:
                 continue
             note = from_json(_ControlNote, commit.metadata)
-            if note.v > FORMAT:
-                raise DamageError(
-                    f"control/ has format {note.v}, the newest known is {FORMAT}: upgrade spark_abs"
-                )
+            require_format(note.v, FORMAT, "control/")
             self.ids |= frozenset(note.aborted or ())
             self.overtaken |= frozenset(note.overtaken or ())
         return (self.ids, self.overtaken) != before

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from spark_abs.codec import from_json, to_plain
-from spark_abs.errors import DamageError
+from spark_abs.codec import from_json, require_format, to_plain
 from spark_abs.model import (
     FORMAT,
     NO_BATCH,
@@ -68,10 +67,7 @@ def note_of(commit: LogCommit) -> EntryMetadata | None:
     if commit.token is None or commit.metadata is None:
         return None
     note = from_json(EntryMetadata, commit.metadata)
-    if note.v > FORMAT:
-        raise DamageError(
-            f"commit {commit.version} has format {note.v}, the newest known is {FORMAT}: upgrade spark_abs"
-        )
+    require_format(note.v, FORMAT, f"commit {commit.version}")
     return note
 
 

@@ -29,7 +29,7 @@ from spark_abs.channels.aborts import Aborts
 from spark_abs.channels.follow import Clock, Newest, follow
 from spark_abs.channels.offsets import StageOffsets
 from spark_abs.channels.schema import arrow_schema, conformed
-from spark_abs.codec import from_json, from_plain
+from spark_abs.codec import from_json, from_plain, require_format
 from spark_abs.errors import DamageError
 from spark_abs.model import (
     FORMAT,
@@ -309,8 +309,7 @@ def position_of(offset: dict[str, Any]) -> Position:
         DamageError: it is none, or has a newer format.
     """
     position = from_plain(Position, offset)
-    if position.v > FORMAT:
-        raise DamageError(f"position of {position.channel} has format {position.v}, newest known is {FORMAT}")
+    require_format(position.v, FORMAT, f"position of {position.channel}")
     return position
 
 

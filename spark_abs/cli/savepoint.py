@@ -6,7 +6,7 @@ import click
 
 from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import UsageError
-from spark_abs.manifests.resolve import check_savepoint_name
+from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.observe.client import ask_run, new_command
 from spark_abs.protocol.control import CommandKind
 from spark_abs.quantities import duration_ms

@@ -20,7 +20,7 @@ from spark_abs.compatibility.same_tables import require_same_table
 from spark_abs.compatibility.schema_logs import copied_logs
 from spark_abs.errors import AbsError, DamageError, GraphError, Refused, UsageError
 from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.manifests.resolve import check_savepoint_name, resolve
+from spark_abs.manifests.find import check_savepoint_name, resolve
 from spark_abs.model import LookupVersion, StageId, channel_id
 from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.plan.graph import JobGraph

@@ -305,14 +305,7 @@ class Knowledge:
         return sum(1 for e in entries if e.files and (until is None or e.version <= until))
 
     def _cuts(self) -> dict[ChannelId, Version]:
-        """Return where the checkpoint has the end of each channel."""
-        stages = self._manifest.stages if self._manifest is not None else ()
-        return {
-            channel_id(s.stage, o.output): o.version
-            for s in stages
-            for o in s.outputs
-            if o.kind == CHANNEL and o.version is not None
-        }
+        return self._manifest.channel_cuts() if self._manifest is not None else {}
 
 
 def _newest_first(table: Table) -> Iterator[Entry | None]:

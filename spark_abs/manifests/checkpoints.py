@@ -20,12 +20,13 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties
 from deltalake.exceptions import CommitFailedError
 
-from spark_abs.codec import from_json, to_json
-from spark_abs.errors import CheckpointNotFound, DamageError
+from spark_abs.codec import from_json, require_format, to_json
+from spark_abs.errors import AbortReason, CheckpointNotFound, DamageError
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.reading import read_rows, row_files
-from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version
+from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version, checked_relative
 from spark_abs.protocol.attempt import Attempt
+from spark_abs.protocol.control import Aborted, ControlState, settle
+from spark_abs.store.control import Control
 from spark_abs.store.fence import require_newest, run_fence
 from spark_abs.store.root import Root
 from spark_abs.store.table import AddFile, Commit, Table
@@ -68,7 +69,7 @@ class Summary:
 
 
 class Checkpoints:
-    """A handle on `checkpoints/`. Not thread-safe."""
+    """The table `checkpoints/`. Not thread-safe."""
 
     def __init__(self, root: Root, job: str, table: Table) -> None:
         self._root = root
@@ -90,11 +91,11 @@ class Checkpoints:
         self._table.commit(lambda table: run_fence(table, self._job, run))
 
     def complete(self, manifest: Manifest) -> bool:
-        """Commit a manifest; False if the id already has an outcome, which then stands.
+        """Commit a manifest; False if the id already has an outcome.
 
         Raises:
             Fenced: a newer run decides the outcomes now.
-            CommitStateUnknown: the store did not say; ask `outcome` after reading again.
+            CommitStateUnknown: the store did not answer; it may be committed.
         """
         add = self._write(manifest)
         return self._decide(manifest.id, manifest.run, (add,))
@@ -112,8 +113,8 @@ class Checkpoints:
         """List completed checkpoints by id; reads flat columns only."""
         columns = [f.name for f in SCHEMA if f.name not in ("body", "v")]
         rows = self._rows(columns)
-        found = [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
-        return tuple(sorted(found, key=lambda s: s.id))
+        summaries = [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
+        return tuple(sorted(summaries, key=lambda s: s.id))
 
     def load(self, checkpoint: CheckpointId) -> Manifest:
         """Read one manifest.
@@ -123,21 +124,21 @@ class Checkpoints:
             DamageError: its row is damaged.
             OSError: the store cannot be read now.
         """
-        found = self._load(checkpoint)
-        if not found:
+        manifests = self._load(checkpoint)
+        if not manifests:
             raise CheckpointNotFound(f"no checkpoint {checkpoint} at {self._root.uri}: see `spark-abs list`")
-        return found[0]
+        return manifests[0]
 
     def load_all(self) -> tuple[Manifest, ...]:
         """Read every manifest, by id; again only when the table has another version."""
         self._table.refresh()
         if self._read is None or self._read[0] != self._table.version:
-            found = tuple(sorted(self._load(None), key=lambda m: m.id))
-            self._read = (self._table.version, found)
+            manifests = tuple(sorted(self._load(None), key=lambda m: m.id))
+            self._read = (self._table.version, manifests)
         return self._read[1]
 
     def newest_on(self, attempt: Attempt) -> Manifest | None:
-        """Return the newest checkpoint of an attempt, or else the one that it began from, if there is one.
+        """Return the newest checkpoint of an attempt, or else the checkpoint that it began from.
 
         Raises:
             DamageError: its row cannot be read.
@@ -148,12 +149,12 @@ class Checkpoints:
         return self.load(known) if known is not None and any(s.id == known for s in summaries) else None
 
     def retire(self, checkpoints: Sequence[CheckpointId], run: RunId) -> bool:
-        """Remove manifests; what only they named may be swept afterwards.
+        """Remove manifests; files that no other manifest names may be swept afterwards.
 
-        Returns False if another commit came in between: plan again on what stands then.
+        Returns False if another commit came first: read again and decide anew.
 
         Raises:
-            Fenced: a newer run decides what is kept now.
+            Fenced: a newer run owns the table.
         """
         if not checkpoints:
             return True
@@ -171,12 +172,11 @@ class Checkpoints:
     def _load(self, checkpoint: CheckpointId | None) -> list[Manifest]:
         rows = self._rows(["id", "v", "body"], checkpoint)
         for row in rows:
-            if row["v"] > FORMAT:
-                raise DamageError(f"checkpoint {row['id']} has format {row['v']}, newest known is {FORMAT}")
+            require_format(row["v"], FORMAT, f"checkpoint {row['id']}")
         return [from_json(Manifest, row["body"]) for row in rows]
 
     def _rows(self, columns: Sequence[str], checkpoint: CheckpointId | None = None) -> list[dict[str, Any]]:
-        """Read the row of one checkpoint, or all; what cannot be read at once is read file by file.
+        """Read the row of one checkpoint, or all rows: at once if possible, else file by file.
 
         Raises:
             DamageError: a file is missing, or its bytes are no rows.
@@ -185,12 +185,12 @@ class Checkpoints:
         self._table.refresh()
         filters = None if checkpoint is None else [("id", "=", int(checkpoint))]
         try:
-            found: list[dict[str, Any]] = self._table.read(columns, filters).to_pylist()
+            rows: list[dict[str, Any]] = self._table.read(columns, filters).to_pylist()
         except (DamageError, OSError):
             files = [f for f in row_files(self._table, PATH) if f.may_have(checkpoint)]
-            found = [row for file in files for row in read_rows(self._root, file.path, columns)]
-            found = [row for row in found if checkpoint in (None, row["id"])]
-        return found
+            rows = [row for file in files for row in read_rows(self._root, file.path, columns)]
+            rows = [row for row in rows if checkpoint in (None, row["id"])]
+        return rows
 
     def _decide(self, checkpoint: CheckpointId, run: RunId, adds: Sequence[AddFile]) -> bool:
         def decide(table: Table) -> Commit | None:
@@ -217,3 +217,65 @@ class Checkpoints:
         bounds = {"id": manifest.id}
         stats = {"numRecords": 1, "minValues": bounds, "maxValues": bounds, "nullCount": {"id": 0}}
         return AddFile(name, buffer.tell(), json.dumps(stats))
+
+
+def abort_open(control: Control, checkpoints: Checkpoints, run: RunId) -> ControlState:
+    """Abort every id that an older run claimed and left without an outcome; repeatable.
+
+    An id whose manifest was committed before the run died is complete, although `control/` does not say so.
+    `run` must have fenced `checkpoints/`, so that no older run completes them meanwhile.
+    """
+    state = control.state
+    for number in range(checkpoints.decided() + 1, state.last_claimed + 1):
+        checkpoints.abort(CheckpointId(number), run)
+    complete = {s.id for s in checkpoints.summaries()}
+    open_ids = tuple(c.barrier.id for c in state.claims)
+    aborted = tuple(
+        Aborted(i, AbortReason.RUN_ENDED, f"closed by run {run}") for i in open_ids if i not in complete
+    )
+    completed = tuple(i for i in open_ids if i in complete)
+    return control.update(lambda s: settle(s, aborted, completed))
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A file of the table of manifests, as its log has it."""
+
+    path: str
+    """Relative to the root."""
+    least: CheckpointId | None
+    """The first id in it; None if the log does not say."""
+    most: CheckpointId | None
+
+    def may_have(self, checkpoint: CheckpointId | None) -> bool:
+        """Say whether the row of a checkpoint may be in the file; for None, any row."""
+        if checkpoint is None or self.least is None or self.most is None:
+            return True
+        return self.least <= checkpoint <= self.most
+
+
+def row_files(table: Table, relative: str) -> tuple[RowFile, ...]:
+    """List the files of the table of manifests, which lies at `relative` below the root."""
+    actions = pa.table(table.delta.get_add_actions(flatten=True)).to_pylist()
+    return tuple(
+        RowFile(f"{relative}/{checked_relative(a['path'])}", a.get("min.id"), a.get("max.id"))
+        for a in actions
+    )
+
+
+def read_rows(root: Root, path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Read the bytes of a file, then its rows: a store that does not answer is not damage.
+
+    Raises:
+        DamageError: it is missing, or its bytes are no rows.
+        OSError: the store cannot be read now.
+    """
+    data = root.read_whole(path)
+    if data is None:
+        raise DamageError(f"{path}: missing")
+    try:
+        table = pq.read_table(pa.BufferReader(data), columns=list(columns)).select(list(columns))
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise DamageError(f"{path}: {error}") from error
+    return rows

@@ -1,21 +1,27 @@
-"""Find a checkpoint on a root, whether its row can still be read or not."""
+"""Which checkpoints a root has, and which of them a person means.
+
+Nothing is created, and one damaged row does not hide the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_abs.advice import way
-from spark_abs.errors import CheckpointNotFound, DamageError
+from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Summary
-from spark_abs.manifests.listing import ManifestListing, list_manifests, open_existing
-from spark_abs.manifests.resolve import LATEST, on_path, resolve
-from spark_abs.model import NO_ATTEMPT
+from spark_abs.manifests.checkpoints import PATH, SCHEMA, Checkpoints, Summary, read_rows, row_files
+from spark_abs.model import NO_ATTEMPT, CheckpointId, CheckpointKind, checked_name
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
+
+LATEST = "latest"
+_SHOWN = 10
+_COLUMNS = [name for name in SCHEMA.names if name not in ("body", "v")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +46,27 @@ def lookup(root: Root, to: str | int) -> Found:
     return Found(load(root, summary), summary.attempt != NO_ATTEMPT and not on_path(summary, state))
 
 
-def choose(to: str | int, found: ManifestListing, state: ControlState) -> Summary:
-    """Resolve `to` among the rows that can be read; a damaged row is never passed over in silence.
+def choose(to: str | int, listing: ManifestListing, state: ControlState) -> Summary:
+    """Resolve `to` among the rows that can be read; a damaged row is never skipped in silence.
 
     Raises:
         CheckpointNotFound: there is no such checkpoint.
-        DamageError: what is asked for is, or may be, among the rows that cannot be read.
+        DamageError: the checkpoint is, or may be, one whose row cannot be read.
     """
     text = str(to)
     try:
-        chosen = resolve(text, found.completed, state)
+        chosen = resolve(text, listing.completed, state)
     except CheckpointNotFound as error:
-        if not found.damaged:
+        if not listing.damaged:
             raise
-        if any(text == str(d.id) for d in found.damaged):
-            raise DamageError(f"checkpoint {text} is damaged: {_unreadable(found)}") from error
-        raise DamageError(f"{error}; or it is one of these damaged ones: {_unreadable(found)}") from error
-    if text == LATEST and any(d.id is None or d.id > chosen.id for d in found.damaged):
+        if any(text == str(d.id) for d in listing.damaged):
+            raise DamageError(f"checkpoint {text} is damaged: {_unreadable(listing)}") from error
+        raise DamageError(f"{error}; or it is one of the damaged: {_unreadable(listing)}") from error
+    if text == LATEST and any(d.id is None or d.id > chosen.id for d in listing.damaged):
         raise DamageError(
-            f"the newest checkpoint may be damaged: {_unreadable(found)}: see `spark-abs list ROOT` and name "
-            f"another one, or restore the newest intact one with {way('fallback=True', '--fallback')}"
+            f"the newest checkpoint may be damaged: {_unreadable(listing)}: see `spark-abs list ROOT` and "
+            "name another checkpoint, or restore the newest intact checkpoint with "
+            f"{way('fallback=True', '--fallback')}"
         )
     return chosen
 
@@ -78,24 +85,144 @@ def load(root: Root, summary: Summary) -> Manifest:
     return checkpoints.load(summary.id)
 
 
-def readable(root: Root, found: ManifestListing) -> tuple[Manifest, ...]:
+def readable(root: Root, listing: ManifestListing) -> tuple[Manifest, ...]:
     """Return every manifest that is not damaged, by id.
 
     Raises:
         OSError: the store cannot be read now.
     """
     try:
-        checkpoints = open_existing(root, found.completed[0].job) if found.completed else None
+        checkpoints = open_existing(root, listing.completed[0].job) if listing.completed else None
         return checkpoints.load_all() if checkpoints is not None else ()
     except DamageError:
-        return tuple(_one_by_one(root, found))
+        return tuple(_loaded_one_by_one(root, listing))
 
 
-def _one_by_one(root: Root, found: ManifestListing) -> Iterator[Manifest]:
-    for summary in found.completed:
+def _loaded_one_by_one(root: Root, listing: ManifestListing) -> Iterator[Manifest]:
+    for summary in listing.completed:
         with suppress(DamageError):
             yield load(root, summary)
 
 
-def _unreadable(found: ManifestListing) -> str:
-    return ", ".join(f"{d.id if d.id is not None else 'unknown id'} ({d.path})" for d in found.damaged[:3])
+def _unreadable(listing: ManifestListing) -> str:
+    return ", ".join(f"{d.id if d.id is not None else 'unknown id'} ({d.path})" for d in listing.damaged[:3])
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRow:
+    """A manifest whose file cannot be read."""
+
+    id: CheckpointId | None
+    """As the Delta log has it; None if the log does not say."""
+    path: str
+    """Relative to the root."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestListing:
+    """The completed checkpoints of a root, by id, and the rows that are damaged."""
+
+    completed: tuple[Summary, ...] = ()
+    damaged: tuple[DamagedRow, ...] = ()
+
+
+def open_existing(root: Root, job: str) -> Checkpoints | None:
+    """Open the manifests of a root; None if none was ever written. Creates nothing.
+
+    Raises:
+        DamageError: the table's log is damaged.
+        OSError: the store cannot be read now.
+    """
+    try:
+        return Checkpoints(root, job, Table.open(root.place(PATH)))
+    except FileNotFoundError:
+        return None
+
+
+def list_manifests(root: Root, job: str) -> ManifestListing:
+    """List the checkpoints of a root.
+
+    All files are read at once; only if that fails are they read one by one.
+
+    Raises:
+        DamageError: the table's log is damaged.
+        OSError: the store cannot be read now.
+    """
+    checkpoints = open_existing(root, job)
+    if checkpoints is None:
+        return ManifestListing()
+    try:
+        return ManifestListing(checkpoints.summaries())
+    except DamageError:
+        return _listed_one_by_one(root)
+
+
+def _listed_one_by_one(root: Root) -> ManifestListing:
+    table = Table.open(root.place(PATH))
+    completed: list[Summary] = []
+    damaged: list[DamagedRow] = []
+    for file in row_files(table, PATH):
+        try:
+            rows = read_rows(root, file.path, _COLUMNS)
+        except DamageError as error:
+            damaged.append(DamagedRow(file.least, file.path, str(error).removeprefix(f"{file.path}: ")))
+        else:
+            completed += [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
+    return ManifestListing(
+        tuple(sorted(completed, key=lambda s: s.id)),
+        tuple(sorted(damaged, key=lambda d: (d.id or 0, d.path))),
+    )
+
+
+def check_savepoint_name(name: str) -> None:
+    """Check the name of a new savepoint.
+
+    Raises:
+        UsageError: it is not a valid name, or it means the newest checkpoint.
+    """
+    if checked_name(name, "savepoint") == LATEST:
+        raise UsageError(f"{LATEST!r} means the newest checkpoint: choose another savepoint name")
+
+
+def resolve(to: str | int, completed: Sequence[Summary], state: ControlState) -> Summary:
+    """Find the checkpoint called `to`: an id, the name of a savepoint, or `latest`.
+
+    `latest` is the newest on the current path. An id may name an abandoned checkpoint. Of several
+    savepoints with one name, the newest on the current path is meant, else the newest of all.
+
+    Raises:
+        CheckpointNotFound: there is none.
+    """
+    text = str(to)
+    if text == LATEST:
+        matching = [s for s in completed if on_path(s, state)]
+    elif text.isdecimal():
+        matching = [s for s in completed if s.id == int(text)]
+    else:
+        named = [s for s in completed if s.name == text]
+        matching = [s for s in named if on_path(s, state)] or named
+    if not matching:
+        what = "no completed checkpoint on the current path" if text == LATEST else f"no checkpoint {text!r}"
+        raise CheckpointNotFound(f"job {state.job!r} has {what}: {_said(completed)}")
+    return max(matching, key=lambda s: s.id)
+
+
+def _said(completed: Sequence[Summary]) -> str:
+    """List the newest checkpoints for a message."""
+    if not completed:
+        return "none is complete yet"
+    newest = sorted(completed, key=lambda s: s.id)[-_SHOWN:]
+    names = ", ".join(f"{s.id} ({s.name})" if s.name else str(s.id) for s in newest)
+    more = "" if len(newest) == len(completed) else " and older ones"
+    return f"it has {names}{more}, see `spark-abs list ROOT`; others were retired, or never completed"
+
+
+def newest_first(completed: Sequence[Summary], state: ControlState) -> tuple[Summary, ...]:
+    """Return the checkpoints of the current path, newest first: the order in which a fallback tries them."""
+    return tuple(sorted((s for s in completed if on_path(s, state)), key=lambda s: s.id, reverse=True))
+
+
+def on_path(summary: Summary, state: ControlState) -> bool:
+    """Say whether a checkpoint is on the current path; a restore has abandoned all others."""
+    return state.on_path(summary.attempt, summary.id)

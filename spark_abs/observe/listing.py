@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from spark_abs.manifests.listing import list_manifests
+from spark_abs.manifests.find import list_manifests
 from spark_abs.model import NO_ATTEMPT, AttemptId, CheckpointId, RunId
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root

@@ -11,8 +11,7 @@ from pyarrow.fs import FileType
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest, StoredFile
 from spark_abs.manifests import checkpoints
-from spark_abs.manifests.find import lookup, readable
-from spark_abs.manifests.listing import list_manifests
+from spark_abs.manifests.find import list_manifests, lookup, readable
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, StageId, Version
 from spark_abs.observe.checkpoint_check import check_checkpoint, damaged_rows
 from spark_abs.observe.progress import Progress

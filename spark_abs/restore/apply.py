@@ -19,8 +19,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileType
 
 from spark_abs.errors import AbsError, CheckpointNotFound, DamageError, Refused
-from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.manifests.outcomes import abort_open
+from spark_abs.manifests.checkpoints import Checkpoints, abort_open
 from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.checkpoint_check import damaged_rows
 from spark_abs.observe.progress import SILENT, Progress

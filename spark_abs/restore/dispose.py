@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 from spark_abs.errors import Refused
 from spark_abs.manifests.checkpoints import Checkpoints, Summary
-from spark_abs.manifests.find import choose
-from spark_abs.manifests.listing import list_manifests
-from spark_abs.manifests.resolve import on_path
+from spark_abs.manifests.find import choose, list_manifests, on_path
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow

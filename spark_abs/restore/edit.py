@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.manifest import Manifest, StateFunction
-from spark_abs.manifests.resolve import check_savepoint_name
+from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.model import CheckpointId, ProviderName, StageId
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.state import form_of, state_frame

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
 from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
-from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.manifests.outcomes import abort_open
+from spark_abs.manifests.checkpoints import Checkpoints, abort_open
 from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, RunKind, StageId
 from spark_abs.observe.checkpoint_check import damaged_rows, require_intact
 from spark_abs.observe.live_run import lease_timeout_ms, live_run

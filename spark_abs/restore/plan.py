@@ -134,7 +134,7 @@ class RestorePlan:
     """The newest attempt when this was planned; equal to `attempt` if an unfinished restore is continued."""
     abandons: tuple[CheckpointId, ...]
     """Checkpoints that leave the current path."""
-    channels: Mapping[str, Version]
+    channels: Mapping[ChannelId, Version]
     """The last entry that counts in each channel: see `protocol.path`."""
     queries: Mapping[str, str]
     """The query id that each restored stage gets: a step that is repeated must write the same."""
@@ -248,12 +248,7 @@ def plan_restore(
         replaces=replaces,
         newest=state.attempt.id,
         abandons=_abandoned(state, manifest, facts.completed),
-        channels={
-            o.table.removeprefix("channels/"): o.version
-            for s in manifest.stages
-            for o in s.outputs
-            if o.kind == "channel" and o.version is not None
-        },
+        channels=manifest.channel_cuts(),
         queries={s.stage: begun.get(s.stage) or fresh_id() for s in manifest.stages},
         steps=(
             BeginAttempt(attempt, parent, manifest.id, replaces),

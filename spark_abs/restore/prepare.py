@@ -11,9 +11,15 @@ from spark_abs.advice import way
 from spark_abs.errors import DamageError, Refused, StoreFailed
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import PATH, Summary
-from spark_abs.manifests.find import choose, load, readable
-from spark_abs.manifests.listing import ManifestListing, list_manifests
-from spark_abs.manifests.resolve import LATEST, newest_first
+from spark_abs.manifests.find import (
+    LATEST,
+    ManifestListing,
+    choose,
+    list_manifests,
+    load,
+    newest_first,
+    readable,
+)
 from spark_abs.model import NO_EPOCH, Branch, CheckpointId
 from spark_abs.observe.checkpoint_check import damaged_rows, require_intact, require_restorable
 from spark_abs.observe.live_run import lease_timeout_ms, live_run

@@ -67,10 +67,9 @@ def channel_floors(
     floors: dict[ChannelId, Version] = {}
     unread = {channel for channel, versions in readers.items() if None in versions}
     for manifest in manifests:
+        for channel, version in manifest.channel_cuts().items():
+            _lower(floors, channel, version)
         for stage in manifest.stages:
-            for output in stage.outputs:
-                if output.kind == "channel" and output.version is not None:
-                    _lower(floors, ChannelId(output.table.removeprefix("channels/")), output.version)
             for position in stage.positions:
                 _lower(floors, position.channel, position.version)
         for shape in manifest.graph:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
-from spark_abs.codec import from_json, to_json
+from spark_abs.codec import from_json, require_format, to_json
 from spark_abs.errors import DamageError, Refused, RootNotFound
 from spark_abs.model import FORMAT, CheckpointId, Version
 from spark_abs.protocol.attempt import NATIVES, Attempt
@@ -229,10 +229,7 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
     found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
     job, last = None, 0
     for row in rows:
-        if row["v"] > FORMAT:
-            raise DamageError(
-                f"control/ has format {row['v']}, newest known is {FORMAT}: use a newer spark_abs"
-            )
+        require_format(row["v"], FORMAT, "control/")
         if row["kind"] == "job":
             head = json.loads(row["body"])
             job, last = str(head["job"]), int(head["last_claimed"])

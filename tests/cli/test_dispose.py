@@ -8,7 +8,7 @@ import pytest
 
 import spark_abs
 from spark_abs.errors import CheckpointNotFound, Refused
-from spark_abs.manifests.listing import list_manifests
+from spark_abs.manifests.find import list_manifests
 from spark_abs.model import ChannelId, CheckpointId
 from spark_abs.snapshots.retention import channel_floors
 from spark_abs.snapshots.sweep import sweep

@@ -61,7 +61,7 @@ def test_a_newest_checkpoint_that_is_damaged_is_said_with_what_to_do(job: SmallJ
     file.write_bytes(file.read_bytes()[:-20])
     said = cli("show", "latest", exits=3).stderr
     assert "the newest checkpoint may be damaged: 2 (" in said
-    assert "see `spark-abs list ROOT` and name another one, or restore the newest" in said
+    assert "see `spark-abs list ROOT` and name another checkpoint, or restore the newest" in said
     assert "with --fallback" in said
     assert "with --fallback" in cli("restore", "--to", "latest", exits=3).stderr
 
@@ -91,7 +91,7 @@ def test_show_of_an_unknown_checkpoint_is_one_clear_line(job: SmallJob, cli: Cli
     result = cli("show", "7", exits=1)
     assert result.stdout == ""
     assert result.stderr == (
-        "spark-abs: job 'job' has no checkpoint '7': there are 1, 2 (first), see `spark-abs list ROOT`; "
+        "spark-abs: job 'job' has no checkpoint '7': it has 1, 2 (first), see `spark-abs list ROOT`; "
         "others were retired, or never completed\n"
     )
 

@@ -15,7 +15,7 @@ import spark_abs
 from spark_abs import restore
 from spark_abs.cli import restore as command
 from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
-from spark_abs.manifests.listing import list_manifests
+from spark_abs.manifests.find import list_manifests
 from spark_abs.model import AttemptId, Branch, CheckpointId, Version, counts
 from spark_abs.observe.tables import table_at
 from spark_abs.protocol.path import channel_path

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from spark_abs.codec import from_plain
-from spark_abs.errors import DamageError
+from spark_abs.codec import from_plain, require_format
 from spark_abs.model import (
     FORMAT,
     NO_BATCH,
@@ -130,9 +129,5 @@ def note_of(commit: LogCommit, table: str) -> SinkMetadata | None:
     if not isinstance(plain, dict) or not {"sink", "attempt", "run"} <= plain.keys():
         return None
     note = from_plain(SinkMetadata, plain)
-    if note.v > FORMAT:
-        raise DamageError(
-            f"version {commit.version} of {table} has format {note.v}, newest known is {FORMAT}: "
-            "upgrade spark_abs"
-        )
+    require_format(note.v, FORMAT, f"version {commit.version} of {table}")
     return note

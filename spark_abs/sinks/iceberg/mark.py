@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from spark_abs.codec import from_json
+from spark_abs.codec import from_json, require_format
 from spark_abs.errors import DamageError
 from spark_abs.model import Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
@@ -109,8 +109,7 @@ def mark_in(metadata: TableMetadata, owner: Owner) -> IcebergMark | None:
     if text is None:
         return None
     found = from_json(IcebergMark, text)
-    if found.v > FORMAT:
-        raise DamageError(f"the mark of sink {owner.sink!r} has format {found.v}, newest known is {FORMAT}")
+    require_format(found.v, FORMAT, f"the mark of sink {owner.sink!r}")
     if (found.root, found.sink) != (owner.root, owner.sink):
         raise DamageError(f"property {property_of(owner)} is about sink {found.sink!r} of another root")
     return found

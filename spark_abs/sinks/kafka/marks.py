@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # named, and 
     ResourceType,
 )
 
-from spark_abs.codec import from_json, to_json
+from spark_abs.codec import from_json, require_format, to_json
 from spark_abs.errors import DamageError, Refused, SinkUnreachable
 from spark_abs.model import Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
@@ -214,10 +214,7 @@ class MarkerTopic:
         if self._newest is None:
             return None
         mark = from_json(KafkaMark, self._newest)
-        if mark.v > FORMAT:
-            raise DamageError(
-                f"the mark of sink {owner.sink!r} has format {mark.v}, newest known is {FORMAT}"
-            )
+        require_format(mark.v, FORMAT, f"the mark of sink {owner.sink!r}")
         if key_of(owner) != f"{mark.root}/{mark.sink}".encode():
             raise DamageError(f"topic {at.topic} has marks of sink {mark.sink!r} of another root")
         return mark

@@ -29,14 +29,9 @@ class MarkBounds:
 def cuts_of(manifests: Iterable[Manifest], channel: ChannelId) -> Iterator[Mark]:
     """Iterate the cuts of checkpoints in a channel; those that do not have it are left out."""
     for manifest in manifests:
-        for snapshot in manifest.stages:
-            for o in snapshot.outputs:
-                if (
-                    o.kind == "channel"
-                    and o.version is not None
-                    and channel_id(snapshot.stage, o.output) == channel
-                ):
-                    yield Mark(manifest.cut.attempt, manifest.id, o.version)
+        version = manifest.channel_cuts().get(channel)
+        if version is not None:
+            yield Mark(manifest.cut.attempt, manifest.id, version)
 
 
 def path_to(state: ControlState, manifest: Manifest, channel: ChannelId) -> tuple[Branch, ...]:

@@ -10,8 +10,7 @@ import pytest
 
 from spark_abs import restore
 from spark_abs.errors import DamageError, StoreFailed
-from spark_abs.manifests.find import lookup
-from spark_abs.manifests.listing import list_manifests
+from spark_abs.manifests.find import list_manifests, lookup
 from spark_abs.restore.apply import apply
 from spark_abs.restore.prepare import prepare
 from spark_abs.restore.steps import SetAside
