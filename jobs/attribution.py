@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+import pandas as pd
 import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
-from spark_abs.quantities import duration_ms
 
 CLICKS = "click_id string, user string, campaign string, click_time timestamp"
 ORDERS = "order_id string, user string, amount_cents long, order_time timestamp"
@@ -57,7 +57,7 @@ class Config:
             if not plain[name].startswith("/") and "://" not in plain[name]:
                 plain[name] = f"{base}/{plain[name]}"
         for name in ("late_by", "match_within", "window", "totals_late_by"):
-            plain[f"{name}_ms"] = duration_ms(plain.pop(name))
+            plain[f"{name}_ms"] = round(pd.Timedelta(plain.pop(name)).total_seconds() * 1000)
         settings: dict[str, object] = {
             area: plain.pop(area) for area in ("checkpoint", "channel") if area in plain
         }

@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any
 
 import click
+import pandas as pd
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
-from spark_abs.quantities import duration_ms
 
 CLICKS = "click_id string, user string, campaign string, click_time timestamp"
 ORDERS = "order_id string, user string, amount_cents long, order_time timestamp"
@@ -172,7 +172,7 @@ def declare(spark: SparkSession, base: str, bounds: Bounds, **settings: object) 
 @click.option("--gap", default="30s", show_default=True, help="Silence that ends a session.")
 def main(base: str, master: str | None, available_now: bool, late_by: str, gap: str) -> None:
     """Run the job until it is stopped."""
-    bounds = Bounds(duration_ms(late_by), duration_ms(gap))
+    bounds = Bounds(*(round(pd.Timedelta(given).total_seconds() * 1000) for given in (late_by, gap)))
     spark = spark_abs.spark_session("sessions", master)
     run = declare(spark, base, bounds).start(available_now=available_now)
     try:

@@ -168,7 +168,7 @@ def _copies(state: BigState, runs: int, console: Console) -> Iterator[Figure]:
         native = root / "native" / str(turn + 2) / _STAGE
         copied = _timed_copy(native, files, state.base / "copied")
         began = time.monotonic()
-        spark_abs.restore(str(root), to="latest")
+        spark_abs.open(str(root)).restore(to="latest")
         restored = time.monotonic() - began
         shutil.rmtree(native, ignore_errors=True)
         console.print(f"restore {restored:.2f} s, plain copy {copied:.2f} s")

@@ -23,7 +23,7 @@ from rich.console import Console
 import spark_abs
 from bench.figures import Figure, figure
 from bench.outside import bounded, records
-from spark_abs.spark.session import KAFKA, spark_session
+from spark_abs.spark.session import KAFKA_CONNECTOR, spark_session
 from tests.outside.kafka_server import KafkaServer
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _process(sink: str, broker: KafkaServer, base: Path) -> subprocess.Popen[byt
 def main() -> None:
     """Take all rows to the topic."""
     sink, bootstrap, rows, place = sys.argv[1:]
-    spark = spark_session("repeats", "local[2]", packages=[KAFKA])
+    spark = spark_session("repeats", "local[2]", packages=[KAFKA_CONNECTOR])
     stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(rows)
     if sink == "spark":
         bounded(records(stream), Path(place), topic="spark", **{"kafka.bootstrap.servers": bootstrap})

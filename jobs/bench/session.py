@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import spark_abs
-from spark_abs.spark.session import KAFKA
+from spark_abs.spark.session import KAFKA_CONNECTOR
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,4 +38,4 @@ def session(master: str = "local[2]") -> SparkSession:
     On a cluster of this machine there is one executor of one core on each worker.
     """
     conf = _CONF if master.startswith("local") else {**_CONF, **_CLUSTER}
-    return spark_abs.spark_session("bench", master, packages=[KAFKA, _JDBC], **conf)
+    return spark_abs.spark_session("bench", master, packages=[KAFKA_CONNECTOR, _JDBC], **conf)

@@ -85,9 +85,9 @@ def _target(root: Root, export: str) -> Place:
 
 def _session(root: Root, found: StateAt, target: Place | None) -> SparkSession:
     from spark_abs.spark.gateway import errors_kept
-    from spark_abs.spark.session import HADOOP_AWS, apply_storage_conf, spark_session
+    from spark_abs.spark.session import S3_CONNECTOR, apply_storage_conf, spark_session
 
-    packages = [HADOOP_AWS] if target is not None and in_object_store(target.uri) else []
+    packages = [S3_CONNECTOR] if target is not None and in_object_store(target.uri) else []
     quiet = {"spark.ui.enabled": "false"}
     with errors_kept():
         session = spark_session(f"state of {found.manifest.job}", "local[*]", packages=packages, **quiet)

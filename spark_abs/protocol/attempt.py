@@ -118,6 +118,6 @@ class Attempt:
         options = "".join(f" --shuffle-partitions {stage}={n}" for stage, n in self.partitions.items())
         argument = f", shuffle_partitions={dict(self.partitions)}" if self.partitions else ""
         return way(
-            f"spark_abs.restore(root, {self.checkpoint}{argument})",
+            f"spark_abs.open(root).restore({self.checkpoint}{argument})",
             f"spark-abs restore ROOT --to {self.checkpoint}{options}",
         )

@@ -275,11 +275,11 @@ class _Restorer:
 
     def open_session(self) -> SparkSession:
         """Return the session, started if there is none."""
-        from spark_abs.spark.session import HADOOP_AWS, apply_storage_conf, spark_session
+        from spark_abs.spark.session import S3_CONNECTOR, apply_storage_conf, spark_session
 
         if self._spark is None:
             places = (self._root.uri, *self._plan.spark_tables)
-            packages = [HADOOP_AWS] if any(map(in_object_store, places)) else []
+            packages = [S3_CONNECTOR] if any(map(in_object_store, places)) else []
             self._spark = spark_session(f"restore of {self._plan.job}", "local[*]", packages=packages)
         apply_storage_conf(self._spark, self._root.storage)
         return self._spark

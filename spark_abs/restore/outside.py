@@ -96,7 +96,8 @@ def _facts(
     if sink is None:
         given = f"sinks={{{record.sink!r}: …}}"
         how = way(
-            f"give it with {given}", f"restore from Python, with spark_abs.restore(root, checkpoint, {given})"
+            f"give it with {given}",
+            f"restore from Python, with spark_abs.open(root).restore(checkpoint, {given})",
         )
         gone = f"it is one of your own, and only you can make it: {how}"
         return OutsideFacts(record.sink, where, None, gone=gone)

@@ -95,7 +95,7 @@ def _obstacle(manifest: Manifest, snapshot: StageSnapshot) -> str:
         name = snapshot.provider.rpartition(".")[2] or "another store"
         return (
             f"its state is in {name}, and Spark repartitions state in RocksDB only: move it there first, "
-            f"with spark_abs.edit(root, {manifest.id}).keep_in({str(snapshot.stage)!r}, 'rocksdb'), and "
+            f"with spark_abs.open(root).edit({manifest.id}).keep_in({str(snapshot.stage)!r}, 'rocksdb'), and "
             "restore what that wrote"
         )
     if any(_has_ids(file.path) for file in snapshot.files):

@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 
-__all__ = ["Epoch", "Mark", "Owner", "Rows", "TwoPhaseSink"]
-
 T = TypeVar("T")
 
 

@@ -44,10 +44,10 @@ SESSION_CONF: Mapping[str, str] = {
 }
 """What a session needs, or is much better with."""
 
-HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.5.0"
+S3_CONNECTOR = "org.apache.hadoop:hadoop-aws:3.5.0"
 """Hadoop's S3A connector, in the version of the Hadoop that pyspark brings along."""
 
-KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+KAFKA_CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
 """Spark's Kafka connector: a session that reads from Kafka needs it among its `packages`."""
 
 _SUPPORTED: Mapping[str, tuple[str, ...]] = {
@@ -65,8 +65,8 @@ def spark_session(
     Args:
         app_name: the name shown by Spark.
         master: Spark's master, None to leave it to spark-submit or `spark-defaults.conf`.
-        packages: Maven coordinates to fetch beside Delta's, as `HADOOP_AWS` for a root in an object store, or
-            `KAFKA` for jobs that read from Kafka.
+        packages: Maven coordinates to fetch beside Delta's: `S3_CONNECTOR` for a root in an object store,
+            `KAFKA_CONNECTOR` for jobs that read from Kafka.
         **conf: further settings; they win over `SESSION_CONF`.
 
     Raises:

@@ -140,7 +140,7 @@ def function_obstacles(
         "give the stage another name, so that it begins anew, and start with allow_non_restored_state=True",
     ]
     if checkpoint is not None:
-        edit = f"spark_abs.edit(root, {checkpoint})"
+        edit = f"spark_abs.open(root).edit({checkpoint})"
         ways[1:1] = [
             f"write the state of a function in another form with {edit}.rekey, or empty it and keep the "
             "stage's positions with .remove, and restore what that wrote"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.model import CheckpointId
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
@@ -109,7 +109,7 @@ def test_an_answer_given_just_before_the_end_counts(job: SmallJob, cli: Cli) -> 
 def test_a_restore_meanwhile_is_said(job: SmallJob, cli: Cli) -> None:
     job.checkpoint(1)
     job.come_alive()
-    cli.pause = Acting(lambda: void(restore(job.root.uri, 1, force=True)))
+    cli.pause = Acting(lambda: void(spark_abs.open(job.root.uri).restore(1, force=True)))
     assert "the job was restored to checkpoint 1" in cli("savepoint", "s", exits=1).stderr
 
 

@@ -55,7 +55,7 @@ def test_what_the_job_may_need_is_not_removed(job: SmallJob) -> None:
     with pytest.raises(CheckpointNotFound):
         root.dispose("never")
     job.checkpoint(3)
-    restore = partial(spark_abs.restore, job.root.uri, "kept")
+    restore = partial(spark_abs.open(job.root.uri).restore, "kept")
     restore()
     with pytest.raises(Refused, match="newest checkpoint of the job"):  # the attempt rests on it
         root.dispose("kept")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.cli.output import moment
 from spark_abs.model import AttemptId, BatchId, RunId, StageId
@@ -25,7 +25,7 @@ def test_list_shows_what_is_complete_and_marks_what_was_left_behind(job: SmallJo
     job.checkpoint(1)
     job.checkpoint(2, name="before-upgrade")
     job.checkpoint(3)
-    restore(job.root.uri, "before-upgrade")
+    spark_abs.open(job.root.uri).restore("before-upgrade")
     job.start()
     job.checkpoint(4)
     rows = cli.json("list")
@@ -115,7 +115,7 @@ def test_status_tells_how_a_run_ended_and_what_it_was(job: SmallJob, cli: Cli) -
     job.come_alive()
     assert cli.json("status")["killed"] is False
     assert "at work" in cli("status").stdout
-    restore(job.root.uri, 1, force=["run"])
+    spark_abs.open(job.root.uri).restore(1, force=["run"])
     shown = cli.json("status")
     assert (shown["killed"], shown["run"]["kind"], shown["run"]["ended"]) == (False, "restore", "restored")
     assert "2, a restore, begun" in cli("status").stdout
@@ -169,7 +169,7 @@ def test_status_says_that_a_restore_is_unfinished(job: SmallJob, cli: Cli) -> No
         "failed: KeyboardInterrupt",
     )
     assert "not finished" in cli("status").stdout
-    assert restore(job.root.uri, 1).plan.continues
+    assert spark_abs.open(job.root.uri).restore(1).plan.continues
     assert cli.json("status")["run"]["ended"] == "restored"
 
 

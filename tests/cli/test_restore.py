@@ -12,7 +12,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import spark_abs
-from spark_abs import restore
 from spark_abs.cli import restore as command
 from spark_abs.errors import AttemptNotReady, CheckpointNotFound, DamageError, Fenced, Refused, RunAlive
 from spark_abs.manifests.find import list_manifests
@@ -61,7 +60,7 @@ def test_everything_goes_back_together(job: SmallJob) -> None:
     job.checkpoint(2, name="good")
     job.step(3)
     job.checkpoint(4)
-    result = restore(job.root.uri, "good")
+    result = spark_abs.open(job.root.uri).restore("good")
     assert (result.plan.checkpoint, result.plan.attempt, result.plan.abandons) == (2, 2, (3,))
     assert job.rows() == [1, 2]
     state = job.state
@@ -78,7 +77,7 @@ def test_everything_goes_back_together(job: SmallJob) -> None:
 def test_the_channel_keeps_its_log_and_the_path_says_what_counts(job: SmallJob) -> None:
     job.checkpoint(1)
     at_cut = job.step(2) - 1
-    restore(job.root.uri, 1)
+    spark_abs.open(job.root.uri).restore(1)
     path = channel_path(job.state, CHANNEL)
     assert path == (Branch(AttemptId(1), Version(at_cut)), Branch(AttemptId(2), None))
     job.start()
@@ -90,16 +89,16 @@ def test_an_abandoned_checkpoint_can_be_gone_back_to(job: SmallJob) -> None:
     """Back to 1, on to 3, then back to the abandoned 2: undoing the first roll back."""
     job.checkpoint(1)
     job.checkpoint(2)
-    restore(job.root.uri, 1)
+    spark_abs.open(job.root.uri).restore(1)
     job.start()
     job.checkpoint(3)
     assert job.rows() == [1, 3]
-    plan = restore(job.root.uri, 2).plan
+    plan = spark_abs.open(job.root.uri).restore(2).plan
     assert (plan.parent, plan.attempt, plan.abandons) == (1, 3, (3,))
     assert job.rows() == [1, 2]
     job.start()
     assert job.checkpoint(4) == 4
-    assert restore(job.root.uri, "latest").plan.checkpoint == 4
+    assert spark_abs.open(job.root.uri).restore("latest").plan.checkpoint == 4
 
 
 def test_the_replaced_run_can_commit_nothing_more(job: SmallJob) -> None:
@@ -109,8 +108,8 @@ def test_the_replaced_run_can_commit_nothing_more(job: SmallJob) -> None:
     frozen = job.manifest(barrier, Version(1))
     job.come_alive()
     with pytest.raises(RunAlive, match=r"run 1 .* is alive"):
-        restore(job.root.uri, 1)
-    restore(job.root.uri, 1, force=True)
+        spark_abs.open(job.root.uri).restore(1)
+    spark_abs.open(job.root.uri).restore(1, force=True)
     with pytest.raises(Fenced):
         job.checkpoints.complete(frozen)
     with pytest.raises(Fenced):
@@ -150,7 +149,7 @@ def test_killed_at_every_point_the_same_command_goes_on(job: SmallJob) -> None:
             with pytest.raises(AttemptNotReady, match=r"restore\(root, 1\)"):
                 job.start()
         if not done:
-            assert restore(job.root.uri, 1).plan.continues is begun
+            assert spark_abs.open(job.root.uri).restore(1).plan.continues is begun
         assert job.rows() == [1], point
         assert len(job.state.attempts) == attempts + 1, point
         assert restored_events(job) == [a.id for a in job.state.attempts[1:]], point
@@ -169,7 +168,7 @@ def test_another_target_gives_the_unfinished_restore_up(job: SmallJob) -> None:
     with pytest.raises(Killed):
         with_failpoint(job.root.uri, kill_at(point)).restore(1)
     assert job.rows() == [1]
-    plan = restore(job.root.uri, 2).plan
+    plan = spark_abs.open(job.root.uri).restore(2).plan
     assert (plan.attempt, plan.continues) == (3, False)
     assert job.rows() == [1, 2]
     job.start()
@@ -182,7 +181,7 @@ def test_a_repeat_by_latest_finds_the_unfinished_one(job: SmallJob) -> None:
     job.checkpoint(2)
     with pytest.raises(Killed):
         with_failpoint(job.root.uri, kill_at("restore.2.FenceRoot.after")).restore(1)
-    assert restore(job.root.uri, "latest").plan.checkpoint == 1
+    assert spark_abs.open(job.root.uri).restore("latest").plan.checkpoint == 1
 
 
 def test_commands_that_nobody_answered_are_answered(job: SmallJob) -> None:
@@ -192,7 +191,7 @@ def test_commands_that_nobody_answered_are_answered(job: SmallJob) -> None:
     job.checkpoint(1)
     command = ledger.Command("c", ledger.CommandKind.STOP, None, 0)
     Control.open(job.root).update(lambda s: ledger.ask(s, command))
-    restore(job.root.uri, 1)
+    spark_abs.open(job.root.uri).restore(1)
     (answered,) = job.state.commands
     assert (answered.answered, answered.ok) == (True, False)
 
@@ -204,12 +203,12 @@ def test_changes_of_others_to_a_sink_are_not_undone_unasked(job: SmallJob, cli: 
     write_deltalake(job.table, pa.table({"n": pa.array([77], pa.int64())}), mode="append")
     version = DeltaTable(job.table).version()
     with pytest.raises(Refused, match=rf"version {version}; .*say force=\['rows'\] if it may"):
-        restore(job.root.uri, 1)
+        spark_abs.open(job.root.uri).restore(1)
     assert "say --force rows if it may" in cli("restore", "--to", "1", "--yes", exits=1).stderr
     with pytest.raises(Refused, match=r"say force=\['rows'\]"):
-        restore(job.root.uri, 1)  # the command is over: a program is spoken to again
+        spark_abs.open(job.root.uri).restore(1)  # the command is over: a program is spoken to again
     assert job.state.attempt.id == 1
-    restore(job.root.uri, 1, force=True)
+    spark_abs.open(job.root.uri).restore(1, force=True)
     assert job.rows() == [1]
 
 
@@ -235,7 +234,7 @@ def test_optimize_is_no_change(job: SmallJob) -> None:
     job.checkpoint(1)
     job.step(2)
     DeltaTable(job.table).optimize.compact()
-    restore(job.root.uri, 1)
+    spark_abs.open(job.root.uri).restore(1)
     assert job.rows() == [1]
 
 
@@ -245,7 +244,7 @@ def test_a_sink_whose_old_files_are_gone_is_seen_before_anything_is_changed(job:
     for file in Path(job.table).rglob("*.parquet"):
         file.unlink()
     with pytest.raises(DamageError, match="1 files of version"):
-        restore(job.root.uri, 1, force=True)
+        spark_abs.open(job.root.uri).restore(1, force=True)
     assert job.state.attempt.id == 1
 
 
@@ -258,7 +257,7 @@ def test_a_sink_that_the_job_got_later_goes_back_to_where_it_was(job: SmallJob) 
     without = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], outputs=())))
     job.checkpoints.complete(without)
     job.checkpoint(2)
-    restore(job.root.uri, 1)
+    spark_abs.open(job.root.uri).restore(1)
     assert job.rows() == []
 
 
@@ -271,11 +270,11 @@ def test_damage_is_refused_and_fallback_takes_the_newest_intact(job: SmallJob) -
     data[60] ^= 0xFF
     manifest.write_bytes(bytes(data))
     with pytest.raises(DamageError):
-        restore(job.root.uri, 3)
+        spark_abs.open(job.root.uri).restore(3)
     with pytest.raises(DamageError):
-        restore(job.root.uri, "latest")
+        spark_abs.open(job.root.uri).restore("latest")
     assert job.state.attempt.id == 1
-    plan = restore(job.root.uri, "latest", fallback=True).plan
+    plan = spark_abs.open(job.root.uri).restore("latest", fallback=True).plan
     assert plan.checkpoint == 2
     assert any("goes back to 2, the newest intact" in note for note in plan.notes)
     assert job.rows() == [1, 2]
@@ -316,7 +315,7 @@ def test_rows_of_two_roots_in_one_file_are_refused_before_anything_is_changed(
     before = job.state
     for force in (False, True):
         with pytest.raises(Refused, match=r"b/totals .*as OPTIMIZE does.*newer than that"):
-            restore(job.root.uri, 1, force=force)
+            spark_abs.open(job.root.uri).restore(1, force=force)
     assert (job.state, job.rows()) == (before, [1, 2, 3, 4])
 
 
@@ -325,8 +324,8 @@ def test_a_table_that_was_deleted_can_be_left_behind(job: SmallJob) -> None:
     job.step(2)
     shutil.rmtree(job.table)
     with pytest.raises(Refused, match=r"has no table any more.*rows"):
-        restore(job.root.uri, 1)
-    plan = restore(job.root.uri, 1, force=["rows"]).plan
+        spark_abs.open(job.root.uri).restore(1)
+    plan = spark_abs.open(job.root.uri).restore(1, force=["rows"]).plan
     assert (plan.checkpoint, job.state.attempt.ready) == (1, True)
 
 
@@ -335,7 +334,7 @@ def test_nothing_intact_is_said(job: SmallJob) -> None:
     for pack in Path(job.root.path("state")).glob("pack-*.parquet"):
         pack.unlink()
     with pytest.raises(DamageError, match="no checkpoint before it on the current path is intact"):
-        restore(job.root.uri, 1, fallback=True)
+        spark_abs.open(job.root.uri).restore(1, fallback=True)
 
 
 def test_a_plan_is_void_when_the_job_has_moved_on(job: SmallJob) -> None:
@@ -351,7 +350,7 @@ def test_a_plan_is_void_when_the_job_has_moved_on(job: SmallJob) -> None:
 def test_unknown_targets(job: SmallJob) -> None:
     for target in (7, "never", "latest"):
         with pytest.raises(CheckpointNotFound):
-            restore(job.root.uri, target)
+            spark_abs.open(job.root.uri).restore(target)
 
 
 def test_the_recorded_version_of_a_sink_is_what_it_held(job: SmallJob) -> None:
@@ -359,7 +358,7 @@ def test_the_recorded_version_of_a_sink_is_what_it_held(job: SmallJob) -> None:
     job.checkpoint(2)
     at = table_at(job.root, "totals", "one")
     assert DeltaTable(at.table, version=at.version).to_pyarrow_table()["n"].to_pylist() == [1]
-    restore(job.root.uri, "one")
+    spark_abs.open(job.root.uri).restore("one")
     job.start()
     job.checkpoint(3)
     at = table_at(job.root, "totals")
@@ -443,7 +442,7 @@ def test_a_checkpoint_that_is_retired_as_its_restore_begins_is_refused_and_anoth
         with_failpoint(job.root.uri, failpoint).restore(first)
     assert [attempt.ready for attempt in job.state.attempts] == [True, False]
     assert job.rows() == [1, 2, 3]
-    restore(job.root.uri, second)
+    spark_abs.open(job.root.uri).restore(second)
     assert job.state.attempt.ready
     assert job.rows() == [1, 2]
 
@@ -496,7 +495,7 @@ def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
     monkeypatch.setattr(module.Prestaged, "discard", lambda _: None)
     monkeypatch.setattr(module, "materialise", dies)
     with pytest.raises(Killed):
-        restore(job.root.uri, 1)
+        spark_abs.open(job.root.uri).restore(1)
     monkeypatch.undo()
     assert (job.state.attempt.id, job.state.attempt.ready, job.rows()) == (1, True, [1, 2])
     assert len(ahead_of(job)) == 1
@@ -514,7 +513,7 @@ def test_rows_that_an_earlier_restore_has_undone_are_not_said_to_go_again(job: S
     job.step(3)
     shown = cli("restore", "--to", "1", "--dry-run").stdout
     assert "2 rows of this job go" in shown
-    restore(job.root.uri, 1)
+    spark_abs.open(job.root.uri).restore(1)
     shown = cli("restore", "--to", "1", "--dry-run").stdout
     assert "0 rows of this job go" in shown
 
@@ -524,19 +523,19 @@ def test_a_dry_run_shows_its_plan_beside_a_run_that_is_alive(job: SmallJob, cli:
     job.come_alive()
     shown = cli("restore", "--to", "1", "--dry-run").stdout
     assert re.search(r"Note: run 1 is alive .* and goes on; to carry this out stop it with `spark-abs", shown)
-    (note,) = restore(job.root.uri, 1, dry_run=True).plan.notes
+    (note,) = spark_abs.open(job.root.uri).restore(1, dry_run=True).plan.notes
     assert "run.stop() where it was started" in note
     assert "force=['run']" in note
     assert "will be fenced" in cli("restore", "--to", "1", "--dry-run", "--force", "run").stdout
     with pytest.raises(RunAlive):
-        restore(job.root.uri, 1)
+        spark_abs.open(job.root.uri).restore(1)
     assert (job.state.attempt.id, len(job.state.runs)) == (1, 1)
 
 
 def test_a_plan_that_is_not_carried_out_copies_nothing(job: SmallJob, cli: Cli) -> None:
     job.checkpoint(1)
     before = sorted(Path(job.root.uri).rglob("*"))
-    restore(job.root.uri, 1, dry_run=True)
+    spark_abs.open(job.root.uri).restore(1, dry_run=True)
     cli("restore", "--to", "1", exits=2)
     assert sorted(Path(job.root.uri).rglob("*")) == before
 
@@ -553,9 +552,9 @@ def test_bytes_that_are_damaged_are_found_before_anything_is_changed(job: SmallJ
         data[data.index(b'"batch": 1')] ^= 1
         path.write_bytes(bytes(data))
     with pytest.raises(DamageError, match=r"checkpoint 2 is damaged: state/pack.*verify ROOT 2"):
-        restore(job.root.uri, 2)
+        spark_abs.open(job.root.uri).restore(2)
     assert (job.state.attempt.id, job.rows(), ahead_of(job)) == (1, [1, 2], [])
-    assert restore(job.root.uri, "latest", fallback=True).plan.checkpoint == 1
+    assert spark_abs.open(job.root.uri).restore("latest", fallback=True).plan.checkpoint == 1
     assert (job.state.attempt.id, job.rows(), ahead_of(job)) == (2, [1], [])
 
 
@@ -575,6 +574,6 @@ def test_what_sweeping_moves_while_a_restore_copies_is_not_damage(
         materialise(*args, **kwargs)
 
     monkeypatch.setattr(module, "materialise", once)
-    restore(job.root.uri, 1)
+    spark_abs.open(job.root.uri).restore(1)
     assert len(calls) > 1
     assert job.state.attempt.ready

@@ -35,7 +35,7 @@ from spark_abs.protocol.outside import Owner
 from spark_abs.run.run import Run
 from spark_abs.sinks.kafka.marks import KafkaMark
 from spark_abs.sinks.kafka.sink import KafkaSink
-from spark_abs.spark.session import KAFKA
+from spark_abs.spark.session import KAFKA_CONNECTOR
 from spark_abs.store.failpoint import Failpoint
 from tests.crash.driver import Events, quick_session
 
@@ -146,7 +146,7 @@ def declare(
 def main() -> None:
     """Run the job as often as it is told to."""
     events, scratch, base = Events(int(sys.argv[1])), sys.argv[2], Path(sys.argv[3])
-    spark = quick_session(scratch, "local[2]", packages=[KAFKA])
+    spark = quick_session(scratch, "local[2]", packages=[KAFKA_CONNECTOR])
     points = Points({}, kill=False, events=events)
     running: list[Run] = []
     point_within_kafka(lambda name: points(name))

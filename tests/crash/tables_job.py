@@ -66,7 +66,7 @@ class TablesDriver(Driver):
                 self._do(base, partial(self._native, Path(base)))
             case {"restore": base, "to": checkpoint}:
                 root = str(Path(base) / "root")
-                self._do(base, partial(spark_abs.restore, root, checkpoint, spark=self._spark))
+                self._do(base, partial(spark_abs.open(root, self._spark).restore, checkpoint))
             case _:
                 super().obey(command)
 

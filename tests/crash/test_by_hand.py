@@ -20,7 +20,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest
 from tests.crash.expected import Event, file_of
@@ -94,7 +94,7 @@ def test_tables_that_are_optimized_and_vacuumed_with_care_change_nothing(
     more_checkpoints(job, first)
     job.stop(first)
     check(job.base)
-    restore(job.root.uri, target.id)
+    spark_abs.open(job.root.uri).restore(target.id)
     assert job.rows() == job.rows(target)
     job.finish(first)
     check_complete(job.base, job.files)
@@ -108,12 +108,12 @@ def test_a_sink_vacuumed_to_the_bone_goes_on_and_a_restore_behind_it_is_refused(
     optimize(job.base / "arrivals")
     vacuum(job.base / "arrivals")
     with pytest.raises(DamageError, match=r"sink events/arrivals .*: \d+ files of version \d+ are gone, as "):
-        restore(job.root.uri, target.id)
+        spark_abs.open(job.root.uri).restore(target.id)
     job.start(first, checkpoint=KEEP_ALL)
     more_checkpoints(job, first)
     job.stop(first)
     newest = job.completed()[-1]
-    restore(job.root.uri, newest.id)
+    spark_abs.open(job.root.uri).restore(newest.id)
     job.finish(first)
     check_complete(job.base, job.files)
 
@@ -151,10 +151,10 @@ def test_rows_that_somebody_wrote_to_a_sink_stay_and_a_restore_that_undoes_them_
     job.stop(first)
     assert strange in table(job.base, "arrivals")
     with pytest.raises(Refused, match="others have changed rows since the checkpoint, in version"):
-        restore(job.root.uri, target.id)
+        spark_abs.open(job.root.uri).restore(target.id)
     assert strange in table(job.base, "arrivals")
 
-    restore(job.root.uri, target.id, force=True)
+    spark_abs.open(job.root.uri).restore(target.id, force=True)
     assert job.rows() == job.rows(target)
     job.finish(first)
     check_complete(job.base, job.files)
@@ -169,14 +169,14 @@ def test_a_restore_that_would_read_deleted_input_again_is_refused(job: Small, fi
     assert files_at(job, target) < files_at(job, newest)
     kept = gone.rename(job.base / gone.name)
     with pytest.raises(Refused, match=f"input files read since checkpoint {target.id} .*{gone.name}"):
-        restore(job.root.uri, target.id)
+        spark_abs.open(job.root.uri).restore(target.id)
     # What was read before a checkpoint is not needed again.
-    assert gone.name not in str(restore(job.root.uri, newest.id, dry_run=True).plan.notes)
-    planned = restore(job.root.uri, target.id, dry_run=True, force=True).plan
+    assert gone.name not in str(spark_abs.open(job.root.uri).restore(newest.id, dry_run=True).plan.notes)
+    planned = spark_abs.open(job.root.uri).restore(target.id, dry_run=True, force=True).plan
     assert any(gone.name in note for note in planned.notes)
 
     kept.rename(gone)
-    restore(job.root.uri, target.id)
+    spark_abs.open(job.root.uri).restore(target.id)
     job.finish(first)
     check_complete(job.base, job.files)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from spark_abs import restore
+import spark_abs
 from tests.crash.expected import events_of, write_file
 from tests.crash.facts import check_complete
 from tests.crash.jobs import Small
@@ -60,11 +60,11 @@ def test_a_changed_start_may_be_killed_anywhere(first: DriverProcess, tmp_path: 
         assert _beside(job.base) == _orders(BEFORE, BEFORE + AFTER)
     there = jobs[POINTS.index("change.record.after")]
     changed = newest(there)
-    restore(str(there.root.uri), before[there.base])
+    spark_abs.open(str(there.root.uri)).restore(before[there.base])
     there.finish(first, checkpoint=KEPT)
     check_complete(there.base, there.files)
     for number in (before[there.base], changed):
-        restore(str(there.root.uri), number)
+        spark_abs.open(str(there.root.uri)).restore(number)
         there.finish(first, through=True, checkpoint=KEPT)
         check_complete(there.base, there.files)
 

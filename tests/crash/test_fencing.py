@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.protocol.control import Run
 from spark_abs.store.control import Control
 from tests.crash.facts import check, check_complete
@@ -39,7 +39,7 @@ def test_a_driver_frozen_before_its_commits_and_replaced_by_a_restore_commits_no
 
     # Somebody believes it dead, goes back to the newest checkpoint, and runs on from there.
     for job in (batches, outcome):
-        restore(job.root.uri, "latest", force=True)
+        spark_abs.open(job.root.uri).restore("latest", force=True)
         job.start(second)
         job.run_until(
             second,

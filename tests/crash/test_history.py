@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.manifest import Manifest
 from spark_abs.store.control import Control
 from tests.crash.facts import check, check_complete
@@ -88,7 +88,7 @@ def test_killed_at_every_step_of_a_restore_and_started_instead_it_is_refused_unt
     """The restore is killed at its first step, again from the start at its second, and so on to its end."""
     job, driver = survivors.jobs[0], survivors.driver
     target = oldest(job)
-    steps = restore(job.root.uri, target.id, dry_run=True).plan.steps
+    steps = spark_abs.open(job.root.uri).restore(target.id, dry_run=True).plan.steps
     names = [f"restore.{number}.{type(step).__name__}" for number, step in enumerate(steps, 1)]
     for point in (f"{names[0]}.before", *(f"{name}.after" for name in names)):
         kill_restore(job, target.id, point)
@@ -99,7 +99,7 @@ def test_killed_at_every_step_of_a_restore_and_started_instead_it_is_refused_unt
             job.start(driver)
             assert job.end(driver) == "AttemptNotReady", driver.told
         if ONE_BY_ONE:
-            restore(job.root.uri, target.id)
+            spark_abs.open(job.root.uri).restore(target.id)
             assert job.rows() == job.rows(target)
             job.finish(driver)
             check_complete(job.base, job.files)

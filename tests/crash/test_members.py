@@ -63,7 +63,7 @@ def test_killed_before_a_query_has_started_again_and_within_a_savepoint(tmp_path
         alone.wait_for(lambda: any(c.barrier.name == "two" for c in control.state.claims), "its claim")
     (tmp_path / "hold").unlink()
 
-    spark_abs.restore(root, "one")
+    spark_abs.open(root).restore("one")
     assert ids(str(tmp_path / "out-a")) == [1, 2, 3]
     assert ids(str(tmp_path / "out-b")) in ([1, 2], [1, 2, 3])
     feed(tmp_path, "b", 4)
@@ -90,7 +90,7 @@ def test_killed_after_a_function_has_written_a_table_by_its_name(tmp_path: Path)
     feed(tmp_path, "a", 3)
     with DriverProcess(tmp_path, "tests.crash.wrapped", "--catalog", "a") as process:
         process.wait_for(partial(holds, table, [1, 2, 3]), "every row once")
-    spark_abs.restore(root, "one")
+    spark_abs.open(root).restore("one")
     assert ids(table) == [1]
     with DriverProcess(tmp_path, "tests.crash.wrapped", "--catalog", "a") as process:
         process.wait_for(partial(holds, table, [1, 2, 3]), "every row once again")

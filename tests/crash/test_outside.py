@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.errors import Refused
 from tests.crash.facts import check, check_complete, last_totals
 from tests.crash.jobs import Small
@@ -104,9 +104,9 @@ def test_killed_anywhere_in_a_send_every_row_is_outside_once(
             twice = _arrived(job.base) - arrived
             assert twice
             with pytest.raises(Refused, match=r"sink sent \(PostgreSQL\) has committed") as refused:
-                restore(str(job.base / "root"), back)
+                spark_abs.open(str(job.base / "root")).restore(back)
             assert "sink lake" not in str(refused.value)
-            restore(str(job.base / "root"), back, force=["outside"])
+            spark_abs.open(str(job.base / "root")).restore(back, force=["outside"])
             assert _rows_in(lakes[name]) == sent(name, "quick") == arrived
             assert last(name) == sorted(map(tuple, totals))
 

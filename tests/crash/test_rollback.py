@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.control import Control
 from tests.crash.facts import check, check_complete
@@ -32,7 +32,7 @@ def test_back_to_the_fifth_on_from_there_and_back_to_the_abandoned_ninth(
     """The attempts form a tree: what one restore leaves behind another one finds again."""
     fifth, ninth = job.completed()[4], job.completed()[8]
 
-    restore(job.root.uri, fifth.id)
+    spark_abs.open(job.root.uri).restore(fifth.id)
     assert job.rows() == job.rows(fifth)
     assert not _state(job).on_path(ninth.attempt, ninth.id)
 
@@ -42,7 +42,7 @@ def test_back_to_the_fifth_on_from_there_and_back_to_the_abandoned_ninth(
     check(job.base)
     newest = job.completed()[-1]
 
-    restore(job.root.uri, ninth.id)
+    spark_abs.open(job.root.uri).restore(ninth.id)
     assert job.rows() == job.rows(ninth)
     assert not _state(job).on_path(newest.attempt, newest.id)
     check(job.base)

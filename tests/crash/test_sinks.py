@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import TopicPartition
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import Refused
 from spark_abs.restore.plan import RestorePlan, plan_plain
@@ -151,7 +151,7 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
 
         # What Kafka has it keeps, and that is said, with the offsets: they hold what came after and no more.
         with pytest.raises(Refused, match=r"sink out \(Kafka\) has committed") as refused:
-            restore(root, "early")
+            spark_abs.open(root).restore("early")
         relay.said.append(str(refused.value))
         assert _within(str(refused.value), broker, "back-out") == _behind(then, now)
         assert relay.found() == now
@@ -163,7 +163,7 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
         relay.said += [text.output, shown.output]
         assert relay.found() == now
         assert relay.marks() == dict.fromkeys(OUTSIDE, relay.checkpoints()[-1])
-        plan = restore(root, "early", force=["outside"]).plan
+        plan = spark_abs.open(root).restore("early", force=["outside"]).plan
         steps: Any = plan_plain(plan)["steps"]
         assert json.loads(shown.stdout)["plan"]["steps"] == json.loads(json.dumps(steps))
         said = re.sub(r"\s+", " ", text.stdout)
@@ -197,7 +197,7 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
     broker.stop()
     postgres.stop()
     try:
-        plan = restore(root, relay.checkpoints()[-1], dry_run=True, force=["outside"]).plan
+        plan = spark_abs.open(root).restore(relay.checkpoints()[-1], dry_run=True, force=["outside"]).plan
     finally:
         broker.start()
         postgres.start()
@@ -224,8 +224,8 @@ def test_records_that_are_gone_stop_restores_and_starts_until_they_are_given_up(
         assert ends[0] > wanted[0] > 0
         _delete_before(broker, "gone-in", {0: ends[0]})
         with pytest.raises(Refused, match=rf"gone-in\[0\] from \d+, and its records begin at {ends[0]}"):
-            restore(root, late)
-        plan = restore(root, late, force=["inputs"]).plan
+            spark_abs.open(root).restore(late)
+        plan = spark_abs.open(root).restore(late, force=["inputs"]).plan
         assert any("their rows will be missing" in note for note in plan.notes)
         assert finish() == "Refused"
         said = driver.message(relay.base)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.manifest import Manifest
 from spark_abs.model import CheckpointMode
 from tests.crash.facts import check, check_complete
@@ -59,7 +59,7 @@ def test_killed_while_barriers_overtake_and_started_again(first: DriverProcess, 
     job = jobs["agent.pair.commit-main.after"]
     target = max(flown(job), key=_length)
     assert target.mode is CheckpointMode.UNALIGNED
-    restore(job.root.uri, target.id)
+    spark_abs.open(job.root.uri).restore(target.id)
     assert job.rows() == job.rows(target)
     for point, job in jobs.items():
         job.finish(first, **LIVES[point])

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from spark_abs.spark.session import KAFKA, spark_session
+from spark_abs.spark.session import KAFKA_CONNECTOR, spark_session
 from tests.ports import free_port
 
 PACKAGE = "kafka_2.13"
@@ -254,7 +254,7 @@ def texts(messages: Iterable[Message]) -> list[str]:
 def main() -> None:
     """Fetch the broker, and the connector that the tests' sessions have."""
     classpath()
-    spark_session("set-up", "local[1]", packages=[KAFKA]).stop()
+    spark_session("set-up", "local[1]", packages=[KAFKA_CONNECTOR]).stop()
 
 
 if __name__ == "__main__":

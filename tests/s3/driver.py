@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.spark.session import HADOOP_AWS, spark_session
+from spark_abs.spark.session import S3_CONNECTOR, spark_session
 from tests.crash.small_job import SCHEMA, pair, totals
 from tests.jvm import java_options
 
@@ -44,7 +44,7 @@ def main() -> None:
     spark = spark_session(
         "s3",
         "local[2]",
-        packages=[HADOOP_AWS],
+        packages=[S3_CONNECTOR],
         **{
             "spark.driver.memory": "2g",
             "spark.driver.bindAddress": "127.0.0.1",

@@ -162,7 +162,7 @@ def test_state_comes_along_and_the_first_checkpoint_has_it(
     second = max(m.id for m in manifests(old.root))
 
     for to, ids in ((first, [1, 2, 3, 4]), (second, [1, 2, 3, 4, 5]), (first, [1, 2, 3, 4])):
-        spark_abs.restore(old.root, to, spark=spark)
+        spark_abs.open(old.root, spark).restore(to)
         assert old.ids == ids
     old.arrive(5, 6)
     start(old.job(), available_now=True).await_termination()
@@ -319,7 +319,7 @@ def test_back_to_before_the_stage_came_the_query_is_adopted_anew(
     old.arrive(3)
     start(job(both=True), available_now=True).await_termination()
     assert old.ids == [1, 2, 3]
-    spark_abs.restore(old.root, first, spark=spark)
+    spark_abs.open(old.root, spark).restore(first)
     assert old.ids == [1, 2]
     old.arrive(4)
     start(job(both=True), available_now=True).await_termination()

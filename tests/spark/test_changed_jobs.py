@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import AbsError, Refused
 from spark_abs.job import Job
@@ -152,10 +152,10 @@ def test_inputs_in_another_order_keep_their_positions(
     numbers.write("b", 3)
     numbers.run(both(function, order))
     numbers.exact("u")
-    restore(numbers.root, 1)
+    spark_abs.open(numbers.root).restore(1)
     numbers.run(both(function, order))
     numbers.exact("u")
-    restore(numbers.root, 1)
+    spark_abs.open(numbers.root).restore(1)
     numbers.run(both(union))
     numbers.exact("u")
 
@@ -176,7 +176,7 @@ def test_a_stage_that_reads_another_output_begins_there(numbers: Numbers) -> Non
     numbers.run(rewired("valid"))
     want = [n for n in numbers.written["a"] if n < 4 or n % 2 == 0]
     assert numbers.lost_and_twice("u", want) == ([], [])
-    restore(numbers.root, 1)
+    spark_abs.open(numbers.root).restore(1)
     numbers.run(rewired("main"))
     numbers.exact("u", "a")
 
@@ -220,7 +220,7 @@ def test_stages_are_put_between_and_taken_out(numbers: Numbers) -> None:
         numbers.run(line("between", "last"))
     numbers.run(line("other", "last"))
     numbers.exact("out", "a")
-    restore(numbers.root, 1)
+    spark_abs.open(numbers.root).restore(1)
     numbers.run(line("between", "last"))
     numbers.exact("out", "a")
 
@@ -242,7 +242,7 @@ def test_a_new_reader_begins_at_the_cut_or_with_what_is_kept(numbers: Numbers) -
     numbers.run(with_reader("cut"))
     numbers.exact("old", "a")
     assert numbers.rows("new-cut") == numbers.written["a"][3:]
-    restore(numbers.root, 1)
+    spark_abs.open(numbers.root).restore(1)
     numbers.run(with_reader("earliest"))
     numbers.exact("old", "a")
     assert set(numbers.rows("new-earliest")) >= set(numbers.written["a"][3:])
@@ -261,7 +261,7 @@ def test_two_roots_write_one_table_and_each_goes_back_alone(numbers: Numbers) ->
     numbers.root = first
     numbers.write("a")
     numbers.run(line("last"))
-    restore(first, 1)
+    spark_abs.open(first).restore(1)
     assert numbers.lost_and_twice("out", [*numbers.written["a"][:2], *numbers.written["b"]]) == ([], [])
     numbers.run(line("last"))
     numbers.exact("out")
@@ -283,14 +283,14 @@ def test_a_sink_under_another_name_or_of_another_stage_goes_back_with_its_table(
     numbers.write("a")
     numbers.run(sink("alpha", "a"))
     numbers.exact("out", "a")
-    restore(numbers.root, 1)
+    spark_abs.open(numbers.root).restore(1)
     assert numbers.rows("out") == numbers.written["a"][:2]
     numbers.run(sink("alpha", "a"))
     numbers.exact("out", "a")
     numbers.write("a")
     numbers.run(sink("alpha", "next"))
     numbers.exact("out", "a")
-    restore(numbers.root, 1)
+    spark_abs.open(numbers.root).restore(1)
     assert numbers.rows("out") == numbers.written["a"][:2]
     numbers.run(sink("alpha", "a"))
     numbers.exact("out", "a")
@@ -381,7 +381,7 @@ def test_a_loop_is_closed_and_opened_again(numbers: Numbers) -> None:
         numbers.run(loop(closed))
         numbers.exact("m")
         assert len(manifests(numbers.root)) == number
-    restore(numbers.root, 2, spark=numbers.spark)
+    spark_abs.open(numbers.root, numbers.spark).restore(2)
     numbers.run(loop(True))
     numbers.exact("m")
 

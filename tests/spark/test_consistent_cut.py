@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.job import Job
 from tests.job_support import (
     Feed,
@@ -80,7 +80,7 @@ def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
 
     # Moved away first: a snapshot that Spark still uploads to the old place must not stop the removal.
     shutil.rmtree((tmp_path / "root/native/1").rename(tmp_path / "lost"), ignore_errors=True)
-    restore(root, "mid", spark=spark)
+    spark_abs.open(root, spark).restore("mid")
     feed(1)
     run = start(declare())
     eventually(run, lambda: caught_up(root, feeds), "a checkpoint of the restored job after all files")
@@ -119,6 +119,6 @@ def test_bounded_runs_of_a_graph_end_by_themselves(spark: SparkSession, tmp_path
     clicks.write(*clicks_of(4))
     orders.write_all(orders_of(file) for file in range(1, 5))
     run_to_the_end()
-    restore(root, ended, spark=spark)
+    spark_abs.open(root, spark).restore(ended)
     run_to_the_end()
     assert manifests(root)[-1].attempt == 2

@@ -408,12 +408,12 @@ def test_tables_of_a_job_show_checkpoints_and_go_back_together(
     handle.views("early", prefix="early_")
     assert spark.sql("SELECT count(*) AS n FROM early_rows").head()["n"] == 4  # type: ignore[index]
 
-    said = "\n".join(str(step) for step in spark_abs.restore(root, "early", spark=spark).plan.steps)
+    said = "\n".join(str(step) for step in spark_abs.open(root, spark).restore("early").plan.steps)
     assert "ReturnOutside(sink='rows'" in said
     assert shown(base) == expected(4)
     start(declare(spark, root, feed, base), available_now=True).await_termination()
     assert shown(base) == expected(9)
-    spark_abs.restore(root, "latest", spark=spark)
+    spark_abs.open(root, spark).restore("latest")
     assert shown(base) == expected(9)
     assert "after each checkpoint" in str(declare(spark, root, feed, base).explain())
 
@@ -461,7 +461,7 @@ def test_a_sink_that_has_left_the_job_is_not_waited_for(
     assert handle.views(prefix="left_")["view"].to_pylist() == ["left_each", "left_stays"]
     with pytest.raises(UsageError, match=r"has no sink 'gone': it has each, stays$"):
         handle.read("gone")
-    spark_abs.restore(root, "latest", spark=spark)  # it comes to every sink, also to those that have left
+    spark_abs.open(root, spark).restore("latest")  # it comes to every sink, also to those that have left
     assert named() == ["each", "stays"]
 
     # One that is still to come to it is waited for.
@@ -526,7 +526,7 @@ def test_a_restore_to_before_a_sink_came_takes_back_all_that_it_has_sent(
         run(*before, "new")
     assert numbers() == [2, 3, 99]
     for _ in range(2):
-        spark_abs.restore(root, "release", spark=spark)
+        spark_abs.open(root, spark).restore("release")
         assert numbers() == [99]
         run(*before, "new")
         assert numbers() == [1, 2, 3, 99]

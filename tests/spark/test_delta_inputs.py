@@ -60,12 +60,12 @@ def test_back_to_before_an_optimize_and_refused_once_vacuum_has_taken_the_files(
     early, late = min(m.id for m in manifests(root)), max(m.id for m in manifests(root))
 
     DeltaTable(str(source)).optimize.compact()
-    spark_abs.restore(root, early, spark=spark)  # OPTIMIZE alone takes nothing from it
+    spark_abs.open(root, spark).restore(early)  # OPTIMIZE alone takes nothing from it
     assert tables(tmp_path) == expected(2)
     append(source, 4)
     start(job_of(spark, tmp_path), available_now=True).await_termination()
     assert tables(tmp_path) == expected(5)
-    spark_abs.restore(root, late, spark=spark)
+    spark_abs.open(root, spark).restore(late)
     assert tables(tmp_path) == expected(4)
     start(job_of(spark, tmp_path), available_now=True).await_termination()
     assert tables(tmp_path) == expected(5)
@@ -76,17 +76,17 @@ def test_back_to_before_an_optimize_and_refused_once_vacuum_has_taken_the_files(
     said = rf"stage 'source' goes on with version 2 of {source}, and 2 of 3 files .* those of version 2 to 3"
     for dry_run in (True, False):
         with pytest.raises(Refused, match=rf"{said}, the first part-.*force="):
-            spark_abs.restore(root, early, spark=spark, dry_run=dry_run)
+            spark_abs.open(root, spark).restore(early, dry_run=dry_run)
     assert before == {name: DeltaTable(str(tmp_path / name)).version() for name in before}
     assert tables(tmp_path) == expected(5)
-    forced = spark_abs.restore(root, early, spark=spark, dry_run=True, force=["inputs"])
+    forced = spark_abs.open(root, spark).restore(early, dry_run=True, force=["inputs"])
     assert any("2 of 3 files" in note for note in forced.plan.notes)
-    spark_abs.restore(root, "latest", spark=spark)  # what is after it is there
+    spark_abs.open(root, spark).restore("latest")  # what is after it is there
     start(job_of(spark, tmp_path), available_now=True).await_termination()
     assert tables(tmp_path) == expected(5)
 
     shutil.copytree(tmp_path / "copy", source, dirs_exist_ok=True)
-    spark_abs.restore(root, early, spark=spark)
+    spark_abs.open(root, spark).restore(early)
     start(job_of(spark, tmp_path), available_now=True).await_termination()
     assert tables(tmp_path) == expected(5)
 

@@ -318,7 +318,7 @@ def test_a_job_goes_back_with_tables_of_all_kinds(spark: SparkSession, tmp_path:
     feed.write(*({"id": number} for number in range(7, 12)))
     job().start(available_now=True).await_termination()
     require(12)
-    spark_abs.restore(root, "before", spark=spark)
+    spark_abs.open(root, spark).restore("before")
     require(7)
     job().start(available_now=True).await_termination()
     require(12)

@@ -65,7 +65,7 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
         return {key: (total, gone) for key, total, gone in out() - before}
 
     def state(stage: str, at: str | int) -> list[Row]:
-        return spark_abs.state(root, stage, at, spark).collect()
+        return spark_abs.open(root, spark).state(stage, at).collect()
 
     def totals(at: str | int) -> dict[tuple[Any, ...], tuple[int, int | None]]:
         return {tuple(r.key): (r.value.total, r.timeout_ms) for r in state("sums", at)}
@@ -78,7 +78,7 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     assert totals(first) == before
 
     # Key 0 is corrected, key 1 removed, key 7 added with a timeout that is due soon; the windows are emptied.
-    edit = spark_abs.edit(root, first, spark)
+    edit = spark_abs.open(root, spark).edit(first)
     with pytest.raises(UsageError, match="column 'value' is struct<total:string>"):
         edit.correct("sums", edit.state("sums").withColumn("value", F.struct(F.lit("x").alias("total"))))
     with pytest.raises(UsageError, match="is Spark's own"):
@@ -95,7 +95,9 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     with pytest.raises(UsageError, match="a row of state has no key"):
         edit.correct("sums", nobody)
     with pytest.raises(UsageError, match=r"key \(1,\) has neither a value nor a timeout"):
-        spark_abs.edit(root, first, spark).replace("sums", spark.createDataFrame(rows, schema)).write("no")
+        spark_abs.open(root, spark).edit(first).replace("sums", spark.createDataFrame(rows, schema)).write(
+            "no"
+        )
     some = spark.createDataFrame(rows[:2], schema).drop("timeout_ms", "expires_ms")
     edit.correct("sums", some)  # key 0 keeps its timeout
     edit.correct("sums", spark.createDataFrame(rows[2:], schema))  # adds to the first
@@ -107,7 +109,7 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     assert state("windows", "corrected") == []
     assert (lookup(Root(root), "latest").manifest.id, written) == (first, manifests(root)[-1].id)
 
-    spark_abs.restore(root, "corrected", spark=spark)
+    spark_abs.open(root, spark).restore("corrected")
     feed.write({"id": 0, "k": 0, "v": 5, "ts": 20}, {"id": 1, "k": 1, "v": 5, "ts": 20})
     feed.write({"id": 2, "k": 2, "v": 5, "ts": 21})
     assert run(["k"], 3) == {
@@ -123,12 +125,12 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
         feed.batch().withColumn("odd", F.col("id") % 2).groupBy("k", "odd").agg(F.sum("v").alias("total"))
     )
     rows_of = history.select(F.struct("k", "odd").alias("key"), F.struct("total").alias("value"))
-    spark_abs.edit(root, "latest", spark).rekey("sums", rows_of, key_groups=5).write("by-parity")
+    spark_abs.open(root, spark).edit("latest").rekey("sums", rows_of, key_groups=5).write("by-parity")
     with pytest.raises(
         UsageError, match=r"is struct<key:struct<k:bigint>,.* at checkpoint 1 and struct<key:"
     ):
-        spark_abs.state(root, "sums", "by-parity", spark, diff=first)
-    spark_abs.restore(root, "by-parity", spark=spark)
+        spark_abs.open(root, spark).state("sums", "by-parity", diff=first)
+    spark_abs.open(root, spark).restore("by-parity")
     with pytest.raises(Refused, match="it has 5 key groups and not 3"):
         run(["k"], 3)
     feed.write({"id": 2, "k": 2, "v": 100, "ts": 22})
@@ -137,12 +139,12 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     assert {k: v[0] for k, v in totals("latest").items()} == {(r.k, r.odd): r.t for r in want.collect()}
 
     # Emptied: it reads on from where it was, and may be declared anew in any form.
-    spark_abs.edit(root, "latest", spark).remove("sums").write("emptied")
+    spark_abs.open(root, spark).edit("latest").remove("sums").write("emptied")
     with pytest.raises(
         UsageError, match="the state of the function of stage 'sums', operator 0, was removed"
     ):
         state("sums", "emptied")
-    spark_abs.restore(root, "emptied", spark=spark)
+    spark_abs.open(root, spark).restore("emptied")
     feed.write({"id": 2, "k": 2, "v": 7, "ts": 23}, {"id": 9, "k": 9, "v": 8, "ts": 23})
     assert run(["odd"], 2) == {"(0,)": (7, False), "(1,)": (8, False)}
     assert {k: v[0] for k, v in totals("latest").items()} == {(0,): 7, (1,): 8}
@@ -193,7 +195,7 @@ def test_keys_and_values_of_every_type_are_edited(spark: SparkSession, tmp_path:
         return {r["k"]: (r["total"], r["seen"], r["n"]) for r in rows}
 
     def state(at: str | int) -> list[str]:
-        return sorted(map(repr, spark_abs.state(root, "kept", at, spark).collect()))
+        return sorted(map(repr, spark_abs.open(root, spark).state("kept", at).collect()))
 
     for file in range(2):
         feed.write(*({"id": k, "k": k, "v": 10 * k + file, "ts": 0} for k in range(5)))
@@ -201,12 +203,12 @@ def test_keys_and_values_of_every_type_are_edited(spark: SparkSession, tmp_path:
     before = state("latest")
     assert len(before) == 5
 
-    edit = spark_abs.edit(root, "latest", spark)
+    edit = spark_abs.open(root, spark).edit("latest")
     edit.replace("kept", edit.state("kept")).write("same")
     assert state("same") == before
 
     # The key of null and NaN is corrected, that with a null price removed; the rest stays.
-    edit = spark_abs.edit(root, "same", spark)
+    edit = spark_abs.open(root, spark).edit("same")
     chosen = edit.state("kept").where("key.name IS NULL OR key.price IS NULL")
     to_1000 = F.when(F.col("key.name").isNull(), F.col("value").withField("total", F.lit(1000).cast("long")))
     edit.correct("kept", chosen.withColumn("value", to_1000).select("key", "value")).write("corrected")
@@ -215,7 +217,7 @@ def test_keys_and_values_of_every_type_are_edited(spark: SparkSession, tmp_path:
     (changed,) = (row for row in after if row not in before)
     assert changed.replace("total=1000", "total=1") in before
 
-    spark_abs.restore(root, "corrected", spark=spark)
+    spark_abs.open(root, spark).restore("corrected")
     feed.write(*({"id": k, "k": k, "v": 10 * k + 7, "ts": 0} for k in range(5)))
     run()
     want = {k: (30 * k + 8, [10 * k, 10 * k + 1, 10 * k + 7], 3) for k in range(5)}

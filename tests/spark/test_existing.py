@@ -72,7 +72,7 @@ def test_rows_of_others_are_kept_apart_unless_they_are_meant(
     start(job_to(feed, tmp_path, visible), available_now=True).await_termination()
     assert ids(table) == [1, 2, 3, *THEIRS]
     first = min(manifest.id for manifest in manifests(root))
-    spark_abs.restore(root, first, spark=feed.spark)
+    spark_abs.open(root, feed.spark).restore(first)
     assert ids(table) == [1, 2, *THEIRS]
     start(job_to(feed, tmp_path, visible), available_now=True).await_termination()
     assert ids(table) == [1, 2, 3, *THEIRS]

@@ -118,7 +118,7 @@ def test_rows_are_in_the_table_once_and_go_back_with_a_restore(
         "2023-11-14",
     )
 
-    done = spark_abs.restore(str(root), "early")
+    done = spark_abs.open(str(root)).restore("early")
     said = str(plan_plain(done.plan))
     assert ids(table) == list(range(6))
     assert [name for name in table.refs() if name.startswith("spark_abs_abandoned_")]
@@ -158,8 +158,8 @@ def test_an_old_savepoint_lets_no_mark_grow_and_is_gone_back_to(
     run.stop()
     assert versions()[0] == early
     newest = max(manifest.id for manifest in manifests(str(root)))
-    spark_abs.restore(str(root), newest)
-    spark_abs.restore(str(root), "early")
+    spark_abs.open(str(root)).restore(newest)
+    spark_abs.open(str(root)).restore("early")
     assert ids(table) == list(range(3))
     start(declare(spark, root, feed), available_now=True).await_termination()
     assert ids(table) == list(range(39))

@@ -191,7 +191,7 @@ def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
     assert (files_read(early, "slow"), stage_of(early, "slow").cut_batch) == (0, -1)
     assert 0 < files_read(later[0], "fast") < 50
 
-    spark_abs.restore(root, "early", spark=spark)
+    spark_abs.open(root, spark).restore("early")
     run = start(declare(), available_now=True)
     assert run.await_termination(120)
     assert sorted(read_table(tables / "both")["id"].to_pylist()) == list(range(53))

@@ -14,7 +14,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
-from spark_abs import restore
 from spark_abs.errors import (
     AbortReason,
     CheckpointsFailed,
@@ -436,7 +435,7 @@ def test_old_checkpoints_and_entries_go_while_the_job_runs(line: Line, start: St
     line.assert_cuts()
 
     for target in ("latest", "kept"):
-        restore(line.root, target, spark=line.spark)
+        spark_abs.open(line.root, line.spark).restore(target)
         assert start(line.job(), available_now=True).await_termination(120)
         line.assert_all_once()
     line.assert_cuts()

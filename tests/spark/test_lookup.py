@@ -149,11 +149,11 @@ def test_each_batch_joins_with_the_newest_version_also_across_restores(shop: Sho
     assert [(v.table, v.version) for (v,) in read] == [(shop.customers, 0), (shop.customers, 1)]
 
     shop.customer(3)
-    spark_abs.restore(root, cuts[0].id, spark=shop.spark)
+    spark_abs.open(root, shop.spark).restore(cuts[0].id)
     assert shop.rows("main") == first
     run(shop.with_channel(), start)  # batches after the checkpoint choose anew
     assert shop.rows("main") == shop.rows("after") == [*first, (2, "name 2"), (3, "name 3")]
-    spark_abs.restore(root, cuts[-1].id, spark=shop.spark)
+    spark_abs.open(root, shop.spark).restore(cuts[-1].id)
     run(shop.with_channel(), start)
     assert shop.rows("main") == shop.rows("after") == second
 
@@ -214,7 +214,7 @@ def test_a_lookup_that_is_never_refreshed_stays_at_the_version_of_the_first_star
     first = [(0, "name 1"), (1, None)]
     assert shop.rows("main") == first
     root = str(shop.base / "root")
-    spark_abs.restore(root, manifests(root)[-1].id, spark=shop.spark)
+    spark_abs.open(root, shop.spark).restore(manifests(root)[-1].id)
     shop.order(2)
     run(shop.with_channel(), start)
     assert shop.rows("main") == [*first, (2, None)]

@@ -133,7 +133,7 @@ def test_killed_and_restored_at_ten_random_moments_the_loop_gives_what_a_batch_q
         found = [m for m in manifests(here.root.uri) if m.id >= taken]
         to = taken if not kill else rng.choice(found[-3:]).id
         here.failpoint = lambda _: None
-        spark_abs.restore(here.root.uri, to=int(to), spark=spark)
+        spark_abs.open(here.root.uri, spark).restore(to=int(to))
         if not kill:
             assert here.in_flight(next(m for m in found if m.id == taken)) > 0
         here.failpoint = kill_after(rng.randrange(20, 90))

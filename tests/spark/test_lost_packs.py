@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.errors import DamageError, Refused
 from spark_abs.job import Job
 from spark_abs.model import StageId
@@ -73,8 +73,8 @@ def test_one_checkpoint_is_aborted_and_the_next_copies_a_lost_pack_anew(
     assert damaged() == [1, 3]
     run.stop()
     with pytest.raises(DamageError, match="spark-abs"):
-        restore(root, 3)
-    restore(root, 4)
+        spark_abs.open(root).restore(3)
+    spark_abs.open(root).restore(4)
     run = start(job())
     write()
     run.stop()

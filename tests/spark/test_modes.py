@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from spark_abs import GroupState, edit, flat_map_groups_with_state, restore, state
+import spark_abs
+from spark_abs import GroupState, flat_map_groups_with_state
 from spark_abs.errors import Refused
 from spark_abs.job import Job
 from spark_abs.manifest import Manifest
@@ -139,7 +140,7 @@ def test_an_unaligned_checkpoint_completes_ahead_of_what_is_unread_and_a_restore
     eventually(run, lambda: two.rows("all") == expected, "all rows")
     run.stop()
 
-    restore(two.root, taken, spark=spark)
+    spark_abs.open(two.root, spark).restore(taken)
     assert two.rows("all") != expected
     run = start(two.job())
     eventually(run, lambda: two.rows("all") == expected, "all rows once more")
@@ -169,7 +170,7 @@ def test_at_least_once_what_a_faster_input_was_ahead_comes_twice_and_nothing_is_
     assert gaps(two.manifest(taken), "alone") == {"clicks.main": 0}
     run.stop()
 
-    restore(two.root, taken, spark=spark)
+    spark_abs.open(two.root, spark).restore(taken)
     two.feed(two.orders, 1010)
     expected = ids(two.clicks) + ids(two.orders)
     run = start(two.job())
@@ -205,7 +206,7 @@ def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_and_the_his
     expected = ids(two.clicks) + ids(two.orders)
     eventually(run, lambda: two.rows("all") == expected, "all rows")
     run.stop()
-    restore(two.root, taken, spark=spark)
+    spark_abs.open(two.root, spark).restore(taken)
     run = start(two.job())
     eventually(run, lambda: two.rows("all") == expected, "all rows once more")
     run.stop(savepoint="end")
@@ -279,7 +280,7 @@ def test_rows_in_flight_are_added_to_the_state_that_an_edit_has_put_in(
         return job
 
     def totals(at: str | int) -> dict[int, int]:
-        return {row.key.k: row.value.total for row in state(root, "sums", at, spark).collect()}
+        return {row.key.k: row.value.total for row in spark_abs.open(root, spark).state("sums", at).collect()}
 
     send(range(1))
     assert start(job(), available_now=True).await_termination(240)
@@ -302,9 +303,9 @@ def test_rows_in_flight_are_added_to_the_state_that_an_edit_has_put_in(
     assert len(unread) == 3
     assert min(unread.values()) > 0
 
-    edited = edit(root, taken, spark)
+    edited = spark_abs.open(root, spark).edit(taken)
     rows = edited.state("sums").withColumn("value", F.struct(F.lit(10**6).cast("long").alias("total")))
     edited.replace("sums", rows).write("set")
-    restore(root, "set", spark=spark)
+    spark_abs.open(root, spark).restore("set")
     assert start(job(), available_now=True).await_termination(240)
     assert totals("latest") == {k: 10**6 + left for k, left in unread.items()}

@@ -87,7 +87,7 @@ def test_a_lost_disk_an_old_one_and_another_one(job: Callable[..., Job], feed: F
 
     shutil.rmtree(disk)
     with pytest.raises(Refused, match="not seen from here"):
-        spark_abs.restore(root.uri, to="latest")
+        spark_abs.open(root.uri).restore(to="latest")
     feed.write({"id": 101, "k": 1})
     run(job(), "checkpoint")
     assert counts(tmp_path) == {0: ROWS + 1, 1: ROWS + 1}
@@ -96,7 +96,7 @@ def test_a_lost_disk_an_old_one_and_another_one(job: Callable[..., Job], feed: F
     with pytest.raises(UsageError, match=r"(?s)attempt 2 are in .*disk.*says native: give native_root"):
         run(job(None))
     other = tmp_path / "other"
-    spark_abs.restore(root.uri, to="latest", native_root=str(other))
+    spark_abs.open(root.uri).restore(to="latest", native_root=str(other))
     feed.write({"id": 102, "k": 0})
     run(job(other))
     assert counts(tmp_path) == {0: ROWS + 2, 1: ROWS + 1}

@@ -167,12 +167,12 @@ def test_rows_go_out_once_and_come_back_with_a_restore(
     with pytest.raises(
         Refused, match=r"sink rows \(PostgreSQL\) has committed the epochs of checkpoints"
     ) as no:
-        spark_abs.restore(str(root), "early")
+        spark_abs.open(str(root)).restore("early")
     said.append(str(no.value))
     assert found(server) == expected(feed, 5)
 
     # Forced, they stay; what upserts replaced is back, and the job goes on from there.
-    done = spark_abs.restore(str(root), "early", force=["outside"])
+    done = spark_abs.open(str(root)).restore("early", force=["outside"])
     said.append(str(plan_plain(done.plan)))
     ids, _ = expected(feed, 5)
     assert found(server) == (ids, expected(feed, 3)[1])
@@ -184,7 +184,7 @@ def test_rows_go_out_once_and_come_back_with_a_restore(
     assert counted == Counter(expected(feed, 6)[0]) + Counter(expected(feed, 5)[0][9:])
 
     # To the newest nothing is undone, and no word is needed.
-    spark_abs.restore(str(root), "latest")
+    spark_abs.open(str(root)).restore("latest")
     start(declare(spark, root, feed), available_now=True).await_termination()
     assert Counter(found(server)[0]) == counted
 
@@ -242,7 +242,7 @@ def test_a_sink_that_left_the_job_does_not_come_back_with_a_gap(
 
     # What it has sent still counts where the job goes on without it: no word is needed, also not twice.
     for _ in range(2):
-        spark_abs.restore(str(root), "latest")
+        spark_abs.open(str(root)).restore("latest")
         assert found(server) == (expected(feed, 1)[0], expected(feed, len(feed.files))[1])
         fill(feed, 1)
         start(declare(spark, root, feed, sent=""), available_now=True).await_termination()
@@ -278,9 +278,9 @@ def test_batches_go_out_as_they_come_and_a_restore_undoes_those_behind_its_check
     assert found(server) == expected(feed, 5)
 
     with pytest.raises(Refused, match=r"sink rows \(PostgreSQL\) has committed rows after that one"):
-        spark_abs.restore(str(root), "early")
+        spark_abs.open(str(root)).restore("early")
     assert found(server) == expected(feed, 5)
-    spark_abs.restore(str(root), "early", force=["outside"])
+    spark_abs.open(str(root)).restore("early", force=["outside"])
     assert found(server) == (expected(feed, 5)[0], expected(feed, 2)[1])
     start(declare_batches(spark, root, feed), available_now=True).await_termination()
     assert found(server)[1] == expected(feed, 5)[1]
@@ -334,7 +334,7 @@ def test_changes_of_a_key_that_come_late_lose_and_a_restore_takes_changes_back(
     change(4)
     start(declare_changes(spark, root, feed), available_now=True).await_termination()
     assert there() == newest() != early
-    spark_abs.restore(str(root), "early")
+    spark_abs.open(str(root)).restore("early")
     assert there() == early
     change(1)
     start(declare_changes(spark, root, feed), available_now=True).await_termination()

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
-from spark_abs import restore
 from spark_abs.errors import Refused
 from spark_abs.job import Job
 from spark_abs.manifest import Manifest
@@ -111,7 +110,7 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
         run.stop(savepoint=savepoint)
 
     read_files(3, "two")
-    plan = restore(root, "two", shuffle_partitions=5, dry_run=True).plan
+    plan = spark_abs.open(root).restore("two", shuffle_partitions=5, dry_run=True).plan
     spread = {
         step.stage: f"restore.{number}.Rescale"
         for number, step in enumerate(plan.steps, 1)
@@ -131,10 +130,10 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
     for name in (f"{step.batch}", f".{step.batch}.crc"):
         Path(root, step.directory, "commits", name).unlink()
     finished = {path: path.stat().st_ctime_ns for path in Path(root, "native/2", second).rglob("*")}
-    restore(root, "two", shuffle_partitions=5, spark=spark)
+    spark_abs.open(root, spark).restore("two", shuffle_partitions=5)
     assert {path: path.stat().st_ctime_ns for path in finished} == finished
     read_files(3, "five")
-    restore(root, "five", shuffle_partitions=dict.fromkeys(STATEFUL, 3), spark=spark)
+    spark_abs.open(root, spark).restore("five", shuffle_partitions=dict.fromkeys(STATEFUL, 3))
     read_files(2, "three")
 
     queries = {sink: query for shape in shapes for sink, query in shape.queries.items()}
@@ -171,9 +170,9 @@ def test_state_of_sparks_own_operators_is_spread_also_where_it_was_in_another_pr
     with pytest.raises(
         Refused, match=r"stage 'windows' cannot go .* in RocksDB only: .*keep_in\('windows', 'r"
     ):
-        restore(root, "two", shuffle_partitions=3, spark=spark)
-    spark_abs.edit(root, "two", spark).keep_in("windows", "rocksdb").write("moved")
-    restore(root, "moved", shuffle_partitions=3, spark=spark)
+        spark_abs.open(root, spark).restore("two", shuffle_partitions=3)
+    spark_abs.open(root, spark).edit("two").keep_in("windows", "rocksdb").write("moved")
+    spark_abs.open(root, spark).restore("moved", shuffle_partitions=3)
     queries = run("rocksdb", 3, "three")
     assert_tables_at_every_cut(spark, root, {"clicks": clicks, "orders": orders}, queries, tables)
     (last,) = [m for m in manifests(root) if m.name == "three"]

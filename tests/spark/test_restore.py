@@ -35,7 +35,7 @@ def test_a_sink_that_only_spark_can_write_goes_back_through_spark(
     plan = prepare(job.root, 1).plan
     assert plan.needs_spark
     assert any("only Spark can write" in note for note in plan.notes)
-    done = spark_abs.restore(job.root.uri, to=1, spark=spark)
+    done = spark_abs.open(job.root.uri, spark).restore(to=1)
     head, *tables = str(done).splitlines()
     assert head.startswith(f"job {job.state.job!r} is back at checkpoint 1 as attempt 2, restored by run ")
     assert tables[0].startswith(f"  bring sink b/totals ({job.table}) through Spark from version ")
@@ -53,11 +53,11 @@ def test_read_gives_every_table_at_one_cut(spark: SparkSession, tmp_path: Path) 
     job.checkpoint(2)
     job.step(3)
     grow_old(job.table)
-    read = spark_abs.read(job.root.uri, "totals", "one", spark)
+    read = spark_abs.open(job.root.uri, spark).read("totals", "one")
     assert sorted(row.n for row in read.collect()) == [1]
-    assert sorted(row.n for row in spark_abs.read(job.root.uri, "totals").collect()) == [1, 2]
-    spark_abs.restore(job.root.uri, to="one")
-    read = spark_abs.read(job.root.uri, "totals", 2, spark)
+    assert sorted(row.n for row in spark_abs.open(job.root.uri).read("totals").collect()) == [1, 2]
+    spark_abs.open(job.root.uri).restore(to="one")
+    read = spark_abs.open(job.root.uri, spark).read("totals", 2)
     assert sorted(row.n for row in read.collect()) == [1, 2]
     assert DeltaTable(job.table).to_pyarrow_table().num_rows == 1
 
@@ -77,6 +77,6 @@ def test_a_version_without_its_deletion_vectors_is_refused_before_anything_is_ch
     spark.sql(f"VACUUM delta.`{job.table}` RETAIN 0 HOURS")
     before = DeltaTable(job.table).version()
     with pytest.raises(DamageError, match=r"deletion vectors of version .* are gone.*deletedFileRetention"):
-        spark_abs.restore(job.root.uri, to=1, spark=spark, force=["rows"])
+        spark_abs.open(job.root.uri, spark).restore(to=1, force=["rows"])
     assert DeltaTable(job.table).version() == before
     assert rows(spark, job.table) == [3, 4]

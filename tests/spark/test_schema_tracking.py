@@ -93,12 +93,12 @@ def test_a_renamed_column_goes_through_and_back(renamed: Renamed, start: Start) 
     logs = [[f.path for s in m.stages for f in s.files if is_schema_entry(f.path)] for m in (before, after)]
     assert [len(entries) for entries in logs] == [1, 2]
 
-    spark_abs.restore(root, before.id, spark=renamed.spark)
+    spark_abs.open(root, renamed.spark).restore(before.id)
     assert renamed.seen == first
     assert renamed.run(start) == 1
     assert renamed.seen == second
     renamed.sql("INSERT INTO {} VALUES (4, 'd')")
-    spark_abs.restore(root, after.id, spark=renamed.spark)
+    spark_abs.open(root, renamed.spark).restore(after.id)
     assert renamed.seen == second
     assert renamed.run(start) == 0
     assert renamed.seen == [*second, (4, "d", "title")]

@@ -18,7 +18,7 @@ from spark_abs.errors import ConfigError, UsageError
 from spark_abs.job import Job
 from spark_abs.spark import session as session_module
 from spark_abs.spark.driver import close_state_stores
-from spark_abs.spark.session import HADOOP_AWS, apply_storage_conf, check_session, configure
+from spark_abs.spark.session import S3_CONNECTOR, apply_storage_conf, check_session, configure
 from spark_abs.store.storage import Storage
 
 
@@ -29,7 +29,7 @@ def test_a_delta_table_can_be_written_and_read(spark: SparkSession, tmp_path: Pa
 
 def test_the_s3_connector_has_the_version_of_the_hadoop_that_pyspark_brings() -> None:
     (jar,) = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
-    assert HADOOP_AWS.rpartition(":")[2] == jar.stem.removeprefix("hadoop-client-api-")
+    assert S3_CONNECTOR.rpartition(":")[2] == jar.stem.removeprefix("hadoop-client-api-")
 
 
 def test_a_session_that_is_told_of_a_store_tells_no_other(spark: SparkSession) -> None:

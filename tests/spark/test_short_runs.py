@@ -10,7 +10,8 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_abs import Delta, restore
+import spark_abs
+from spark_abs import Delta
 from spark_abs.checkpointing import cleaner
 from spark_abs.job import Job
 from spark_abs.manifests.checkpoints import Checkpoints
@@ -98,6 +99,6 @@ def test_starts_without_news_change_nothing_and_leave_as_much_as_those_before(
     job.start()
     assert job.versions[:2] == [version + 1 for version in versions]
     job.check()
-    restore(job.root.uri, "latest")
+    spark_abs.open(job.root.uri).restore("latest")
     job.start()
     job.check()

@@ -189,7 +189,7 @@ def test_functions_of_one_stage_keep_their_own_state_whatever_becomes_of_the_oth
         return {uid: max(row["total"] for row in rows if row["uid"] == uid) for uid in uids}
 
     def total(uid: str, at: str | int = "latest") -> int:
-        (row,) = spark_abs.state(root, "two", at, spark, operator=uid).collect()
+        (row,) = spark_abs.open(root, spark).state("two", at, operator=uid).collect()
         return int(row.value[0])
 
     assert run("a", "b", value=1) == {"a": 1, "b": 1}
@@ -200,14 +200,14 @@ def test_functions_of_one_stage_keep_their_own_state_whatever_becomes_of_the_oth
     with pytest.raises(Refused, match="'c' is new in a stage that has run"):
         run("a", "b", "c", value=4)
 
-    edit = spark_abs.edit(root, "latest", spark)
+    edit = spark_abs.open(root, spark).edit("latest")
     sixty = edit.state("two", operator="b").selectExpr("key", "named_struct('total', 60, 'hits', 1) AS value")
     edit.correct("two", sixty, operator="b")
     edit.remove("two", operator="a").write("without-a")
     assert total("b", "without-a") == 60
     with pytest.raises(UsageError, match="operator 0, was removed by the edit"):
-        spark_abs.state(root, "two", "without-a", spark, operator=0)
-    spark_abs.restore(root, "without-a", spark=spark)
+        spark_abs.open(root, spark).state("two", "without-a", operator=0)
+    spark_abs.open(root, spark).restore("without-a")
     with pytest.raises(Refused, match=r"changed places, 'b': .* has \(none\), 'b', this one 'b', 'c'"):
         run("b", "c", value=5)
     assert run("c", "b", value=6) == {"c": 20, "b": 80}

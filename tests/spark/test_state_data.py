@@ -78,7 +78,7 @@ def test_every_kind_of_state_is_a_frame(spark: SparkSession, tmp_path: Path, sta
     second = run()
 
     def state(stage: str, at: int, **asked: Any) -> list[Row]:
-        return spark_abs.state(root, stage, at, spark, **asked).collect()
+        return spark_abs.open(root, spark).state(stage, at, **asked).collect()
 
     # A function: a row for each key; key 4 has a timeout alone, at last key 3 as well.
     def held(files: int) -> dict[int, tuple[Any, ...]]:

@@ -201,7 +201,7 @@ def test_a_job_goes_back_to_a_savepoint_and_its_functions_with_it(
     (function,) = next(s for s in manifest.graph if s.stage == "totals").functions
     assert (function.uid, function.key_groups, function.timeout) == ("state", 4, "none")
     assert (function.key, function.state) == (("k: int64",), ("total: int64",))
-    spark_abs.restore(line.root, to="three")
+    spark_abs.open(line.root).restore(to="three")
     assert line.has("sums", "total") == line.expected(3)
     with pytest.raises(Refused, match=r"'totals': function 'state' .*: it has 4 key groups and not 8"):
         start(line.job(key_groups=8))

@@ -124,12 +124,12 @@ def test_a_restore_undoes_what_a_function_wrote_under_a_name(shop: Shop) -> None
     (output,) = [o for s in found.stages for o in s.outputs if o.kind == "table"]
     assert (output.name, output.table) == (f"spark_catalog.{table}", shop.location("daily"))
 
-    spark_abs.restore(shop.root, "one")
+    spark_abs.open(shop.root).restore("one")
     assert shop.rows("daily") == [1]
     query = begin(shop, table)
     wait(lambda: shop.rows("daily") == [1, 2], "the second row once", query)
     stop(shop.root, query)
-    spark_abs.restore(shop.root, "two")
+    spark_abs.open(shop.root).restore("two")
     assert shop.rows("daily") == [1, 2]
     query = begin(shop, table)
     shop.feed.write({"id": 3})
@@ -170,7 +170,7 @@ def test_a_function_may_choose_the_place_of_its_table(shop: Shop) -> None:
     found = newest(shop.root)
     assert found is not None
     assert [o.table for s in found.stages for o in s.outputs if o.kind == "table"] == [place]
-    spark_abs.restore(shop.root, "one")
+    spark_abs.open(shop.root).restore("one")
     assert shop.rows("daily") == [1]
 
 
@@ -190,7 +190,7 @@ def test_a_watched_table_that_was_made_anew(shop: Shop) -> None:
     assert "it was dropped, renamed or made anew" in str(query.exception())
     assert shop.rows("daily") == [5]
     stop(shop.root, query)
-    spark_abs.forget(shop.root, "daily")
+    spark_abs.open(shop.root).forget("daily")
     for more in (2, 3):
         query = begin(shop, table)
         wait(partial(shop.has, "daily", [*range(2, more + 1), 5]), "what is new", query)
@@ -211,7 +211,7 @@ def test_a_function_that_replaces_its_table_goes_on_and_back(shop: Shop) -> None
         wait(partial(shop.has, "daily", [number]), "its rows", query)
         assert command(shop.root, name, query).ok
         stop(shop.root, query)
-    spark_abs.restore(shop.root, "one")
+    spark_abs.open(shop.root).restore("one")
     assert shop.rows("daily") == [1]
     query = begin(shop, table, replace)
     wait(lambda: shop.rows("daily") == [2], "the second batch again", query)
@@ -260,7 +260,7 @@ def test_sinks_are_made_in_the_catalog_and_go_back(shop: Shop) -> None:
     }
     assert said == {t: (f"spark_catalog.{name(t)}", shop.location(t)) for t in tables}
 
-    steps = spark_abs.restore(shop.root, "one", spark=shop.spark).plan.steps
+    steps = spark_abs.open(shop.root, shop.spark).restore("one").plan.steps
     back = f"bring sink rows/sales (spark_catalog.{name('sales')}, {shop.location('sales')})"
     assert any(sentence(step).startswith(back) for step in steps)
     assert {table: shop.rows(table) for table in tables} == {table: [1] for table in tables}

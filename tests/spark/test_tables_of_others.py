@@ -326,8 +326,8 @@ def test_a_job_whose_table_is_overwritten_with_another_schema_loses_and_doubles_
     run_all()
     assert (rows(spark, uri), sums()) == ((1, 2, 3), [6])
     with pytest.raises(Refused, match="others"):
-        spark_abs.restore(root, "before", spark=spark)
-    spark_abs.restore(root, "before", force=["rows"], spark=spark)
+        spark_abs.open(root, spark).restore("before")
+    spark_abs.open(root, spark).restore("before", force=["rows"])
     assert rows(spark, uri) == (1,)
     run_all()
     assert (rows(spark, uri), sums()) == ((1, 2, 3), [6])

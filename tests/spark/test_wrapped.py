@@ -28,7 +28,7 @@ def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None
         assert command(root, "good", query).ok
         feed.write({"id": -1})
         wait(lambda: -1 in ids(table), "the wrong row", query)
-    plan = spark_abs.restore(root, "good").plan
+    plan = spark_abs.open(root).restore("good").plan
     assert ids(table) == [1, 2]
     assert plan.attempt == 2
     (wrong,) = [p for p in (tmp_path / "in").iterdir() if "-1" in p.read_text()]
@@ -80,7 +80,7 @@ def test_an_existing_checkpoint_is_adopted(spark: SparkSession, tmp_path: Path) 
             wait(partial(holds, table, expected), "only what is new", query)
             wait(lambda: Checkpoints.open(Root(root), "queries").summaries(), "a checkpoint", query)
         feed.write({"id": number})
-    spark_abs.restore(root, "latest")
+    spark_abs.open(root).restore("latest")
     with running(feed.stream(), root, "copy", table, adopt=str(old)) as query:  # as the script still says
         wait(partial(holds, table, [1, 2, 3, 4, 5]), "on from what was restored", query)
     assert sorted(p.relative_to(old) for p in old.rglob("*")) == before

@@ -48,7 +48,7 @@ def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSes
     wait(partial(holds, pair.tables["b"], [1, 2, 3]), "the other one has come", b)
     stop(pair.root, a, b)
 
-    spark_abs.restore(pair.root, "alone")
+    spark_abs.open(pair.root).restore("alone")
     assert all(row <= 3 for row in ids(pair.tables["b"]))
     both = [begin(pair.feeds[n].stream(), pair.root, n, pair.tables[n]) for n in ("a", "b")]
     pair.feeds["b"].write({"id": 4})
@@ -56,7 +56,7 @@ def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSes
     stop(pair.root, *both)
     assert (ids(pair.tables["a"]), ids(pair.tables["b"])) == ([1, 2, 3], [1, 2, 3, 4])
 
-    spark_abs.restore(pair.root, "before")  # the other one had not come, its table was not there
+    spark_abs.open(pair.root).restore("before")  # the other one had not come, its table was not there
     assert ids(pair.tables["b"]) == []
     b = begin(pair.feeds["b"].stream(), pair.root, "b", pair.tables["b"])
     wait(partial(holds, pair.tables["b"], [1, 2, 3, 4]), "every row once", b)
@@ -93,16 +93,16 @@ def test_one_table_has_one_query_until_that_is_forgotten(spark: SparkSession, tm
         wait(lambda: not second.isActive, "the second is refused", first)
         assert "so does query 'first' of the same root" in str(second.exception())
         with pytest.raises(Refused, match="query 'first' runs"):
-            spark_abs.forget(root, "first")
+            spark_abs.open(root).forget("first")
         assert first.isActive
     alone = begin(feed.stream(), root, "second", str(link))
     wait(lambda: not alone.isActive, "the second is refused, though the first does not run")
     assert "spark-abs forget ROOT first" in str(alone.exception())
     stop(root)
 
-    spark_abs.forget(root, "first")
+    spark_abs.open(root).forget("first")
     with pytest.raises(UsageError, match="no query 'first'"):
-        spark_abs.forget(root, "first")
+        spark_abs.open(root).forget("first")
     with running(feed.stream(), root, "second", str(link)) as query:
         wait(partial(holds, table, [1, 1]), "its row", query)
         wait(partial(covers, root, "second"), "a checkpoint", query)

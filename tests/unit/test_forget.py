@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
-from spark_abs import forget
+import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
@@ -64,7 +64,7 @@ def test_parts_are_carried_on_until_their_query_is_forgotten_and_again_when_it_c
     assert shared.parts() == {}
     shared.complete(1, "a", "b")
     assert shared.parts() == {"a": 1, "b": 1}
-    forget(shared.root.uri, "b")
+    spark_abs.open(shared.root.uri).forget("b")
     assert shared.parts() == {"a": 1}
     shared.control.update(lambda s: remember(s, StageId("b")))
     assert shared.parts() == {"a": 1, "b": 1}
@@ -74,7 +74,7 @@ def test_a_restore_leaves_the_table_of_a_forgotten_query_alone_unless_the_checkp
     shared: Shared,
 ) -> None:
     first = shared.complete(1, "a", "b")
-    forget(shared.root.uri, "b")
+    spark_abs.open(shared.root.uri).forget("b")
     second, state = shared.complete(2, "a"), shared.control.state
 
     def tables(manifest: Manifest) -> set[str]:
@@ -88,11 +88,11 @@ def test_a_restore_leaves_the_table_of_a_forgotten_query_alone_unless_the_checkp
 def test_what_cannot_be_forgotten(shared: Shared) -> None:
     shared.complete(1, "a", "b")
     with pytest.raises(UsageError, match=r"no query 'c' .* known are a, b"):
-        forget(shared.root.uri, "c")
+        spark_abs.open(shared.root.uri).forget("c")
     done = CliRunner().invoke(main, ["forget", shared.root.uri, "b"])
     assert done.stdout == "query 'b' is forgotten: no later checkpoint has it\n"
     with pytest.raises(UsageError, match=r"known are a$"):
-        forget(shared.root.uri, "b")
+        spark_abs.open(shared.root.uri).forget("b")
 
 
 def test_a_run_that_is_alive_is_asked(shared: Shared) -> None:

@@ -23,6 +23,7 @@ DOCUMENTS = [README, HERE / "CHANGELOG.md", HERE / "CONTRIBUTING.md", *SHIPPED]
 LANGUAGES = {"python", "sh", "text"}
 TOUR = HERE / "notebooks/tour.ipynb"
 LONGEST_README = 1500
+PUBLIC_MODULES = {"spark_abs", "spark_abs.testing", "spark_abs.testing.state"}
 
 of_each_document = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: str(p.relative_to(HERE)))
 
@@ -108,12 +109,28 @@ def test_the_readme_is_short_and_its_first_screen_has_the_two_commands_and_what_
     assert len(text.split()) <= LONGEST_README
 
 
+def _own_modules(tree: ast.AST) -> set[str]:
+    """Return the modules of the package from which a program imports."""
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return {name for name in names if name.split(".")[0] == "spark_abs"}
+
+
+@pytest.mark.parametrize("page", [README, *sorted(GUIDE.glob("*.md"))], ids=lambda p: p.name)
+def test_pages_import_public_modules_only(page: Path) -> None:
+    code = [ast.parse(block.code) for block in blocks(page) if block.language == "python"]
+    assert set().union(*map(_own_modules, code)) <= PUBLIC_MODULES
+
+
+@pytest.mark.parametrize("script", sorted((HERE / "jobs").glob("*.py")), ids=lambda p: p.name)
+def test_examples_import_public_modules_only(script: Path) -> None:
+    assert _own_modules(ast.parse(script.read_text(encoding="utf-8"))) <= PUBLIC_MODULES
+
+
 def test_the_tour_uses_public_names_only() -> None:
     cells = json.loads(TOUR.read_text(encoding="utf-8"))["cells"]
     tree = ast.parse("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
-    imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert [name for name in (*imported, *modules) if name.split(".")[0] == "spark_abs"] == ["spark_abs"]
+    assert _own_modules(tree) == {"spark_abs"}
     used = {
         node.attr
         for node in ast.walk(tree)
@@ -121,7 +138,7 @@ def test_the_tour_uses_public_names_only() -> None:
         and isinstance(node.value, ast.Name)
         and node.value.id == "spark_abs"
     }
-    assert {"Job", "read", "restore"} <= used
+    assert {"Job", "open"} <= used
     assert used <= set(spark_abs.__all__)
     names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     assert [name for name in names if name.startswith("_")] == []

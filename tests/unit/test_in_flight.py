@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.channels.in_flight import bytes_in_flight
 from spark_abs.checkpointing.checkpoint_stats import CheckpointStats
 from spark_abs.codec import to_json
@@ -143,7 +143,7 @@ def test_a_checkpoint_whose_data_in_flight_is_gone_is_not_restored(
 ) -> None:
     harm(flown)
     with pytest.raises(DamageError, match=r"in flight to b: data/.* of entry 4 is not there"):
-        restore(flown.job.root.uri, int(flown.barrier.id))
+        spark_abs.open(flown.job.root.uri).restore(int(flown.barrier.id))
     assert flown.job.state.attempt.id == 1
 
 

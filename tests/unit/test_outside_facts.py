@@ -82,7 +82,7 @@ def test_a_sink_of_ones_own_is_given_in_python_wherever_it_is_asked_for() -> Non
     assert found_of("own", "", {}).gone.endswith("give it with sinks={'sent': …}")
     with command_line():
         said = found_of("own", "", {}).gone
-    assert said.endswith("from Python, with spark_abs.restore(root, checkpoint, sinks={'sent': …})")
+    assert said.endswith("from Python, with spark_abs.open(root).restore(checkpoint, sinks={'sent': …})")
 
 
 @pytest.mark.parametrize("plain", [True, False])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.errors import DamageError, Fenced
 from spark_abs.model import BatchId, RunId, StageId
 from spark_abs.sinks.delta.sink import DeltaSink
@@ -224,7 +224,7 @@ def test_a_cut_of_a_stage_that_took_a_table_over_has_what_was_written_before(job
 def test_a_cut_of_a_stage_that_took_a_table_over_after_a_restore_has_all_of_it(job: SmallJob) -> None:
     job.checkpoint(1)
     job.step(2)
-    restore(job.root.uri, 1)
+    spark_abs.open(job.root.uri).restore(1)
     job.start()
     moving = Moving(job)
     moving.begin("b")

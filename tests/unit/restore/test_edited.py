@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import CheckpointNotFound, CommitStateUnknown, DamageError, Fenced, Refused, RunAlive
 from spark_abs.manifest import Manifest, Origin, StageSnapshot
@@ -71,7 +71,7 @@ def test_what_a_killed_edit_has_left_is_swept_by_the_next_edit_and_by_a_restore(
     here, there = leave(natives), leave(elsewhere)
     moved = Control.open(job.root)
     moved.update(lambda s: replace(s, attempts=(replace(s.attempt, natives=elsewhere.uri),)))
-    restore(job.root.uri, first, native_root="")
+    spark_abs.open(job.root.uri).restore(first, native_root="")
     assert (here.exists(), there.exists()) == (False, False)
 
 
@@ -105,7 +105,7 @@ def test_the_job_goes_on_beside_it_as_if_it_were_not_there(job: SmallJob) -> Non
     third = job.checkpoint(3)
     assert third == written + 1
     assert lookup(job.root, "latest").manifest.id == third
-    restore(job.root.uri, "latest")
+    spark_abs.open(job.root.uri).restore("latest")
     assert job.rows() == [1, 3]
 
 
@@ -113,7 +113,7 @@ def test_a_restore_goes_to_it_and_the_path_leads_over_it_from_then_on(job: Small
     """Checkpoints between the original and the edit are left behind, although their ids are lower."""
     first, second = job.checkpoint(1), job.checkpoint(2)
     written = edited(job, first)
-    plan = restore(job.root.uri, "corrected").plan
+    plan = spark_abs.open(job.root.uri).restore("corrected").plan
     assert (plan.parent, plan.checkpoint, plan.abandons) == (1, written, (second,))
     assert (job.state.attempt.base, job.rows()) == (first, [1])
     assert lookup(job.root, "latest").manifest.id == written
@@ -125,9 +125,9 @@ def test_a_restore_goes_to_it_and_the_path_leads_over_it_from_then_on(job: Small
     # An edit of an edit has the cut of the first.
     again = lookup(job.root, edited(job, written, "again")).manifest
     assert again.edited == lookup(job.root, written).manifest.edited
-    restore(job.root.uri, "again")
+    spark_abs.open(job.root.uri).restore("again")
     assert (job.state.attempt.parent, job.state.attempt.base, job.rows()) == (1, first, [1])
-    restore(job.root.uri, second)
+    spark_abs.open(job.root.uri).restore(second)
     assert job.rows() == [1, 2]
 
 
@@ -256,8 +256,8 @@ def test_what_was_asked_of_an_edit_is_not_left_to_the_job(
 def test_an_edit_that_the_path_leads_over_is_not_left_behind(job: SmallJob) -> None:
     first = job.checkpoint(1)
     written = edited(job, first)
-    restore(job.root.uri, "corrected")
+    spark_abs.open(job.root.uri).restore("corrected")
     job.start()
     second, third = job.checkpoint(2), job.checkpoint(3)
-    assert restore(job.root.uri, second, dry_run=True).plan.abandons == (third,)
-    assert restore(job.root.uri, first, dry_run=True).plan.abandons == (written, second, third)
+    assert spark_abs.open(job.root.uri).restore(second, dry_run=True).plan.abandons == (third,)
+    assert spark_abs.open(job.root.uri).restore(first, dry_run=True).plan.abandons == (written, second, third)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.errors import DamageError, StoreFailed
 from spark_abs.manifests.find import list_manifests, lookup
 from spark_abs.restore.apply import apply
@@ -57,7 +57,7 @@ def test_one_read_of_a_manifest_that_fails_loses_no_checkpoint(
         with monkeypatch.context() as patched:
             fail_reads(patched, fails)
             try:
-                ends.append(str(restore(job.root.uri, to, fallback=True).plan.checkpoint))
+                ends.append(str(spark_abs.open(job.root.uri).restore(to, fallback=True).plan.checkpoint))
             except StoreFailed as error:
                 ends.append(str(error).partition(": ")[0])
         assert completed(job) == [1, 2, 3], f"read {number}"
@@ -102,13 +102,13 @@ def test_a_log_that_cannot_be_read_is_not_a_damaged_one(job: SmallJob, table: st
     kept = log.rename(log.with_name("kept"))
     log.symlink_to(log)
     with pytest.raises(StoreFailed, match="nothing was changed, try again"):
-        restore(job.root.uri, "latest", fallback=True)
+        spark_abs.open(job.root.uri).restore("latest", fallback=True)
     log.unlink()
     if table != "../lake/totals":
         with pytest.raises(DamageError):
-            restore(job.root.uri, "latest")
+            spark_abs.open(job.root.uri).restore("latest")
     kept.rename(log)
-    assert restore(job.root.uri, "latest", fallback=True).plan.checkpoint == 3
+    assert spark_abs.open(job.root.uri).restore("latest", fallback=True).plan.checkpoint == 3
 
 
 def test_what_is_whole_when_it_would_be_set_aside_stays(
@@ -127,7 +127,7 @@ def test_what_is_whole_when_it_would_be_set_aside_stays(
     assert f"checkpoints/{second.name} is not damaged after all: it stays where it is" in caplog.messages
     assert completed(job) == [1, 2]
     assert [file.name for file in second.parent.joinpath("_damaged").iterdir()] == [third.name]
-    assert restore(job.root.uri, "kept").plan.checkpoint == 2
+    assert spark_abs.open(job.root.uri).restore("kept").plan.checkpoint == 2
 
 
 def test_damage_of_one_manifest_does_not_hide_another(job: SmallJob) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_abs import restore
+import spark_abs
 from spark_abs.errors import AttemptNotReady, DamageError, Refused, UsageError
 from spark_abs.manifest import Location, Manifest, OperatorState, StageSnapshot, StoredFile
 from spark_abs.model import NO_BATCH, AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
@@ -139,10 +139,10 @@ class Spread(SmallJob):
         self.dies = dies
         given = {"b": partitions} if partitions is not None else None
         if not dies:
-            return restore(self.root.uri, 1, shuffle_partitions=given).plan
+            return spark_abs.open(self.root.uri).restore(1, shuffle_partitions=given).plan
         with pytest.raises(Killed):
             with_failpoint(self.root.uri, failpoint).restore(1, shuffle_partitions=given)
-        return restore(self.root.uri, 1, shuffle_partitions=given, dry_run=True).plan
+        return spark_abs.open(self.root.uri).restore(1, shuffle_partitions=given, dry_run=True).plan
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spread:
 
 
 def test_the_plan_says_who_divides_what(spread: Spread) -> None:
-    plan = restore(spread.root.uri, 1, shuffle_partitions=5, dry_run=True).plan
+    plan = spark_abs.open(spread.root.uri).restore(1, shuffle_partitions=5, dry_run=True).plan
     at = [i for i, step in enumerate(plan.steps) if isinstance(step, Rescale)]
     assert plan.steps[at[0]] == Rescale(StageId("b"), "native/2/b", BatchId(1), 2, 5)
     assert isinstance(plan.steps[at[0] - 1], Materialise)

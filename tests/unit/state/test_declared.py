@@ -103,7 +103,7 @@ def test_a_function_of_another_form_is_refused_with_both(tmp_path: Path, change:
     for form in (SUMS, now):
         for column in (*form.key, *form.state, str(form.key_groups), form.timeout):
             assert column in str(refused.value)
-    assert "of a function in another form with spark_abs.edit(root, 7).rekey" in str(refused.value)
+    assert "of a function in another form with spark_abs.open(root).edit(7).rekey" in str(refused.value)
     assert started.control.attempt.functions == ()
 
 

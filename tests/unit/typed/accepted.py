@@ -60,8 +60,12 @@ def looked_at(spark: SparkSession) -> spark_abs.Edit:
     sales: DataFrame = shop.read("sales", "before")
     shop.state("count", 7, operator=0, diff="latest").unionByName(sales)
     assert shop.restore("before", force=["run", "rows"], shuffle_partitions={"count": 8}).run == 7
-    spark_abs.restore("/data/shop", 3, force=True, spark=spark, region="eu-west-1")
+    shop.forget("daily")
     return shop.edit("before").keep_in("count", "rocksdb")
+
+
+def handle(root: str) -> spark_abs.JobRoot:
+    return spark_abs.open(root)
 
 
 def wrapped(frame: DataFrame) -> None:
@@ -71,16 +75,9 @@ def wrapped(frame: DataFrame) -> None:
 
 
 def built(builder: SparkSession.Builder) -> SparkSession:
-    spark_abs.configure(builder, packages=["org.example:jar:1"]).getOrCreate()
+    connectors = [spark_abs.KAFKA_CONNECTOR, spark_abs.S3_CONNECTOR]
+    spark_abs.configure(builder, packages=["org.example:jar:1", *connectors]).getOrCreate()
     return spark_abs.spark_session("shop", "local[2]", **{"spark.sql.shuffle.partitions": "2"})
-
-
-def without_a_handle(spark: SparkSession) -> spark_abs.JobRoot:
-    spark_abs.read("/r", "sales", 7, spark).join(spark_abs.state("/r", "count", diff=3, spark=spark), "key")
-    edit: spark_abs.Edit = spark_abs.edit("/r", "before", spark, region="eu-west-1")
-    edit.keep_in("count", "rocksdb")
-    spark_abs.forget("/r", "daily")
-    return spark_abs.open("/r")
 
 
 def outside(job: spark_abs.Job, stage: spark_abs.Output, own: spark_abs.TwoPhaseSink) -> None:
@@ -93,6 +90,21 @@ def outside(job: spark_abs.Job, stage: spark_abs.Output, own: spark_abs.TwoPhase
     job.sink("lake", stage, iceberg="shop.orders")
     job.sink("wide", stage, iceberg=spark_abs.Iceberg("shop.wide", evolve=True))
     job.sink("own", stage, two_phase=own)
+
+
+class Own(spark_abs.TwoPhaseSink):
+    def mark(self, owner: spark_abs.Owner) -> spark_abs.Mark | None:
+        return self.recover(owner)
+
+    def recover(self, owner: spark_abs.Owner) -> spark_abs.Mark | None:
+        return None
+
+    def commit(self, epoch: spark_abs.Epoch, rows: spark_abs.Rows) -> None:
+        assert epoch.mark.checkpoint
+        list(rows)
+
+    def abort(self, owner: spark_abs.Owner, back: spark_abs.Mark, *, keep: bool) -> None:
+        raise spark_abs.Refused(f"{owner.sink} cannot go back to {back.checkpoint}")
 
 
 def write(batch: DataFrame, _: int) -> None:
