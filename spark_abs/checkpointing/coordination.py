@@ -27,8 +27,8 @@ from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.model import Barrier, CheckpointId, CheckpointMode, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
+from spark_abs.protocol.control import overtake
 from spark_abs.protocol.coordinator import Coordinator
-from spark_abs.protocol.overtaken import overtake
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.run_context import RunContext
 from spark_abs.stages.snapshotter import Snapshotter

@@ -19,7 +19,7 @@ from spark_abs.compatibility.recorded import Declared, Knowledge
 from spark_abs.errors import Refused, TakenOver
 from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
 from spark_abs.protocol.attempt import Attempt, Rebuilt
-from spark_abs.protocol.attempts import record_change
+from spark_abs.protocol.attempt_changes import record_change
 from spark_abs.protocol.changes import Comparison
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.sink import DeltaSink

@@ -26,9 +26,9 @@ from spark_abs.protocol.changes import (
     less_read,
     newly_read,
 )
-from spark_abs.protocol.fitting import state_reasons
-from spark_abs.protocol.moved import moved_sinks
+from spark_abs.protocol.moved_sinks import moved_sinks
 from spark_abs.protocol.sources import match, more_than_once, recorded_sources, turned, unclear
+from spark_abs.protocol.state_compatibility import state_reasons
 
 _AS_IT_WAS = ("start the job ", "stop the job ")
 """One of them is in every reason that asks for the job to run before the change."""

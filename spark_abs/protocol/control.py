@@ -28,8 +28,10 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
-from spark_abs.protocol.forgotten import Forgotten
 from spark_abs.protocol.outside import Mark
+
+WRAPPED_JOB = "queries"
+"""The job name of a root that wrapped queries share."""
 
 KEPT = 100
 """Settled aborts and answered commands that stay in `control/`; `history/` keeps all."""
@@ -146,6 +148,22 @@ class OutsideSink:
     def id(self) -> str:
         """What tells it from others."""
         return self.sink
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A wrapped query that shared the root and is gone for good: checkpoints have no part of it any more."""
+
+    stage: StageId
+    attempt: AttemptId
+    """In which it was forgotten."""
+    checkpoint: CheckpointId
+    """The newest id that was claimed by then."""
+    at_ms: int
+
+    @property
+    def id(self) -> str:
+        return self.stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +333,30 @@ def claim(
     return replace(state, last_claimed=barrier.id, claims=(*state.claims, taken)), barrier
 
 
+def overtake(state: ControlState, run: RunId, checkpoint: CheckpointId) -> ControlState:
+    """Make a claimed checkpoint unaligned, so that its barrier overtakes rows (P16); repeatable.
+
+    Changes nothing if the checkpoint has an outcome already.
+    """
+    require_current(state, run)
+    return replace(
+        state,
+        claims=tuple(
+            replace(c, barrier=replace(c.barrier, mode=CheckpointMode.UNALIGNED))
+            if c.barrier.id == checkpoint
+            else c
+            for c in state.claims
+        ),
+    )
+
+
+def overtaken(before: ControlState | None, after: ControlState) -> tuple[CheckpointId, ...]:
+    """Return the claimed checkpoints that were aligned in the one state and are not in the other."""
+    aligned = CheckpointMode.ALIGNED
+    were = {c.barrier.id for c in before.claims if c.barrier.mode is aligned} if before else set()
+    return tuple(c.barrier.id for c in after.claims if c.barrier.id in were and c.barrier.mode is not aligned)
+
+
 def settle(
     state: ControlState, aborted: tuple[Aborted, ...] = (), completed: tuple[CheckpointId, ...] = ()
 ) -> ControlState:
@@ -360,6 +402,26 @@ def attach_outside(state: ControlState, run: RunId, sinks: Iterable[OutsideSink]
     require_current(state, run)
     found = {s.sink: s for s in (*state.outside, *sinks)}
     return replace(state, outside=tuple(found.values()))
+
+
+def forget(state: ControlState, stage: StageId, now_ms: int) -> ControlState:
+    """Record that a wrapped query is gone: no later checkpoint of the attempt needs it."""
+    gone = Forgotten(stage, state.attempt.id, state.last_claimed, now_ms)
+    others = remember(state, stage)
+    return replace(others, forgotten=(*others.forgotten, gone))
+
+
+def remember(state: ControlState, stage: StageId) -> ControlState:
+    """Record that a wrapped query takes part, also if it was forgotten before."""
+    return replace(state, forgotten=tuple(f for f in state.forgotten if f.stage != stage))
+
+
+def forgotten(state: ControlState) -> frozenset[StageId]:
+    """Return the wrapped queries that checkpoints of the newest attempt do without.
+
+    A query that was forgotten in an earlier attempt takes part again if the restored checkpoint has it.
+    """
+    return frozenset(f.stage for f in state.forgotten if f.attempt == state.attempt.id)
 
 
 def ask(state: ControlState, command: Command) -> ControlState:

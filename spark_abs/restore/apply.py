@@ -23,7 +23,7 @@ from spark_abs.manifests.checkpoints import Checkpoints, abort_open
 from spark_abs.model import BatchId, RunId, StageId, app_id, checked_relative, run_app_id
 from spark_abs.observe.checkpoint_check import damaged_rows
 from spark_abs.observe.progress import SILENT, Progress
-from spark_abs.protocol import attempts
+from spark_abs.protocol import attempt_changes
 from spark_abs.protocol import control as ledger
 from spark_abs.restore.outside import carry_out_outside
 from spark_abs.restore.plan import RestorePlan, plan_json
@@ -223,7 +223,7 @@ class _Restorer:
                     f"{state.attempt.id}): plan it again"
                 )
             host, pid = socket.gethostname(), os.getpid()
-            return attempts.begin_attempt(
+            return attempt_changes.begin_attempt(
                 state,
                 plan.parent,
                 plan.checkpoint,
@@ -329,7 +329,9 @@ class _Restorer:
             ledger.require_current(state, self.run)
             said = f"the job was restored to checkpoint {self._plan.checkpoint} meanwhile"
             state = ledger.dismiss(state, said)
-            return ledger.end_run(attempts.finish_attempt(state, self._plan.attempt), self.run, "restored")
+            return ledger.end_run(
+                attempt_changes.finish_attempt(state, self._plan.attempt), self.run, "restored"
+            )
 
         self._control.update(finish)
 

@@ -30,7 +30,7 @@ from spark_abs.model import (
 )
 from spark_abs.observe.live_run import LiveRun
 from spark_abs.protocol.attempt import NATIVES
-from spark_abs.protocol.attempts import begin_attempt, replaced_by
+from spark_abs.protocol.attempt_changes import begin_attempt, replaced_by
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.outside import OutsideFacts, outside_steps

@@ -25,7 +25,7 @@ from spark_abs.observe.checkpoint_check import damaged_rows, require_intact, req
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol.attempt import NATIVES
-from spark_abs.protocol.attempts import attempt_for
+from spark_abs.protocol.attempt_changes import attempt_for
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import inputs_since

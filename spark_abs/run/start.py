@@ -19,7 +19,7 @@ from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, LookupVersion, StageId
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import JobSpec, Restart
-from spark_abs.protocol.attempts import pin_lookups, start_functions
+from spark_abs.protocol.attempt_changes import pin_lookups, start_functions
 from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.run.laps import Laps

@@ -29,12 +29,12 @@ from spark_abs.protocol.control import (
     Claim,
     Command,
     ControlState,
+    Forgotten,
     OutsideSink,
     Run,
     begin_job,
+    overtaken,
 )
-from spark_abs.protocol.forgotten import Forgotten
-from spark_abs.protocol.overtaken import overtaken
 from spark_abs.store.root import Root
 from spark_abs.store.storage import location_of
 from spark_abs.store.table import AddFile, Commit, Table

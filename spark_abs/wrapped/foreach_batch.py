@@ -26,7 +26,7 @@ from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.protocol import control as ledger
-from spark_abs.protocol.members import WRAPPED_JOB, forget, remember
+from spark_abs.protocol.control import WRAPPED_JOB, forget, remember
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
 from spark_abs.run.registration import begin, end, refuse_second
 from spark_abs.settings import JobSettings

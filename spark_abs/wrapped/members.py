@@ -11,8 +11,7 @@ from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import CheckpointId, StageId
 from spark_abs.plan.tables import refer
-from spark_abs.protocol.control import ControlState
-from spark_abs.protocol.members import forgotten
+from spark_abs.protocol.control import ControlState, forgotten
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.native import tables_read
 from spark_abs.store.storage import Storage

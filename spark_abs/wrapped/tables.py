@@ -11,8 +11,7 @@ from spark_abs.catalog.target import TableTarget, find_target
 from spark_abs.errors import UsageError
 from spark_abs.manifest import Manifest, OutputVersion
 from spark_abs.model import NO_TABLE, AttemptId, StageId
-from spark_abs.protocol.control import AttachedSink, ControlState
-from spark_abs.protocol.members import forgotten
+from spark_abs.protocol.control import AttachedSink, ControlState, forgotten
 from spark_abs.store.storage import Storage, location_of
 from spark_abs.store.table import Table
 

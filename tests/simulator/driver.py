@@ -24,6 +24,7 @@ from spark_abs.model import (
     StageId,
 )
 from spark_abs.protocol import control
+from spark_abs.protocol.control import overtake, overtaken
 from spark_abs.protocol.messages import (
     Abort,
     AckAnswer,
@@ -43,7 +44,6 @@ from spark_abs.protocol.messages import (
     StatusChanged,
     Tick,
 )
-from spark_abs.protocol.overtaken import overtake, overtaken
 from spark_abs.protocol.trigger import (
     JobStatus,
     Request,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from spark_abs.codec import to_json
 from spark_abs.errors import AbortReason
 from spark_abs.model import FENCED, NO_BATCH, AttemptId, BatchId, CheckpointId, RunId
-from spark_abs.protocol import attempts, control
+from spark_abs.protocol import attempt_changes, control
 from spark_abs.protocol.path import BranchPoint
 from spark_abs.protocol.rebuild import LostStage, Repeat
 from tests.simulator.cluster import Checkpoint, Native, Stage, Storage
@@ -48,7 +48,9 @@ def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[
     channels = (channel for stage in storage.graph for channel in stage.channels)
     plan = to_json(BranchPoint({c: storage.cut_version(checkpoint.id, c) for c in channels}))
     storage.control.append(
-        attempts.begin_attempt(storage.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock())
+        attempt_changes.begin_attempt(
+            storage.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock()
+        )
     )
     yield
     run, attempt = storage.state.run, storage.state.attempt
@@ -67,7 +69,7 @@ def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[
             name = stage.target
             storage.tables[name].restore(storage.cut_version(checkpoint.id, name))
             yield
-    storage.control.append(attempts.finish_attempt(storage.state, attempt.id))
+    storage.control.append(attempt_changes.finish_attempt(storage.state, attempt.id))
 
 
 def materialised(storage: Storage, stage: Stage, checkpoint: Checkpoint, attempt: AttemptId) -> Native:

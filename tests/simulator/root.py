@@ -18,7 +18,7 @@ from spark_abs.model import (
     app_id,
     channel_id,
 )
-from spark_abs.protocol import attempts, control
+from spark_abs.protocol import attempt_changes, control
 from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.changes import (
     Begin,
@@ -211,7 +211,7 @@ class Root(Storage):
     ) -> None:
         """Make a job the one of this root: one commit."""
         records = [Rebuilt(stage, max(int(run.id), 2), "", None, done=True) for stage in moved]
-        state = attempts.record_change(self.state, run.id, shapes(graph), records, comparison)
+        state = attempt_changes.record_change(self.state, run.id, shapes(graph), records, comparison)
         self.control.append(state)
         self.graph = graph
         self.native |= {(state.attempt.id, stage): native for stage, native in moved.items()}
@@ -250,7 +250,9 @@ class Root(Storage):
         outputs = (o for s in checkpoint.snapshots for o in s.outputs if o.kind == CHANNEL)
         plan = to_json(BranchPoint({o.table: o.version for o in outputs if o.version is not None}))
         self.control.append(
-            attempts.begin_attempt(self.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock())
+            attempt_changes.begin_attempt(
+                self.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock()
+            )
         )
         yield
         run, attempt = self.state.run, self.state.attempt
@@ -267,7 +269,7 @@ class Root(Storage):
             back = self.came[target] if version is None else version
             self.tables[target].restore(back, self.owner_of_sinks)
             yield
-        self.control.append(attempts.finish_attempt(self.state, attempt.id))
+        self.control.append(attempt_changes.finish_attempt(self.state, attempt.id))
 
     def _known_sinks(self) -> Mapping[str, Iterable[tuple[StageId, str]]]:
         found: dict[str, list[tuple[StageId, str]]] = {}

@@ -20,7 +20,7 @@ from spark_abs.model import (
     dumps_position,
 )
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
-from spark_abs.protocol.attempts import begin_attempt
+from spark_abs.protocol.attempt_changes import begin_attempt
 from spark_abs.protocol.control import (
     ControlState,
     begin_drain,

@@ -16,7 +16,7 @@ from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId, Version
 from spark_abs.protocol import control as ledger
-from spark_abs.protocol.members import WRAPPED_JOB, remember
+from spark_abs.protocol.control import WRAPPED_JOB, remember
 from spark_abs.restore.facts import gather
 from spark_abs.restore.forget import forget_query
 from spark_abs.store.control import Control

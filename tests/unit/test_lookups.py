@@ -12,7 +12,7 @@ from spark_abs.errors import DamageError, Fenced
 from spark_abs.model import LookupVersion, RunId, Version
 from spark_abs.plan.lookups import LookupTable
 from spark_abs.plan.specs import Lookup
-from spark_abs.protocol.attempts import pin_lookups
+from spark_abs.protocol.attempt_changes import pin_lookups
 from spark_abs.protocol.control import begin_job, begin_run
 from spark_abs.protocol.lookups import following, is_due, version_of
 from spark_abs.stages.lookups import StageLookups

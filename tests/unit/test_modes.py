@@ -19,7 +19,7 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol import control
-from spark_abs.protocol.overtaken import overtake, overtaken
+from spark_abs.protocol.control import overtake, overtaken
 from tests.simulator.alignment import Alignment, barrier
 
 ALIGNED, UNALIGNED, COUNTED = CheckpointMode.ALIGNED, CheckpointMode.UNALIGNED, CheckpointMode.AT_LEAST_ONCE

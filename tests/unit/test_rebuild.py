@@ -10,7 +10,7 @@ import pytest
 from spark_abs.errors import DamageError, Fenced, Refused
 from spark_abs.model import NO_BATCH, AttemptId, BatchId, CheckpointId, RunId, StageId
 from spark_abs.protocol.attempt import Rebuilt
-from spark_abs.protocol.attempts import begin_attempt
+from spark_abs.protocol.attempt_changes import begin_attempt
 from spark_abs.protocol.control import ControlState, begin_job, begin_run, rebuild
 from spark_abs.protocol.rebuild import LostStage, Repeat, repeats
 from spark_abs.stages.batch_lock import BatchLock

@@ -22,7 +22,7 @@ from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId, Version
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.attempt import NATIVES
-from spark_abs.protocol.attempts import begin_attempt, finish_attempt
+from spark_abs.protocol.attempt_changes import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, end_run
 from spark_abs.run.rebuild import Rebuilder
 from spark_abs.run.start import _rebuild as rebuild

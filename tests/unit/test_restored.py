@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_abs.manifest import StateFunction
 from spark_abs.model import StageId, Version
-from spark_abs.protocol import attempts
+from spark_abs.protocol import attempt_changes
 from spark_abs.protocol import control as ledger
 from spark_abs.run.launch import before
 from spark_abs.state.declared import NOTHING, Before
@@ -36,8 +36,8 @@ def test_what_a_repartitioning_has_left_in_one_partition_is_known_in_later_attem
 
         def restored(state: ledger.ControlState, wanted: dict[str, int] = partitions) -> ledger.ControlState:
             parent = state.attempt.id
-            state = attempts.begin_attempt(state, parent, barrier.id, "", "", 0, 0, partitions=wanted)
-            return attempts.finish_attempt(state, state.attempt.id)
+            state = attempt_changes.begin_attempt(state, parent, barrier.id, "", "", 0, 0, partitions=wanted)
+            return attempt_changes.finish_attempt(state, state.attempt.id)
 
         control.update(restored)
         assert control.state.attempt.id == state.attempt.id + 1

@@ -36,9 +36,8 @@ from spark_abs.model import (
     Version,
     dumps_position,
 )
-from spark_abs.protocol.control import Aborted, begin_run, claim, settle
+from spark_abs.protocol.control import Aborted, begin_run, claim, overtake, settle
 from spark_abs.protocol.credit import Capacity
-from spark_abs.protocol.overtaken import overtake
 from spark_abs.store.control import Control
 from spark_abs.store.log import log_file, read_commit
 from spark_abs.store.root import Root

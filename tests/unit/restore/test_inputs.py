@@ -9,7 +9,7 @@ from pathlib import Path
 from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.attempt import Rebuilt
-from spark_abs.protocol.attempts import begin_attempt, finish_attempt
+from spark_abs.protocol.attempt_changes import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, begin_job
 from spark_abs.restore.inputs import InputsSince, inputs_since
 from spark_abs.store.root import Root

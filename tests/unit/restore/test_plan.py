@@ -27,7 +27,7 @@ from spark_abs.model import (
     counts,
 )
 from spark_abs.observe.live_run import LiveRun
-from spark_abs.protocol.attempts import begin_attempt, finish_attempt
+from spark_abs.protocol.attempt_changes import begin_attempt, finish_attempt
 from spark_abs.protocol.control import (
     ControlState,
     begin_job,

@@ -16,7 +16,7 @@ import spark_abs
 from spark_abs.errors import AttemptNotReady, DamageError, Refused, UsageError
 from spark_abs.manifest import Location, Manifest, OperatorState, StageSnapshot, StoredFile
 from spark_abs.model import NO_BATCH, AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
-from spark_abs.protocol.attempts import attempt_for, begin_attempt
+from spark_abs.protocol.attempt_changes import attempt_for, begin_attempt
 from spark_abs.protocol.control import begin_job, begin_run
 from spark_abs.restore import apply as module
 from spark_abs.restore.plan import RestorePlan

@@ -14,7 +14,7 @@ from spark_abs.errors import GraphError, Refused
 from spark_abs.manifest import Manifest, OperatorState, StateFunction
 from spark_abs.model import AttemptId, BatchId, StageId
 from spark_abs.plan.frames import Frames
-from spark_abs.protocol.attempts import start_functions
+from spark_abs.protocol.attempt_changes import start_functions
 from spark_abs.protocol.control import begin_job, begin_run
 from spark_abs.snapshots.materialise import make_directory, put
 from spark_abs.spark.plan_facts import PlanFacts

@@ -90,7 +90,7 @@ def test_what_is_refused_and_why(before: Functions, now: Functions, said: list[s
     *sentences, ways = function_obstacles(MATCH, before, now, CheckpointId(7))
     assert len(sentences) == len(found.obstacles)
     assert all(s.startswith("stage 'match': ") for s in sentences)
-    for way in ("uids and in the places", "open(root).edit(7).rekey", ".remove", "allow_non_restored_state=True"):
+    for way in ("uids and in the places", "open(root).edit(7).rekey", ".remove", "allow_non_restored"):
         assert way in ways
     assert "edit" not in function_obstacles(MATCH, before, now, None)[-1]
 

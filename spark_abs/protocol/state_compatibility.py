@@ -1,15 +1,22 @@
-"""Whether the state of a stage's operators fits the operators that are declared now."""
+"""Whether the stored state of a stage's operators fits the operators that are declared now."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 
 from spark_abs.manifest import OperatorShape, StageShape
 from spark_abs.model import NO_BATCH
 from spark_abs.protocol.changes import LEAVE, StageProgress, UnderWay
-from spark_abs.protocol.contrast import contrasted
 
+LONG = 200
+"""Characters up to which texts are shown whole."""
+AROUND = 30
+"""Characters of what is alike that are shown beside a difference, at least."""
+
+_TOKEN = re.compile(r"\w+|\W")
+_LABEL = re.compile(r"\b[^\W\d]\w*:(?= )")
 _SEED = re.compile(r"\b(randn?)\(-?\d+L?\)")
 """Spark gives `rand()` another seed with each analysis."""
 
@@ -94,3 +101,42 @@ def _swapped(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> b
     gone = [held - kept for held, kept in zip(was, are, strict=False)]
     come = [kept - held for held, kept in zip(was, are, strict=False)]
     return any(left & new for i, left in enumerate(gone) for j, new in enumerate(come) if i != j)
+
+
+def contrasted(before: str, now: str) -> tuple[str, str]:
+    """Return both texts, of long ones what they differ in: stretches that are alike become an ellipsis.
+
+    Both begin as they began, so that it is seen what they are. A name with a colon stays: it says to which
+    part the text after the ellipsis belongs.
+    """
+    if max(len(before), len(now)) <= LONG:
+        return before, now
+    was, are = _TOKEN.findall(before), _TOKEN.findall(now)
+    shown: tuple[list[str], list[str]] = ([], [])
+    for kind, i, j, k, end in SequenceMatcher(None, was, are, autojunk=False).get_opcodes():
+        pieces = was[i:j], are[k:end]
+        if kind == "equal":
+            pieces = (_shortened(pieces[0], last=j == len(was) and end == len(are)),) * 2
+        for text, piece in zip(shown, pieces, strict=True):
+            text.extend(piece)
+    return "".join(shown[0]), "".join(shown[1])
+
+
+def _shortened(tokens: list[str], last: bool) -> list[str]:
+    head, tail = _up_to(tokens), [] if last else _up_to(tokens[::-1])[::-1]
+    if len(head) + len(tail) >= len(tokens):
+        return tokens
+    if not tail:
+        return [*head, " …"]
+    labels = _LABEL.findall("".join(tokens[len(head) : -len(tail)]))
+    return [*head, *(f" … {label}" for label in labels[-1:]), " … ", *tail]
+
+
+def _up_to(tokens: list[str]) -> list[str]:
+    """Return whole tokens from the beginning, until they have so many characters."""
+    size = 0
+    for place, token in enumerate(tokens):
+        size += len(token)
+        if size >= AROUND:
+            return tokens[: place + 1]
+    return tokens

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_abs.protocol.contrast import contrasted
+from spark_abs.protocol.state_compatibility import contrasted
 
 COLUMNS = [f"coalesce(column_{n}, CAST(NULL AS STRING)) AS key_{n} string" for n in range(14)]
 
