@@ -12,7 +12,6 @@ from spark_abs.channels.schema import struct_of
 from spark_abs.codec import to_json
 from spark_abs.compatibility.explain import Explanation, explain_job
 from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
-from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
 from spark_abs.plan.graph import JobGraph
@@ -37,7 +36,8 @@ from spark_abs.plan.specs import (
 from spark_abs.protocol.changes import Begin, Comparison
 from spark_abs.run.run import Run
 from spark_abs.run.start import start_job
-from spark_abs.settings import JobSettings
+from spark_abs.settings import Settings
+from spark_abs.settings_keywords import JobSettings
 from spark_abs.sinks.delta.options import Delta
 from spark_abs.sinks.registry import DELTA, kind_of, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Unpack
 
 import pyarrow as pa
 
-from spark_abs.config import session_settings
 from spark_abs.logs import speak
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.model import CheckpointId
@@ -26,7 +25,8 @@ from spark_abs.protocol.control import CommandKind
 from spark_abs.restore.forget import forget_query
 from spark_abs.restore.outside import NO_SINKS, Own
 from spark_abs.restore.refusals import ForceName, forces
-from spark_abs.settings import LiveSettings, StorageSettings
+from spark_abs.settings import session_settings
+from spark_abs.settings_keywords import LiveSettings, StorageSettings
 from spark_abs.store.clock import now_ms
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root

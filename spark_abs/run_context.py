@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_abs.config import Settings
 from spark_abs.model import (
     AttemptId,
     ChannelId,
@@ -19,6 +18,7 @@ from spark_abs.model import (
     owner_of,
 )
 from spark_abs.protocol.changes import first_position
+from spark_abs.settings import Settings
 from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

@@ -1,118 +1,560 @@
-"""Settings as keyword arguments: what a type checker and an editor know about them.
+"""The settings of a job: their names, defaults and meanings, and how their values are found.
 
-Written from `settings_table.py` by `python -m tests.settings_support`; a test compares the two. A setting
-that is None was not given.
+A setting is called `spark.abs.<area>.<camelCase>` in Spark's configuration, `<area>: {<camelCase>: …}` in
+YAML, `SPARK_ABS_<AREA>_<UPPER_SNAKE>` in the environment, and by its snake case name as an argument. The
+later of these wins: default, YAML, environment, Spark configuration, argument.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from spark_abs.errors import ConfigError
+from spark_abs.model import CheckpointMode
+from spark_abs.quantities import (
+    UNLIMITED,
+    Choice,
+    count_or_unlimited,
+    duration_ms,
+    duration_or_auto,
+    duration_or_off,
+    number,
+    size_bytes,
+    size_or_unlimited,
+    switch,
+    text,
+    whole_number,
+    written,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_PREFIX = "spark.abs."
+ENVIRONMENT_PREFIX = "SPARK_ABS_"
 
 
-class StorageSettings(TypedDict, total=False):
-    """How an object store is reached."""
+class WatermarkCheck(StrEnum):
+    """What to do about a watermark delay that is too short for what an upstream stage may still send."""
 
-    endpoint: str | None
-    """URL of an S3-compatible store that is not Amazon's."""
-    region: str | None
-    """Region of the buckets."""
-    access_key_id: str | None
-    """Access key; give it in the environment."""
-    secret_access_key: str | None
-    """Secret of the access key; give it in the environment."""
-    session_token: str | None
-    """Token of a temporary access key; give it in the environment."""
-    allow_http: bool | None
-    """The endpoint may be `http`; by default false."""
+    ERROR = "error"
+    WARN = "warn"
+    OFF = "off"
 
 
-class LiveSettings(TypedDict, total=False):
-    """What can be changed while a job runs."""
+class RestartStrategy(StrEnum):
+    """When a failed stage is started again while the others go on; after Flink's restart strategies."""
 
-    interval: str | None
-    """Time between the starts of two periodic checkpoints; by default 10s."""
-    min_pause: str | None
-    """Least time from the end of a checkpoint to the start of the next; wins over the interval; by default
-    0s."""
-    timeout: str | None
-    """Age at which a checkpoint is aborted; by default 10m."""
-    max_concurrent: int | None
-    """Checkpoints that may be open at once; savepoints do not wait for a place; by default 1."""
-    mode: Literal["aligned", "unaligned", "at_least_once"] | None
-    """How barriers pass a stage with several inputs or a backlog: `aligned`, `unaligned` or `at_least_once`;
-    by default aligned."""
-    aligned_timeout: str | None
-    """Age at which an aligned checkpoint becomes unaligned, such as `30s`; by default off."""
+    NONE = "none"
+    FIXED_DELAY = "fixed-delay"
+    EXPONENTIAL_DELAY = "exponential-delay"
+    FAILURE_RATE = "failure-rate"
 
 
-class JobSettings(StorageSettings, LiveSettings, total=False):
-    """All settings of a job."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of the table."""
 
-    alignment_limit: str | None
-    """Uncompressed bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is
-    aborted and rows go on; by default unlimited."""
-    synchronous: bool | None
-    """Processing waits until state is copied; for comparison; by default false."""
-    tolerable_failures: int | Literal["unlimited"] | None
-    """Checkpoints that may fail in a row before the job fails; savepoints do not count; by default
-    unlimited."""
-    num_retained: int | None
-    """Completed checkpoints that are kept; savepoints do not count; by default 3."""
-    max_bytes_per_batch: str | None
-    """Uncompressed bytes that a batch takes from a channel, one entry at least; by default 512mb."""
-    max_entries_per_batch: int | None
-    """Entries that a batch takes from a channel; by default 100."""
-    partition_bytes: str | None
-    """Uncompressed bytes of a channel that one task reads, one file at least; by default 64mb."""
-    poll_interval: str | None
-    """Least time between two looks at a channel; auto: 10ms on a disk, 500ms in an object store; by default
-    auto."""
-    capacity_bytes: str | None
-    """Unread bytes in a channel, uncompressed, at which its producer waits; unlimited: it never waits; by
-    default 2gb."""
-    capacity_entries: int | Literal["unlimited"] | None
-    """Unread entries with rows at which the producer waits; unlimited: it never waits; by default 1000."""
-    lease_timeout: str | None
-    """Silence after which a run on another machine, or in another container, counts as dead; by default
-    30s."""
-    require_root: bool | None
-    """A start refuses to make a new root, for example where its disk is not mounted; by default false."""
-    stop_timeout: str | None
-    """How long a stop by a signal may take, then the process ends at once; and how long the end of a run
-    waits for a sink outside that cannot be reached; by default 25s."""
-    stop_savepoint: str | None
-    """Savepoint that a stop by a signal takes: this name, a hyphen and the number of the run; empty:
-    none."""
-    watermark_check: Literal["error", "warn", "off"] | None
-    """What to do about a watermark delay that is certainly too short for the stage before: `error`, `warn`
-    or `off`; by default error."""
-    restart_strategy: Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None
-    """Which failed stages start again alone: `none`, `fixed-delay`, `exponential-delay` or `failure-rate`,
-    as in Flink; failures are counted over all stages of the job, within a run; by default none."""
-    restart_delay: str | None
-    """Time from a failure to the restart; for `exponential-delay` the first delay; by default 1s."""
-    restart_attempts: int | Literal["unlimited"] | None
-    """Restarts before the job fails, not for `failure-rate`; with every strategy also the restarts of one
-    stage that do not get it past one batch; unlimited: any number; by default 10."""
-    restart_max_delay: str | None
-    """`exponential-delay`: the longest delay; by default 1m."""
-    restart_multiplier: float | None
-    """`exponential-delay`: each delay is so many times the one before; by default 1.5."""
-    restart_jitter: float | None
-    """`exponential-delay`: fraction by which a delay is made longer or shorter at random; by default 0.1."""
-    restart_reset_after: str | None
-    """`exponential-delay`: time without a failure after which the delay is the first one again; by default
-    1h."""
-    restart_failures: int | None
-    """`failure-rate`: failures that are allowed within `restartInterval`; by default 1."""
-    restart_interval: str | None
-    """`failure-rate`: the time within which failures are counted; by default 1m."""
-    copy_threads: int | None
-    """Threads of the job that copy state files; by default 4."""
-    max_group_bytes: str | None
-    """State of a Python function in one key group; past it the batch fails; by default 256mb."""
-    cache_bytes: str | None
-    """State of a Python function that a Python worker holds in memory; by default 256mb."""
-    native_root: str | None
-    """Directory for Spark's own checkpoints, on a disk that driver and executors share; empty: below the
-    root."""
+    area: str
+    name: str
+    """In camel case, as in Spark's configuration and in YAML."""
+    default: str
+    read: Callable[[object], Any]
+    doc: str
+    minimum: int = 0
+    secret: bool = False
+    """Whether no error may show the value."""
+    live: bool = False
+    """Whether it can be changed while the job runs."""
+
+    @property
+    def key(self) -> str:
+        """The name in Spark's configuration."""
+        return f"{SPARK_PREFIX}{self.area}.{self.name}"
+
+    @property
+    def argument(self) -> str:
+        """The name as an argument."""
+        return re.sub(r"(?<!^)([A-Z])", r"_\1", self.name).lower()
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment."""
+        return f"{ENVIRONMENT_PREFIX}{self.area}_{self.argument}".upper()
+
+    @property
+    def field(self) -> str:
+        """The name in `Settings`: a duration there says that it is in milliseconds."""
+        return f"{self.argument}_ms" if self.timed else self.argument
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is a duration."""
+        return self.read in (duration_ms, duration_or_auto, duration_or_off)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "checkpoint",
+        "interval",
+        "10s",
+        duration_ms,
+        "time between the starts of two periodic checkpoints",
+        1,
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "minPause",
+        "0s",
+        duration_ms,
+        "least time from the end of a checkpoint to the start of the next; wins over the interval",
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "timeout",
+        "10m",
+        duration_ms,
+        "age at which a checkpoint is aborted",
+        1,
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "maxConcurrent",
+        "1",
+        whole_number,
+        "checkpoints that may be open at once; savepoints do not wait for a place",
+        1,
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "alignmentLimit",
+        UNLIMITED,
+        size_or_unlimited,
+        "uncompressed bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is "
+        "aborted and rows go on",
+    ),
+    Setting(
+        "checkpoint",
+        "mode",
+        "aligned",
+        Choice(CheckpointMode),
+        "how barriers pass a stage with several inputs or a backlog: `aligned`, `unaligned` or "
+        "`at_least_once`",
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "alignedTimeout",
+        "off",
+        duration_or_off,
+        "age at which an aligned checkpoint becomes unaligned, such as `30s`",
+        1,
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
+        "synchronous",
+        "false",
+        switch,
+        "processing waits until state is copied; for comparison",
+    ),
+    Setting(
+        "checkpoint",
+        "tolerableFailures",
+        UNLIMITED,
+        count_or_unlimited,
+        "checkpoints that may fail in a row before the job fails; savepoints do not count",
+    ),
+    Setting(
+        "checkpoint",
+        "numRetained",
+        "3",
+        whole_number,
+        "completed checkpoints that are kept; savepoints do not count",
+        1,
+    ),
+    Setting(
+        "channel",
+        "maxBytesPerBatch",
+        "512mb",
+        size_bytes,
+        "uncompressed bytes that a batch takes from a channel, one entry at least",
+        1,
+    ),
+    Setting(
+        "channel",
+        "maxEntriesPerBatch",
+        "100",
+        whole_number,
+        "entries that a batch takes from a channel",
+        1,
+    ),
+    Setting(
+        "channel",
+        "partitionBytes",
+        "64mb",
+        size_bytes,
+        "uncompressed bytes of a channel that one task reads, one file at least",
+        1,
+    ),
+    Setting(
+        "channel",
+        "pollInterval",
+        "auto",
+        duration_or_auto,
+        "least time between two looks at a channel; auto: 10ms on a disk, 500ms in an object store",
+    ),
+    Setting(
+        "channel",
+        "capacityBytes",
+        "2gb",
+        size_or_unlimited,
+        "unread bytes in a channel, uncompressed, at which its producer waits; unlimited: it never waits",
+        1,
+    ),
+    Setting(
+        "channel",
+        "capacityEntries",
+        "1000",
+        count_or_unlimited,
+        "unread entries with rows at which the producer waits; unlimited: it never waits",
+        1,
+    ),
+    Setting(
+        "run",
+        "leaseTimeout",
+        "30s",
+        duration_ms,
+        "silence after which a run on another machine, or in another container, counts as dead",
+        1000,
+    ),
+    Setting(
+        "run",
+        "requireRoot",
+        "false",
+        switch,
+        "a start refuses to make a new root, for example where its disk is not mounted",
+    ),
+    Setting(
+        "run",
+        "stopTimeout",
+        "25s",
+        duration_ms,
+        "how long a stop by a signal may take, then the process ends at once; and how long the end of a run "
+        "waits for a sink outside that cannot be reached",
+        1,
+    ),
+    Setting(
+        "run",
+        "stopSavepoint",
+        "",
+        text,
+        "savepoint that a stop by a signal takes: this name, a hyphen and the number of the run; empty: none",
+    ),
+    Setting(
+        "graph",
+        "watermarkCheck",
+        "error",
+        Choice(WatermarkCheck),
+        "what to do about a watermark delay that is certainly too short for the stage before: "
+        "`error`, `warn` or `off`",
+    ),
+    Setting(
+        "stage",
+        "restartStrategy",
+        "none",
+        Choice(RestartStrategy),
+        "which failed stages start again alone: `none`, `fixed-delay`, `exponential-delay` or "
+        "`failure-rate`, as in Flink; failures are counted over all stages of the job, within a"
+        " run",
+    ),
+    Setting(
+        "stage",
+        "restartDelay",
+        "1s",
+        duration_ms,
+        "time from a failure to the restart; for `exponential-delay` the first delay",
+    ),
+    Setting(
+        "stage",
+        "restartAttempts",
+        "10",
+        count_or_unlimited,
+        "restarts before the job fails, not for `failure-rate`; with every strategy also the restarts of one "
+        "stage that do not get it past one batch; unlimited: any number",
+    ),
+    Setting("stage", "restartMaxDelay", "1m", duration_ms, "`exponential-delay`: the longest delay"),
+    Setting(
+        "stage",
+        "restartMultiplier",
+        "1.5",
+        number,
+        "`exponential-delay`: each delay is so many times the one before",
+    ),
+    Setting(
+        "stage",
+        "restartJitter",
+        "0.1",
+        number,
+        "`exponential-delay`: fraction by which a delay is made longer or shorter at random",
+    ),
+    Setting(
+        "stage",
+        "restartResetAfter",
+        "1h",
+        duration_ms,
+        "`exponential-delay`: time without a failure after which the delay is the first one again",
+    ),
+    Setting(
+        "stage",
+        "restartFailures",
+        "1",
+        whole_number,
+        "`failure-rate`: failures that are allowed within `restartInterval`",
+    ),
+    Setting(
+        "stage",
+        "restartInterval",
+        "1m",
+        duration_ms,
+        "`failure-rate`: the time within which failures are counted",
+        1,
+    ),
+    Setting("state", "copyThreads", "4", whole_number, "threads of the job that copy state files", 1),
+    Setting(
+        "state",
+        "maxGroupBytes",
+        "256mb",
+        size_bytes,
+        "state of a Python function in one key group; past it the batch fails",
+        1,
+    ),
+    Setting(
+        "state",
+        "cacheBytes",
+        "256mb",
+        size_bytes,
+        "state of a Python function that a Python worker holds in memory",
+    ),
+    Setting(
+        "state",
+        "nativeRoot",
+        "",
+        text,
+        "directory for Spark's own checkpoints, on a disk that driver and executors share; "
+        "empty: below the root",
+    ),
+    Setting("storage", "endpoint", "", text, "URL of an S3-compatible store that is not Amazon's"),
+    Setting("storage", "region", "", text, "region of the buckets"),
+    Setting("storage", "accessKeyId", "", text, "access key; give it in the environment", secret=True),
+    Setting(
+        "storage",
+        "secretAccessKey",
+        "",
+        text,
+        "secret of the access key; give it in the environment",
+        secret=True,
+    ),
+    Setting(
+        "storage",
+        "sessionToken",
+        "",
+        text,
+        "token of a temporary access key; give it in the environment",
+        secret=True,
+    ),
+    Setting("storage", "allowHttp", "false", switch, "the endpoint may be `http`"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a job, resolved: durations in milliseconds, sizes in bytes."""
+
+    interval_ms: int
+    min_pause_ms: int
+    timeout_ms: int
+    max_concurrent: int
+    alignment_limit: int | None
+    """Bytes; None: unlimited."""
+    mode: CheckpointMode
+    aligned_timeout_ms: int | None
+    """None: what begins aligned stays so."""
+    synchronous: bool
+    tolerable_failures: int | None
+    """None: unlimited."""
+    num_retained: int
+    max_bytes_per_batch: int
+    max_entries_per_batch: int
+    partition_bytes: int
+    poll_interval_ms: int | None
+    """None: what suits the store."""
+    capacity_bytes: int | None
+    """None: unlimited."""
+    capacity_entries: int | None
+    lease_timeout_ms: int
+    require_root: bool
+    stop_timeout_ms: int
+    stop_savepoint: str
+    watermark_check: WatermarkCheck
+    restart_strategy: RestartStrategy
+    restart_delay_ms: int
+    restart_attempts: int | None
+    """None: unlimited."""
+    restart_max_delay_ms: int
+    restart_multiplier: float
+    restart_jitter: float
+    restart_reset_after_ms: int
+    restart_failures: int
+    restart_interval_ms: int
+    copy_threads: int
+    max_group_bytes: int
+    cache_bytes: int
+    native_root: str
+    endpoint: str
+    region: str
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(repr=False)
+    allow_http: bool
+
+    @classmethod
+    def resolve(
+        cls,
+        yaml: Mapping[str, object] | None,
+        env: Mapping[str, str],
+        spark_conf: Mapping[str, str],
+        arguments: Mapping[str, object],
+    ) -> Settings:
+        """Find the value of every setting.
+
+        `env` and `spark_conf` may hold anything else beside our names; `yaml` (a mapping of areas) and
+        `arguments` may not. An argument that is None was not given.
+
+        Raises:
+            ConfigError: a name is unknown (the message has the nearest one), a value cannot be read, or two
+                do not go together.
+        """
+        values = {setting: setting.read(setting.default) for setting in SETTINGS}
+        layers = (
+            ("YAML", _flat(yaml or {}), lambda s: f"{s.area}.{s.name}"),
+            ("environment", _prefixed(env, ENVIRONMENT_PREFIX), lambda s: s.variable),
+            ("Spark configuration", _prefixed(spark_conf, SPARK_PREFIX), lambda s: s.key),
+            ("arguments", {k: v for k, v in arguments.items() if v is not None}, lambda s: s.argument),
+        )
+        for layer, given, name_of in layers:
+            known = {name_of(setting): setting for setting in SETTINGS}
+            for name, value in given.items():
+                if name not in known:
+                    raise ConfigError(_unknown(name, layer, known))
+                values[known[name]] = _read(known[name], value, f"{name} ({layer})")
+        return cls(**{setting.field: value for setting, value in values.items()})._agreeing()
+
+    @classmethod
+    def of_session(
+        cls, spark: SparkSession, yaml: Mapping[str, object] | None, arguments: Mapping[str, object]
+    ) -> Settings:
+        """Find the value of every setting as `resolve` does, with this process's environment and a session.
+
+        Raises:
+            ConfigError: as for `resolve`.
+        """
+        return cls.resolve(yaml, os.environ, session_settings(spark), arguments)
+
+    def _agreeing(self) -> Settings:
+        if self.aligned_timeout_ms is not None and self.mode is not CheckpointMode.ALIGNED:
+            raise ConfigError(
+                f"alignedTimeout is for checkpoints that begin aligned, and mode is {self.mode}: leave one "
+                "of the two out"
+            )
+        return self
+
+    def changed(self, given: Mapping[str, object]) -> Settings:
+        """Return these settings with some of the live ones changed; `given` as arguments.
+
+        Raises:
+            ConfigError: one is unknown, cannot be changed while a job runs, or its value cannot be read; the
+                message says which can and how values are written.
+        """
+        live = {setting.argument: setting for setting in SETTINGS if setting.live}
+        forms = ", ".join(f"{name}={setting.default}" for name, setting in live.items())
+        if not given:
+            raise ConfigError(f"nothing to set; of a running job one can set, e.g., {forms}")
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in {setting.argument for setting in SETTINGS}:
+                raise ConfigError(f"{_unknown(name, 'set', live)}; one can set, e.g., {forms}")
+            if name not in live:
+                raise ConfigError(f"{name!r} cannot be set while a job runs; one can set, e.g., {forms}")
+            values[live[name].field] = _read(live[name], value, name)
+        return replace(self, **values)._agreeing()
+
+    def differences(self, after: Settings) -> str:
+        """Say what was changed, e.g. `interval 10s -> 30s, timeout 10m -> 5m`; empty if nothing was."""
+        return ", ".join(
+            f"{s.argument} {shown(s, getattr(self, s.field))} -> {shown(s, getattr(after, s.field))}"
+            for s in SETTINGS
+            if s.live and getattr(self, s.field) != getattr(after, s.field)
+        )
+
+
+def session_settings(spark: SparkSession) -> dict[str, str]:
+    """Return those of our settings that a session has, by their names there.
+
+    `spark.conf.getAll` calls into the JVM three times for each setting of Spark's, too, and ends with an
+    exception of Java's.
+    """
+    names = str(spark._jsparkSession.conf().getAllAsJava().keySet().toString()).strip("[]").split(", ")
+    return {name: str(spark.conf.get(name)) for name in names if name.startswith(SPARK_PREFIX)}
+
+
+def shown(setting: Setting, value: object) -> str:
+    """Write a value as one would give it."""
+    if value is None and setting.read is duration_or_off:
+        return "off"
+    if isinstance(value, int) and setting.timed:
+        return written(value)
+    return str(value)
+
+
+def _flat(yaml: Mapping[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    areas = {setting.area for setting in SETTINGS}
+    for area, section in yaml.items():
+        if area not in areas:
+            raise ConfigError(_unknown(str(area), "YAML", areas))
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{area} (YAML) must be a mapping of settings, found {type(section).__name__}")
+        flat.update({f"{area}.{name}": value for name, value in section.items()})
+    return flat
+
+
+def _prefixed(given: Mapping[str, str], prefix: str) -> dict[str, object]:
+    return {name: value for name, value in given.items() if name.startswith(prefix)}
+
+
+def _unknown(name: str, layer: str, known: Iterable[str]) -> str:
+    (nearest,) = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return f"unknown setting {name!r} ({layer}); the nearest is {nearest!r}"
+
+
+def _read(setting: Setting, value: object, where: str) -> object:
+    try:
+        found = setting.read(value)
+        if isinstance(found, int) and found < setting.minimum:
+            unit = " ms" if setting.field.endswith("_ms") else ""
+            raise ValueError(f"the least is {setting.minimum}{unit}")
+    except ValueError as error:
+        shown = "" if setting.secret else f"{value!r}: "
+        raise ConfigError(f"setting {where}: {shown}{error}") from None
+    return found

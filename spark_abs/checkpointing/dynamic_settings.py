@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_abs.config import Settings
 from spark_abs.protocol.trigger import TriggerSettings
+from spark_abs.settings import Settings
 
 
 class DynamicSettings:

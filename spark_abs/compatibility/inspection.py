@@ -30,7 +30,7 @@ from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
 from spark_abs.protocol.changes import Comparison, Recorded, Verdict
 from spark_abs.protocol.compare import compare
 from spark_abs.protocol.restarts import policy_of
-from spark_abs.settings_table import WatermarkCheck
+from spark_abs.settings import WatermarkCheck
 from spark_abs.sinks.delta.create import check_sink
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.spark.plans import refuse_unsupported_session

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from spark_abs.config import Settings
 from spark_abs.model import RunId
+from spark_abs.settings import Settings
 from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
 

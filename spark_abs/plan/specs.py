@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, Union
 
 from spark_abs.catalog.target import TableTarget
-from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, ProviderName, StageId, channel_id
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.changes import Begin
+from spark_abs.settings import Settings
 from spark_abs.sinks.delta.options import Delta
 from spark_abs.sinks.registry import OWN
 from spark_abs.sinks.two_phase import TwoPhaseSink

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import spark_abs.errors as errors
-from spark_abs.config import Settings
 from spark_abs.errors import ConfigError, DamageError, Fenced, Refused, UsageError
 from spark_abs.protocol.final_errors import cannot_go_away
-from spark_abs.settings_table import SETTINGS, RestartStrategy
+from spark_abs.settings import SETTINGS, RestartStrategy, Settings
 
 _FINAL: tuple[type[Exception], ...] = (Fenced, DamageError, UsageError, Refused)
 """What is not other the next time: taken over, bytes gone, a wrong call, forbidden by the root."""

@@ -36,7 +36,7 @@ from spark_abs.run.recovery import Recovery, StageEnd
 from spark_abs.run.running_stage import RunningStage
 from spark_abs.run.signals import SignalledStop
 from spark_abs.run_context import RunContext
-from spark_abs.settings import LiveSettings
+from spark_abs.settings_keywords import LiveSettings
 from spark_abs.sinks.sending.senders import Senders
 from spark_abs.stages.snapshotter import Snapshotter
 

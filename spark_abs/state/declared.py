@@ -14,7 +14,7 @@ from spark_abs.manifest import StateFunction
 if TYPE_CHECKING:
     from pyspark import Accumulator
 
-    from spark_abs.config import Settings
+    from spark_abs.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
-from spark_abs.config import Settings
 from spark_abs.errors import GraphError, UsageError
 from spark_abs.model import RowOutputMode, checked_name
 from spark_abs.quantities import duration_ms
+from spark_abs.settings import Settings
 from spark_abs.spark.worker_start import quick_start
 from spark_abs.state.batches import BatchFunction, per_batch
 from spark_abs.state.declared import NOTHING, declaring

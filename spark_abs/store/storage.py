@@ -11,8 +11,8 @@ from urllib.parse import quote, urlparse
 
 from pyarrow import fs
 
-from spark_abs.config import Settings
 from spark_abs.errors import ConfigError, UsageError
+from spark_abs.settings import Settings
 
 _S3 = ("s3", "s3a")
 

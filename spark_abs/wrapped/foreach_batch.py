@@ -18,7 +18,6 @@ from spark_abs.catalog.target import TableTarget
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.compatibility.inspection import refuse_wrapped
-from spark_abs.config import session_settings
 from spark_abs.errors import StageStopped, UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
@@ -29,7 +28,8 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import WRAPPED_JOB, forget, remember
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
 from spark_abs.run.registration import begin, end, refuse_second
-from spark_abs.settings import JobSettings
+from spark_abs.settings import session_settings
+from spark_abs.settings_keywords import JobSettings
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.spark.driver import hush, sleep_until_stopped
 from spark_abs.spark.plans import active_query, refuse_unsupported_session

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Unpack
 
 from spark_abs.compatibility.inspection import refuse_wrapped
-from spark_abs.config import Settings
 from spark_abs.errors import AttemptNotReady, UsageError
 from spark_abs.model import CheckpointMode, StageId, checked_name
 from spark_abs.protocol.control import WRAPPED_JOB
-from spark_abs.settings import StorageSettings
+from spark_abs.settings import Settings
+from spark_abs.settings_keywords import StorageSettings
 from spark_abs.snapshots.adopt import adopt_native
 from spark_abs.stages.native import clear_unplanned
 from spark_abs.store.clock import now_ms

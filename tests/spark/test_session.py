@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_abs.config import session_settings
 from spark_abs.errors import ConfigError, UsageError
 from spark_abs.job import Job
+from spark_abs.settings import session_settings
 from spark_abs.spark import session as session_module
 from spark_abs.spark.driver import close_state_stores
 from spark_abs.spark.session import S3_CONNECTOR, apply_storage_conf, check_session, configure

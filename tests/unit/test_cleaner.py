@@ -9,10 +9,10 @@ import pytest
 
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.codec import from_json
-from spark_abs.config import Settings
 from spark_abs.model import NO_EPOCH
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.run_context import RunContext
+from spark_abs.settings import Settings
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
 from tests.channel_support import JOB

@@ -13,7 +13,6 @@ from spark_abs.channels.files import directory_name
 from spark_abs.channels.staged import Files, over, sweep_staging
 from spark_abs.channels.trim import trim
 from spark_abs.channels.writer import ChannelWriter, create_channel
-from spark_abs.config import Settings
 from spark_abs.errors import DamageError
 from spark_abs.model import (
     NO_BATCH,
@@ -28,6 +27,7 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.control import AttachedSink
 from spark_abs.run_context import RunContext
+from spark_abs.settings import Settings
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.stages.complete import Completion, complete_batch
 from spark_abs.store.control import Control

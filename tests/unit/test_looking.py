@@ -19,7 +19,7 @@ def test_the_package_lists_its_public_names_and_no_others() -> None:
 
 
 def test_objects_say_in_one_line_what_they_are_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_abs.config.session_settings", lambda _: {})
+    monkeypatch.setattr("spark_abs.settings.session_settings", lambda _: {})
     session: Any = SimpleNamespace()
     frame: Any = SimpleNamespace(isStreaming=True)
     keys: dict[str, Any] = {"access_key_id": "one-key", "secret_access_key": "its-secret"}

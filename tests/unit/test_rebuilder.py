@@ -16,7 +16,6 @@ import pytest
 
 from spark_abs.channels.files import read_written
 from spark_abs.channels.staged import Files
-from spark_abs.config import Settings
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId, Version
@@ -27,6 +26,7 @@ from spark_abs.protocol.control import ControlState, end_run
 from spark_abs.run.rebuild import Rebuilder
 from spark_abs.run.start import _rebuild as rebuild
 from spark_abs.run_context import RunContext
+from spark_abs.settings import Settings
 from spark_abs.sinks.delta.commit_metadata import PlannedBatch
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog

@@ -14,7 +14,7 @@ from spark_abs.protocol.control import begin_run
 from spark_abs.protocol.restarts import RestartPolicy
 from spark_abs.run import recovery as module
 from spark_abs.run.recovery import Recovery, StageEnd
-from spark_abs.settings_table import RestartStrategy
+from spark_abs.settings import RestartStrategy
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.history import History, HistoryEvent

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from spark_abs.config import Settings
 from spark_abs.errors import CommitStateUnknown, ConfigError, DamageError, Fenced, GraphError, Refused
 from spark_abs.protocol.final_errors import source_moved
 from spark_abs.protocol.restarts import (
@@ -20,7 +19,7 @@ from spark_abs.protocol.restarts import (
     is_final,
     policy_of,
 )
-from spark_abs.settings_table import RestartStrategy
+from spark_abs.settings import RestartStrategy, Settings
 
 
 def delays(policy: RestartPolicy, at_ms: Sequence[int], luck: float = 0.5) -> list[int | str]:

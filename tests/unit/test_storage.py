@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_abs.config import Settings
 from spark_abs.errors import ConfigError, UsageError
+from spark_abs.settings import Settings
 from spark_abs.store.root import Root
 from spark_abs.store.storage import DEFAULTS, Place, Storage, location_of, root_location
 

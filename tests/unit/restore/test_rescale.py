@@ -95,7 +95,7 @@ def test_other_partitions_are_another_attempt() -> None:
     assert attempt_for(begun, AttemptId(1), CheckpointId(5), "native", {"sum": 5}) == 2
     assert attempt_for(begun, AttemptId(1), CheckpointId(5), "native", {"sum": 3}) == 3
     assert attempt_for(begun, AttemptId(1), CheckpointId(5), "native") == 3
-    with pytest.raises(AttemptNotReady, match=r"restore\(root, 5, shuffle_partitions={'sum': 5}\)` again"):
+    with pytest.raises(AttemptNotReady, match=r"restore\(5, shuffle_partitions={'sum': 5}\)` again"):
         begin_run(begun, "here", 2, 0)
 
 

@@ -1,4 +1,4 @@
-"""Writes `spark_abs/settings.py` from the table of settings: `python -m tests.settings_support`."""
+"""Writes `spark_abs/settings_keywords.py` from the table of settings: `python -m tests.settings_keywords`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from textwrap import wrap
 
 from spark_abs import quantities
-from spark_abs.settings_table import SETTINGS, Setting
+from spark_abs.settings import SETTINGS, Setting
 
-FILE = Path(__file__).resolve().parents[1] / "spark_abs" / "settings.py"
+FILE = Path(__file__).resolve().parents[1] / "spark_abs" / "settings_keywords.py"
 HEAD = '''"""Settings as keyword arguments: what a type checker and an editor know about them.
 
-Written from `settings_table.py` by `python -m tests.settings_support`; a test compares the two. A setting
+Written from `settings.py` by `python -m tests.settings_keywords`; a test compares the two. A setting
 that is None was not given.
 """
 

@@ -7,12 +7,11 @@ import dataclasses
 import pytest
 import yaml
 
-from spark_abs.config import Settings
 from spark_abs.errors import ConfigError
 from spark_abs.model import CheckpointMode
 from spark_abs.quantities import count_or_unlimited, duration_ms, size_bytes, size_or_unlimited
-from spark_abs.settings_table import SETTINGS, WatermarkCheck
-from tests.settings_support import FILE, declarations
+from spark_abs.settings import SETTINGS, Settings, WatermarkCheck
+from tests.settings_keywords import FILE, declarations
 
 
 def resolve(
@@ -99,7 +98,7 @@ def test_every_limit_that_there_need_not_be_is_called_unlimited() -> None:
 
 
 def test_types_of_arguments_are_those_of_the_table() -> None:
-    assert FILE.read_text() == declarations(), "run python -m tests.settings_support"
+    assert FILE.read_text() == declarations(), "run python -m tests.settings_keywords"
 
 
 def test_an_argument_that_is_none_was_not_given() -> None:
