@@ -16,12 +16,13 @@ from spark_abs.channels.follow import follow
 from spark_abs.errors import AbsError
 from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id, positions_of
+from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
 from spark_abs.stages.native import NativeLog
+from spark_abs.stages.new_rows import native_offsets
 from spark_abs.store.control import Control
 from spark_abs.store.table import Table
 
@@ -70,9 +71,8 @@ def _has_read(cut: StageSnapshot, native: NativeLog) -> bool:
     return last == NO_BATCH or _read_from(parse_offsets(cut.offsets)) == _read_from(native.offsets(last))
 
 
-def _read_from(planned: OffsetFile) -> tuple[dict[str, str], int]:
-    native = {name: text for name, text in planned.offsets.items() if not positions_of([text])}
-    return native, planned.watermark_ms
+def _read_from(planned: OffsetFile) -> tuple[Mapping[str, str], int]:
+    return native_offsets(planned), planned.watermark_ms
 
 
 def _has_got(ctx: RunContext, state: ControlState, cut: StageSnapshot, output: OutputVersion) -> bool:

@@ -110,8 +110,11 @@ class Evaluator:
             lookups.begin_after(newest.lookups if newest is not None else ())
 
     @contextmanager
-    def evaluated(self, frame: DataFrame, batch: BatchId) -> Iterator[Evaluated]:
+    def evaluated(self, frame: DataFrame, batch: BatchId, *, idle: bool = False) -> Iterator[Evaluated]:
         """Write the files of all outputs that lack the batch; what is yielded is good inside the block.
+
+        A batch that is `idle`, which means that it reads no rows, leaves alone a table whose rows each batch
+        replaces, once one batch of the attempt is there: it would write the same rows.
 
         A stateful frame must be run even if nobody needs its rows, or Spark refuses the batch.
 
@@ -122,19 +125,27 @@ class Evaluator:
             delete_staged(self._ctx.root, directory)
             del self._staged[directory]
         committed = self._already_committed(batch)
+        consumers = [
+            consumer
+            for consumer in self._consumers()
+            if (committed is None or consumer.table not in committed.tables)
+            and not (idle and self._is_replaced(consumer.table))
+        ]
         self._newest = max(self._newest, batch)
         with ExitStack() as stack:
             versions: tuple[LookupVersion, ...] = ()
-            if self._lookups is not None and self._is_wanted(committed):
+            if self._lookups is not None and (committed is None or self._called or consumers):
                 versions = self._lookups.choose(batch, committed.lookups if committed is not None else ())
                 stack.enter_context(self._lookups.explaining(versions))
                 frame = self._lookups.applied(frame, versions)
-            yield self._settle(stack, frame, batch, committed, versions)
+            yield self._settle(stack, frame, batch, committed, consumers, versions)
 
-    def _is_wanted(self, committed: _Committed | None) -> bool:
-        """Say whether anybody lacks rows of a batch."""
-        lacking = (c for c in self._consumers() if committed is None or c.table not in committed.tables)
-        return committed is None or bool(self._called) or any(lacking)
+    def _is_replaced(self, table: str) -> bool:
+        """Say whether each batch replaces the rows of a table, and one of this attempt has."""
+        if table not in self._tables:
+            return False
+        sink = self._tables[table][1]
+        return sink.overwrites and sink.last_batch() != NO_BATCH
 
     def _settle(
         self,
@@ -142,6 +153,7 @@ class Evaluator:
         frame: DataFrame,
         batch: BatchId,
         committed: _Committed | None,
+        consumers: Sequence[Consumer],
         lookups: tuple[LookupVersion, ...],
     ) -> Evaluated:
         """Take what a commit names and evaluate the rest, over the main output's files if those decide.
@@ -149,7 +161,6 @@ class Evaluator:
         Only a frame that is read more than once is kept in memory.
         """
         named = committed.named if committed is not None else ()
-        consumers = [c for c in self._consumers() if committed is None or c.table not in committed.tables]
         how, there = missing(consumers, named), files_of(named)
         if committed is not None and not named and how.anew:
             self._warn(batch, how.anew)

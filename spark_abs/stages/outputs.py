@@ -127,6 +127,7 @@ class Outputs:
             ctx, spec, self.channels, self._tables, self._functions, repeatable, lookups
         )
         self._lookups = lookups
+        self._certain = repeatable and lookups is None
 
     def marker_of(self, batch: BatchId) -> Marker | None:
         """Return the marker with which an output already holds a batch, None if none holds it.
@@ -154,9 +155,16 @@ class Outputs:
                 found.append(f"sink {sink.name!r} (version {table.version_at(batch)} of {table.uri})")
         return tuple(found)
 
-    def evaluated(self, frame: DataFrame, batch: BatchId) -> AbstractContextManager[Evaluated]:
+    def evaluated(
+        self, frame: DataFrame, batch: BatchId, *, idle: bool = False
+    ) -> AbstractContextManager[Evaluated]:
         """Evaluate every output once and write the files of all that lack the batch, see `Evaluator`."""
-        return self._evaluator.evaluated(frame, batch)
+        return self._evaluator.evaluated(frame, batch, idle=idle)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether each batch replaces the rows of a table, with an answer that only new rows change."""
+        return self._certain and any(table.overwrites for _, table in self._tables)
 
     def commit(self, given: Evaluated, facts: BatchFacts, marker: Marker) -> Committed:
         """Commit a batch whose marker is decided to every channel."""

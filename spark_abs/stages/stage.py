@@ -42,6 +42,7 @@ from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.fixed_rows import fixed_rows
 from spark_abs.stages.native import NativeLog
+from spark_abs.stages.new_rows import reads_rows
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Snapshotter, Taken
 from spark_abs.store.clock import now_ms, steady_ms
@@ -167,7 +168,7 @@ class StageRunner:
             marker = self._choice.of_inputs(planned)
         self._watch_alignment(after, began)
         failpoint(f"batch.{self.name}.files.before")  # 4
-        with self._outputs.evaluated(frame, batch) as given:
+        with self._outputs.evaluated(frame, batch, idle=self._is_idle(facts)) as given:
             failpoint(f"batch.{self.name}.files.after")
             if marker is None:  # 5: what is open now, not what was open before the rows were there
                 done = self._outputs.commit_free(given, facts, self._choice.now(after))
@@ -183,6 +184,14 @@ class StageRunner:
             versions = {output: entry.version for output, entry in done.entries.items()}
             self._hand_over(done.barrier, batch, after, versions, began, waited_ms)
         failpoint(f"batch.{self.name}.handover.after")
+
+    def _is_idle(self, facts: BatchFacts) -> bool:
+        """Say whether a batch reads no rows; asked only where that decides whether a table is replaced."""
+        if not self._outputs.replaces or facts.batch == 0:
+            return False
+        before = self.native.find_offsets(BatchId(facts.batch - 1))
+        planned = parse_offsets(facts.offsets)
+        return before is not None and not reads_rows(self._ctx.root, parse_offsets(before), planned)
 
     def _take_ahead(self, batch: BatchId, before: tuple[Position, ...]) -> None:
         """Take unaligned barriers ahead of a batch that no output holds yet (P16)."""

@@ -39,6 +39,8 @@ class Scheduled:
         job = Job("short", root=self.root.uri, spark=self.spark, num_retained=1)
         source = job.source("source", self.feed.stream())
         sums = job.stage("sums", [source], summed, output_mode="update")
+        every = job.stage("every", [source], summed, output_mode="complete")
+        job.sink("every", every, table=str(self.base / "every"))
         job.sink("rows", source, table=str(self.base / "rows"))
         job.sink("sums", sums, table=str(self.base / "sums"))
         job.sink("whole", source, table=Delta(str(self.base / "whole"), visible="checkpoint"))
@@ -46,7 +48,7 @@ class Scheduled:
 
     @property
     def versions(self) -> list[int]:
-        return [DeltaTable(str(self.base / name)).version() for name in ("rows", "sums", "whole")]
+        return [DeltaTable(str(self.base / name)).version() for name in ("rows", "sums", "every", "whole")]
 
     @property
     def checkpoints(self) -> list[int]:
@@ -64,10 +66,13 @@ class Scheduled:
             rows = self.spark.read.format("delta").load(str(self.base / name))
             assert sorted(tuple(row) for row in rows.select("k", "v").collect()) == sorted(sent)
         sums = self.spark.read.format("delta").load(str(self.base / "sums")).groupBy("k").agg(F.max("v"))
-        assert dict(tuple(row) for row in sums.collect()) == {
+        totals = {
             k: sum(v for key, v in sent if key == k)  # type: ignore[misc]
             for k in {k for k, _ in sent}
         }
+        assert dict(tuple(row) for row in sums.collect()) == totals
+        every = self.spark.read.format("delta").load(str(self.base / "every"))
+        assert sorted(tuple(row) for row in every.collect()) == sorted(totals.items())
 
 
 def test_starts_without_news_change_nothing_and_leave_as_much_as_those_before(
@@ -97,7 +102,7 @@ def test_starts_without_news_change_nothing_and_leave_as_much_as_those_before(
 
     job.feed.write({"k": 1, "v": 7})
     job.start()
-    assert job.versions[:2] == [version + 1 for version in versions]
+    assert job.versions[:3] == [version + 1 for version in versions]
     job.check()
     spark_abs.open(job.root.uri).restore("latest")
     job.start()
