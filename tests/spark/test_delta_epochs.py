@@ -517,6 +517,7 @@ def test_a_restore_to_before_a_sink_came_takes_back_all_that_it_has_sent(
 
     feed.write({"id": 0})
     first = start(declare_copies(spark, root, feed, base, *before))
+    first.query("numbers").processAllAvailable()
     first.savepoint("release")
     first.stop()
     feed.write({"id": 1})

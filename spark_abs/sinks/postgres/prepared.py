@@ -13,7 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from psycopg import errors
+try:
+    from psycopg import errors
+except ImportError as missing:
+    raise ImportError("a PostgreSQL sink needs psycopg 3: pip install 'spark-abs[postgres]'") from missing
 from psycopg.sql import SQL, Identifier, Literal
 
 from spark_abs.errors import UsageError
