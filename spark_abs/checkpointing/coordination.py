@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import assert_never
 
+from deltalake.exceptions import DeltaError
+
 from spark_abs.checkpointing.checkpoint_stats import CheckpointStats
 from spark_abs.checkpointing.commands import Abilities, Commands
-from spark_abs.checkpointing.dynamic_settings import DynamicSettings
-from spark_abs.checkpointing.store_failures import purpose, storing
 from spark_abs.errors import (
     AbortReason,
     CheckpointNotFound,
     CheckpointsFailed,
     CommitStateUnknown,
     ConfigError,
+    StoreFailed,
     UsageError,
 )
 from spark_abs.manifest import Manifest, StageShape
@@ -29,8 +31,9 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
 from spark_abs.protocol.control import overtake
 from spark_abs.protocol.coordinator import Coordinator
-from spark_abs.protocol.trigger import JobStatus, Request
+from spark_abs.protocol.trigger import JobStatus, Request, TriggerSettings
 from spark_abs.run_context import RunContext
+from spark_abs.settings import Settings
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import Member, StageRunner
 from spark_abs.store.clock import now_ms, steady_ms
@@ -374,3 +377,65 @@ class Coordination:
             raise UsageError(
                 f"there is a savepoint {name!r} already: savepoints are never replaced, choose another name"
             )
+
+
+@contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Say what a run could not do when the store fails; the innermost purpose is the one that is said.
+
+    Raises:
+        StoreFailed: the store did not do it.
+    """
+    try:
+        yield
+    except (CommitStateUnknown, DeltaError, OSError) as error:
+        raise StoreFailed(
+            f"could not {what}: {error}; start the job again once the store takes writes"
+        ) from error
+
+
+def purpose(effect: protocol.Effect) -> str:
+    """Say what an effect of the coordinator writes."""
+    match effect:
+        case protocol.Claim():
+            return "claim a checkpoint in control/"
+        case protocol.Overtake(id=checkpoint):
+            return f"make checkpoint {checkpoint} unaligned in control/"
+        case protocol.Complete(id=checkpoint):
+            return f"complete checkpoint {checkpoint} in checkpoints/"
+        case protocol.Abort(id=checkpoint):
+            return f"abort checkpoint {checkpoint} in checkpoints/"
+        case _:
+            return "answer a command in control/"
+
+
+class DynamicSettings:
+    """The settings as they are now. Changed from the coordinator's thread, read from any.
+
+    Nothing of it outlives the run: the next start reads the job's own configuration.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.now = settings
+
+    def times(self) -> TriggerSettings:
+        """Return what the coordinator decides by."""
+        now = self.now
+        return TriggerSettings(
+            now.interval_ms,
+            now.min_pause_ms,
+            now.timeout_ms,
+            now.tolerable_failures,
+            now.max_concurrent,
+            now.mode,
+            now.aligned_timeout_ms,
+        )
+
+    def change(self, given: Mapping[str, object]) -> str:
+        """Change some and say what was changed; empty if nothing was.
+
+        Raises:
+            ConfigError: one cannot be set, or not to this.
+        """
+        before, self.now = self.now, self.now.changed(given)
+        return before.differences(self.now)

@@ -13,10 +13,9 @@ from spark_abs.channels.writer import check_channel
 from spark_abs.compatibility.adoption import Adoption, goes_on, is_open, plan_adoption, why_too_late
 from spark_abs.compatibility.existing import refuse_rows_of_others
 from spark_abs.compatibility.kafka import require_records
-from spark_abs.compatibility.named_tables import refuse_moved_sink
 from spark_abs.compatibility.recorded import Declared, Knowledge, declare
 from spark_abs.compatibility.restored import Past, check_functions, check_restored, past_of
-from spark_abs.compatibility.same_tables import require_same_table
+from spark_abs.compatibility.same_tables import refuse_moved_sink, require_same_table
 from spark_abs.compatibility.schema_logs import copied_logs
 from spark_abs.errors import AbsError, DamageError, GraphError, Refused, UsageError
 from spark_abs.manifests.checkpoints import Checkpoints

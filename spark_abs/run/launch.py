@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +38,6 @@ from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.restarts import RestartPolicy
 from spark_abs.run.drain import Drain
-from spark_abs.run.laps import Laps
 from spark_abs.run.lifecycle import Termination
 from spark_abs.run.lookups import open_lookups, query_frame
 from spark_abs.run.rebuild import Rebuild, repeat_batches
@@ -413,3 +413,21 @@ def _sendings(sinks: Sequence[SinkSpec], schemas: Mapping[ChannelId, StructType]
         for spec in sinks
         if spec.outside is not None
     ]
+
+
+class Laps:
+    """A clock that is told when a part is over. For one thread."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self._parts: list[str] = []
+
+    def over(self, part: str) -> None:
+        """Say that a part is over which began when the one before was."""
+        now = time.monotonic()
+        self._parts.append(f"{part} {now - self._last:.1f} s")
+        self._last = now
+
+    def __str__(self) -> str:
+        """Return the time of the whole, and of each part."""
+        return f"{self._last - self._began:.1f} s ({', '.join(self._parts)})"

@@ -27,9 +27,8 @@ from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, Stag
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import JobStatus, Request
 from spark_abs.run.drain import Drain
-from spark_abs.run.end_of_input import EndOfInput
+from spark_abs.run.end_of_input import EndOfInput, Loops
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
-from spark_abs.run.loops import Loops
 from spark_abs.run.nothing_new import nothing_since
 from spark_abs.run.process_end import Guest, attend
 from spark_abs.run.recovery import Recovery, StageEnd

@@ -22,8 +22,7 @@ from spark_abs.plan.specs import JobSpec, Restart
 from spark_abs.protocol.attempt_changes import pin_lookups, start_functions
 from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
-from spark_abs.run.laps import Laps
-from spark_abs.run.launch import Launch, launch
+from spark_abs.run.launch import Laps, Launch, launch
 from spark_abs.run.rebuild import Rebuild, Rebuilder
 from spark_abs.run.registration import await_replaced, begin, end, refuse_namesake, refuse_second
 from spark_abs.run.run import Run

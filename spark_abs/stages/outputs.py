@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from deltalake.exceptions import DeltaError
+
 from spark_abs.channels.writer import ChannelWriter
-from spark_abs.errors import CommitConflict
+from spark_abs.errors import AbsError, CommitConflict
 from spark_abs.manifest import OutputVersion
+from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
@@ -335,3 +339,36 @@ class Outputs:
         if writer is self.channels[0]:
             self.progress.in_first(Marker(entry.barrier, entry.cancel).id)
         return entry
+
+
+log = logging.getLogger(__name__)
+
+
+def fixed_rows(ctx: RunContext, outputs: Outputs, batch: BatchId) -> str:
+    """Say after an error which outputs hold the batch that has failed, and what follows; empty if none does.
+
+    Without such an output the batch is evaluated anew, with the code of the next start.
+    """
+    try:
+        held = outputs.holding(batch)
+        back = bool(held) and bool(Checkpoints.open(ctx.root, ctx.job).summaries())
+    except (AbsError, DeltaError, OSError) as error:
+        log.warning("it could not be read which outputs hold batch %s: %s", batch, error)
+        return ""
+    return said_of(batch, held, back)
+
+
+def said_of(batch: BatchId, held: tuple[str, ...], back: bool) -> str:
+    """Say which outputs hold a batch; `back` says whether there is a checkpoint to go back to."""
+    if not held:
+        return ""
+    way = (
+        "start with restart='checkpoint', which goes back to before it"
+        if back
+        else "start over on a new root: no checkpoint was completed that one could go back to"
+    )
+    return (
+        f"; the rows of batch {batch} are fixed: {', '.join(held)} {'has' if len(held) == 1 else 'have'} "
+        f"committed them. Every start repeats the batch with these rows, also with other code in the stage; "
+        f"if the rows are what is wrong, {way}"
+    )

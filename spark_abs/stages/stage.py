@@ -40,10 +40,9 @@ from spark_abs.stages.batch import Admission, BatchFacts, Planned
 from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
-from spark_abs.stages.fixed_rows import fixed_rows
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.new_rows import reads_rows
-from spark_abs.stages.outputs import Outputs
+from spark_abs.stages.outputs import Outputs, fixed_rows
 from spark_abs.stages.snapshotter import Snapshotter, Taken
 from spark_abs.store.clock import now_ms, steady_ms
 

@@ -43,8 +43,8 @@ from spark_abs.errors import (
 )
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.iceberg import catalog as iceberg_catalog
 from spark_abs.sinks.iceberg import files as iceberg_files
-from spark_abs.sinks.iceberg import rest as iceberg_rest
 from spark_abs.sinks.iceberg import sink as iceberg
 from spark_abs.sinks.iceberg.files import DataFileWriter, elsewhere
 from spark_abs.sinks.iceberg.mark import mark_in
@@ -355,7 +355,7 @@ def test_a_call_that_gets_no_answer_ends(
 ) -> None:
     """Also one whose commit has taken place: what became of it is then read."""
     rest.create_table("shop.orders", SCHEMA)
-    monkeypatch.setattr(iceberg_rest, "TIMEOUTS_S", (5.0, 5.0))
+    monkeypatch.setattr(iceberg_catalog, "TIMEOUTS_S", (5.0, 5.0))
     with Relay(rest_catalog.properties["uri"], lambda _: False) as relay:
         settings = {"type": "rest", "uri": relay.uri}
         if call == "login":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_abs.model import BatchId
-from spark_abs.stages.fixed_rows import said_of
+from spark_abs.stages.outputs import said_of
 
 
 def test_nothing_is_fixed_that_no_output_holds() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from pydantic import ValidationError
@@ -20,7 +21,9 @@ from pyiceberg.catalog import (
     infer_catalog_type,
     load_catalog,
 )
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.utils.config import merge_config
+from requests import Session
 
 from spark_abs.errors import UsageError
 
@@ -93,7 +96,19 @@ def _open(name: str, given: dict[str, str]) -> Catalog:
         inferred = None if found.get(TYPE) else infer_catalog_type(name, {**found})
         if inferred is CatalogType.REST or str(found.get(TYPE)).lower() == CatalogType.REST.value:
             # Half a second, which tasks do not need.
-            from spark_abs.sinks.iceberg.rest import TimedRestCatalog
 
             return TimedRestCatalog(name, **found)
     return load_catalog(name, **given)
+
+
+TIMEOUTS_S = (10.0, 60.0)
+"""How long one waits for a connection, and for each part of an answer."""
+
+
+class TimedRestCatalog(RestCatalog):
+    """pyiceberg's REST catalog with timeouts from the first call on; adapters and logins are as they were."""
+
+    def _config_headers(self, session: Session) -> None:
+        # The first thing that is done with a session: a login through it comes after this.
+        super()._config_headers(session)
+        session.request = partial(session.request, timeout=TIMEOUTS_S)  # type: ignore[method-assign]
