@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_abs.cli.output import Output
 from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import UsageError
-from spark_abs.restore.plan import RestorePlan, plan_plain
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted
-from spark_abs.restore.steps import sentence
 from spark_abs.store.root import Root
+
+if TYPE_CHECKING:
+    from spark_abs.restore.steps import RestorePlan
 
 
 @click.command
@@ -85,13 +87,13 @@ def restore(
         _show(out, plan, steps=dry_run or not yes)
     if dry_run or not (yes or confirmed(out, "Carry this out?")):
         if out.json:
-            out.result({"applied": False, "plan": plan_plain(plan)}, _silent)
+            out.result({"applied": False, "plan": plan.plain()}, _silent)
         if not dry_run:
             raise UsageError("nothing was changed: give --yes to carry the plan out")
         return
     done = apply(root, prepared, progress=out)
     out.result(
-        {"applied": True, "run": done.run, "plan": plan_plain(plan)},
+        {"applied": True, "run": done.run, "plan": plan.plain()},
         lambda out: out.line(
             f"restored to checkpoint {plan.checkpoint} as attempt {plan.attempt}: start the job"
         ),
@@ -123,7 +125,7 @@ def _show(out: Output, plan: RestorePlan, steps: bool) -> None:
     if plan.abandons:
         out.line(f"Checkpoints left behind: {', '.join(map(str, plan.abandons))}")
     for number, step in enumerate(plan.steps if steps else (), 1):
-        out.line(f"{number:3}. {sentence(step)}")
+        out.line(f"{number:3}. {step.sentence()}")
 
 
 def at_terminal() -> bool:

@@ -36,8 +36,6 @@ def begin_attempt(
     Raises:
         CheckpointNotFound: the parent attempt does not exist.
     """
-    if all(a.id != parent for a in state.attempts):
-        raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
     where = state.attempt.natives if natives is None else natives
     number = attempt_for(state, parent, checkpoint, where, partitions)
     attempts = state.attempts
@@ -55,7 +53,13 @@ def attempt_for(
     natives: str,
     partitions: Mapping[str, int] = MappingProxyType({}),
 ) -> AttemptId:
-    """Return a restore's attempt: the unfinished one if it does the same, else the next."""
+    """Return a restore's attempt: the unfinished one if it does the same, else the next.
+
+    Raises:
+        CheckpointNotFound: the parent attempt does not exist.
+    """
+    if all(a.id != parent for a in state.attempts):
+        raise CheckpointNotFound(f"checkpoint {checkpoint} names attempt {parent}, which does not exist")
     newest = state.attempt
     begun = (newest.parent, newest.checkpoint, newest.natives, dict(newest.partitions))
     if not newest.ready and begun == (parent, checkpoint, natives, dict(partitions)):

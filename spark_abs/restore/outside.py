@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING
 from spark_abs.advice import way
 from spark_abs.errors import DamageError, Refused, SinkFailed, SinkUnreachable, TakenOver, UsageError
 from spark_abs.manifest import Manifest
-from spark_abs.model import NO_EPOCH, Branch, CheckpointId, RunId, channel_id
+from spark_abs.model import NO_EPOCH, Branch, CheckpointId, RunId, Version, channel_id
 from spark_abs.protocol import outside
 from spark_abs.protocol.control import ControlState, OutsideSink
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.protocol.path import NOTHING, channel_path
 from spark_abs.restore.refusals import Force, forced_by
-from spark_abs.restore.steps import FenceOutside, KeepSink, ReturnOutside, Step
+from spark_abs.restore.steps import KeepSink, Restoring, Step, listed, through_spark
 from spark_abs.sinks.registry import NAMES, made_again, no_session, spark_table
 from spark_abs.sinks.sending.bounds import cuts_of, path_to
 from spark_abs.sinks.two_phase import TwoPhaseSink
@@ -199,40 +200,103 @@ def _ways_out(found: OutsideFacts) -> str:
     return f"Go back to checkpoint {found.mark.checkpoint} or a later one, or "
 
 
-def carry_out_outside(
-    step: FenceOutside | ReturnOutside,
-    root: Root,
-    state: ControlState,
-    run: RunId,
-    own: Own,
-    session: Callable[[], SparkSession],
-) -> None:
-    """Fence a sink, or bring it back. Both may be repeated.
+@dataclass(frozen=True, slots=True)
+class FenceOutside(Step):
+    """Refuse older runs at a sink outside; its committed rows stay unless a `ReturnOutside` follows."""
 
-    Raises:
-        Refused: it has committed more since it was planned, which cannot be taken back.
-        SinkUnreachable: it cannot be reached now.
-    """
-    record = next(r for r in state.outside if r.sink == step.sink)
-    sink = sink_of(record, own, root, session)
-    if sink is None:
-        raise Refused(f"sink {step.sink!r} was given when the restore was planned, and is not any more")
-    owner = Owner(state.root, state.job, step.sink, run)
-    try:
-        sink.recover(owner)
-        found = sink.mark(owner)
-        if isinstance(step, ReturnOutside):
-            if found is not None and found != step.back:
-                sink.abort(owner, step.back, keep=step.keep)
-            return
+    sink: str
+    sent: CheckpointId
+    """The checkpoint whose epoch it had committed last; 0 for none."""
+    returns: bool
+    """Whether its mark is brought back next."""
+    version: Version | None = None
+    """The entry that it had committed last, None for nothing: later entries may be of the same checkpoint."""
+    spark_table: str = ""
+    """Its table if only Spark can write it, else nothing."""
+
+    def sentence(self) -> str:
+        sent = self.sent or self.version is not None
+        has = f"has sent up to checkpoint {self.sent}" if sent else "has sent nothing"
+        rest = ", which stays; what follows is sent once" if sent and not self.returns else ""
+        by = through_spark(bool(self.spark_table))
+        return f"refuse older runs at sink {self.sink}{by}, which {has}{rest}"
+
+    def act(self, restoring: Restoring) -> None:
+        """Fence the sink.
+
+        Raises:
+            Refused: it has committed more since the plan was made, which cannot be taken back.
+            SinkUnreachable: it cannot be reached now.
+        """
+        state = restoring.control.state
+        record, owner = _recorded(restoring, self.sink)
+        with closing(_opened(restoring, record)) as sink:
+            sink.recover(owner)
+            mark = sink.mark(owner)
         path = channel_path(state, channel_id(record.stage, record.output))
-        if found is None or step.returns or outside.is_on(path, found):
+        if mark is None or self.returns or outside.is_on(path, mark):
             return
-        if (found.checkpoint, found.version) != (step.sent, step.version or found.version):
-            again = way("call restore again", "give the command again")
+        if (mark.checkpoint, mark.version) != (self.sent, self.version or mark.version):
+            again = way("call restore again", "run the command again")
             raise Refused(
-                f"sink {step.sink!r} has committed rows up to checkpoint {found.checkpoint} and entry "
-                f"{found.version} since the restore was planned: {again}"
+                f"sink {self.sink!r} has committed rows up to checkpoint {mark.checkpoint} and entry "
+                f"{mark.version} since the restore was planned: {again}"
             )
-    finally:
-        sink.close()
+
+    def table_for_spark(self) -> str:
+        return self.spark_table
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnOutside(Step):
+    """Bring the mark of a sink outside back, and undo what it committed after the mark, unless `keep`."""
+
+    sink: str
+    back: Mark
+    epochs: tuple[CheckpointId, ...]
+    """The later checkpoints whose epochs it has committed, as far as they are known; none if it has only
+    committed batches of a checkpoint that never was complete."""
+    keep: bool
+    spark_table: str = ""
+    """Its table if only Spark can write it, else nothing."""
+
+    def sentence(self) -> str:
+        epochs = "what was sent after it"
+        if self.epochs:
+            epochs = f"the epochs of checkpoints {listed(self.epochs)}"
+        if self.keep:
+            return f"leave {epochs} in sink {self.sink}: what is computed again is sent there again"
+        where = f"in sink {self.sink}{through_spark(bool(self.spark_table))}"
+        return f"undo {epochs} {where}, from what it has kept of them"
+
+    def act(self, restoring: Restoring) -> None:
+        """Bring the mark back.
+
+        Raises:
+            SinkUnreachable: the sink cannot be reached now.
+        """
+        record, owner = _recorded(restoring, self.sink)
+        with closing(_opened(restoring, record)) as sink:
+            sink.recover(owner)
+            mark = sink.mark(owner)
+            if mark is not None and mark != self.back:
+                sink.abort(owner, self.back, keep=self.keep)
+
+    def table_for_spark(self) -> str:
+        return self.spark_table
+
+
+def _recorded(restoring: Restoring, name: str) -> tuple[OutsideSink, Owner]:
+    state = restoring.control.state
+    record = next(record for record in state.outside if record.sink == name)
+    return record, Owner(state.root, state.job, name, restoring.run)
+
+
+def _opened(restoring: Restoring, record: OutsideSink) -> TwoPhaseSink:
+    sink = sink_of(record, restoring.own_sinks, restoring.root, restoring.session)
+    if sink is None:
+        raise Refused(
+            f"sink {record.sink!r} was given when the restore was planned, and is not given any more: give "
+            "it again"
+        )
+    return sink

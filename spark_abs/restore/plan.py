@@ -1,36 +1,31 @@
-"""The plan of a restore: pure, a list of typed steps with a sentence each (P18).
+"""The plan of a restore, a pure function (P18): facts about the root go in, steps come out.
 
-Facts about the root go in, steps come out; `apply` carries them out. Everything that can refuse a
-restore is decided here, before anything is changed.
+Every reason to refuse a restore is found here, before anything is changed; `apply` carries the steps out.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from spark_abs.advice import named
-from spark_abs.codec import from_json, to_plain
+from spark_abs.codec import from_json
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.checkpoints import Summary
 from spark_abs.model import (
-    FORMAT,
     NO_BATCH,
     AttemptId,
     BatchId,
     ChannelId,
     CheckpointId,
-    RunId,
     StageId,
     Version,
     checked_name,
 )
 from spark_abs.observe.live_run import LiveRun
-from spark_abs.protocol.attempt import NATIVES
-from spark_abs.protocol.attempt_changes import begin_attempt, replaced_by
+from spark_abs.protocol.attempt_changes import replaced_by
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.outside import OutsideFacts, outside_steps
@@ -39,19 +34,17 @@ from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
     FenceChannel,
-    FenceOutside,
     FenceRoot,
     FenceSink,
     Finish,
     KeepSink,
     Materialise,
     Rescale,
+    RestorePlan,
     RestoreSink,
-    ReturnOutside,
     SetAside,
     StartAfresh,
     Step,
-    sentence,
 )
 from spark_abs.sinks.delta.changes import NO_CHANGES, Changes
 
@@ -119,63 +112,16 @@ class StoredQueries:
     queries: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePlan:
-    """What a restore will do. `control/` keeps it as JSON with the attempt."""
-
-    job: str
-    checkpoint: CheckpointId
-    name: str | None
-    parent: AttemptId
-    attempt: AttemptId
-    replaces: RunId | None
-    """The newest run when this was planned: if it is another when it is carried out, plan again."""
-    newest: AttemptId
-    """The newest attempt when this was planned; equal to `attempt` if an unfinished restore is continued."""
-    abandons: tuple[CheckpointId, ...]
-    """Checkpoints that leave the current path."""
-    channels: Mapping[ChannelId, Version]
-    """The last entry that counts in each channel: see `protocol.path`."""
-    queries: Mapping[str, str]
-    """The query id that each restored stage gets: a step that is repeated must write the same."""
-    steps: tuple[Step, ...]
-    notes: tuple[str, ...] = ()
-    """What a person should know before saying yes."""
-    natives: str = NATIVES
-    """Where the native checkpoints of the attempt are."""
-    partitions: Mapping[str, int] = field(default_factory=dict)
-    """The shuffle partitions of the stages that get another number."""
-    base: CheckpointId | None = None
-    """The checkpoint that `checkpoint` was made from by an edit."""
-    v: int = FORMAT
-
-    @property
-    def needs_spark(self) -> bool:
-        """Whether a step can be done by Spark only."""
-        return bool(self.partitions or self.spark_tables)
-
-    @property
-    def spark_tables(self) -> tuple[str, ...]:
-        """The tables of sinks that only Spark can write."""
-        inside = (s.table for s in self.steps if isinstance(s, (FenceSink, RestoreSink)) and s.needs_spark)
-        outside = (s.spark_table for s in self.steps if isinstance(s, (FenceOutside, ReturnOutside)))
-        return tuple(dict.fromkeys(filter(None, (*inside, *outside))))
-
-    @property
-    def continues(self) -> bool:
-        """Whether this finishes a restore that was begun before."""
-        return self.newest == self.attempt
-
-
 def plan_restore(
     state: ControlState,
     manifest: Manifest,
     facts: Facts,
     *,
+    attempt: AttemptId,
+    natives: str,
     fresh_id: Callable[[], str],
     force: Collection[Force] = (),
     notes: Sequence[str] = (),
-    natives: str | None = None,
     partitions: Mapping[str, int] = MappingProxyType({}),
     dry_run: bool = False,
 ) -> RestorePlan:
@@ -186,13 +132,14 @@ def plan_restore(
     Args:
         state: what `control/` says.
         manifest: the checkpoint to go back to.
-        facts: what else was found at the root.
+        facts: what was read from the root.
+        attempt: the attempt of this restore, by `attempt_changes.attempt_for`.
+        natives: where native checkpoints shall be from now on.
         fresh_id: makes a query id for a stage that has none yet.
-        force: what to go on in spite of.
-        notes: sentences to hand on, for example that this is a fallback.
-        natives: where native checkpoints shall be from now on; None if they stay where they were.
-        partitions: from `rescale.changes`: the stages whose state gets another number of partitions.
-        dry_run: the plan is only shown: beside a run that is alive, too, and then it says so.
+        force: the reasons to refuse that are ignored.
+        notes: sentences for the plan, for example that this is a fallback.
+        partitions: from `rescale.changes`: the stages whose number of partitions changes.
+        dry_run: the plan is only shown: it may be made while a run is alive, and then says so.
 
     Raises:
         RunAlive: a run of the job is alive.
@@ -203,10 +150,8 @@ def plan_restore(
     lost = lost_inputs(manifest.id, facts.inputs.lost, forced=Force.INPUTS in force)
     lost += lost_records(manifest.id, facts.inputs.kafka.lost, forced=Force.INPUTS in force)
     lost += lost_tables(manifest.id, facts.inputs.delta.lost, forced=Force.INPUTS in force)
-    # Every attempt before the one that last ran was burnt when that one was restored.
     parent = manifest.cut.attempt
-    begins = begin_attempt(state, parent, manifest.id, "", "", 0, 0, natives, partitions).attempt
-    attempt = begins.id
+    # Attempts before the one that last ran were burnt when that one was restored.
     replaced = replaced_by(state, attempt)
     begun = from_json(StoredQueries, state.attempt.plan).queries if state.attempt.id == attempt else {}
     said = [*notes, *lost]
@@ -254,7 +199,7 @@ def plan_restore(
             BeginAttempt(attempt, parent, manifest.id, replaces),
             *fences,
             AbortOpen(tuple(c.barrier.id for c in state.claims)),
-            *(step for s in manifest.stages for step in _stage(s, f"{begins.natives}/{attempt}", partitions)),
+            *(step for s in manifest.stages for step in _stage(s, f"{natives}/{attempt}", partitions)),
             *(_sink(s, Force.ROWS in force) for s in facts.sinks),
             *outside_steps(facts.outside, Force.OUTSIDE in force),
             *(
@@ -269,7 +214,7 @@ def plan_restore(
             Finish(attempt),
         ),
         notes=tuple(said),
-        natives=begins.natives,
+        natives=natives,
         partitions=dict(partitions),
         base=manifest.edited.checkpoint if manifest.edited is not None else None,
     )
@@ -378,18 +323,3 @@ def _replaced(found: SinkFacts) -> str:
             "replaced by an older copy"
         )
     return ""
-
-
-def plan_plain(plan: RestorePlan, sentences: bool = True) -> dict[str, object]:
-    """Return a plan as plain JSON values; each step says its type, and its sentence if wanted."""
-    plain: dict[str, object] = to_plain(plan)
-    plain["steps"] = [
-        {"step": type(step).__name__, **({"says": sentence(step)} if sentences else {}), **to_plain(step)}
-        for step in plan.steps
-    ]
-    return plain
-
-
-def plan_json(plan: RestorePlan) -> str:
-    """Return a plan as `control/` keeps it."""
-    return json.dumps(plan_plain(plan, sentences=False), separators=(",", ":"))

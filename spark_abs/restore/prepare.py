@@ -30,11 +30,12 @@ from spark_abs.protocol.control import ControlState
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import inputs_since
 from spark_abs.restore.outside import NO_SINKS, Own, outside_facts
-from spark_abs.restore.plan import RestorePlan, plan_restore
-from spark_abs.restore.prestaged import Prestaged, prestage
+from spark_abs.restore.plan import plan_restore
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted, changes
-from spark_abs.snapshots.materialise import fresh_query_id
+from spark_abs.restore.steps import Materialise, Prestaged, RestorePlan
+from spark_abs.snapshots.materialise import fresh_query_id, is_whole, materialise
+from spark_abs.snapshots.passing import passing_place
 from spark_abs.snapshots.verify import Finding
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
@@ -56,8 +57,8 @@ class Prepared:
     force: frozenset[Force]
     sinks: Own = field(default_factory=dict)
     """The user's own sinks, by name."""
-    ahead: Prestaged | None = None
-    """The native directories, if they were written while they were verified."""
+    prestaged: Prestaged | None = None
+    """The native directories, if they were written while the checkpoint was verified."""
 
 
 def _preparing(
@@ -104,8 +105,8 @@ def prepare(
         native_root: the `native_root` of the job from now on, empty for none; None if it stays what it was.
         shuffle_partitions: for the state of all stages or of some, as `restore` takes it.
         sinks: two-phase sinks of the user's own, by name.
-        writing: copy the bytes while they are read, to where nothing uses them yet: for whoever carries the
-            plan out at once. `Prepared.ahead` is then for them to move or to discard; `apply` does.
+        writing: copy the bytes while they are read, for a plan that is carried out at once. The caller then
+            moves or discards `Prepared.prestaged`; `apply` does.
         ask_kafka: ask the brokers for the records after the checkpoint; a start, which knows the options of
             its sources, asks by itself.
         dry_run: the plan is only shown, beside a run that is alive too.
@@ -130,33 +131,32 @@ def prepare(
             f"on a machine that sees it, or give {way('native_root=DIR', '--native-root DIR')} for another "
             "place; if the disk is lost, restart='checkpoint' starts the job from its newest checkpoint"
         )
-    found = list_manifests(root, state.job)
-    manifests, rows = readable(root, found), damaged_rows(root)
+    listing = list_manifests(root, state.job)
     planner = _Planner(
-        root,
-        state,
-        found,
-        manifests,
-        rows,
-        frozenset(force),
-        natives,
-        shuffle_partitions,
-        sinks,
-        writing,
-        ask_kafka,
-        dry_run,
-        progress,
+        root=root,
+        state=state,
+        listing=listing,
+        known=readable(root, listing),
+        rows=damaged_rows(root),
+        force=frozenset(force),
+        natives=natives,
+        shuffle_partitions=shuffle_partitions,
+        sinks=sinks,
+        writing=writing,
+        ask_kafka=ask_kafka,
+        dry_run=dry_run,
+        progress=progress,
     )
     wanted: Summary | None = None
     try:
-        wanted = choose(to, found, state)
+        wanted = choose(to, listing, state)
         return planner.plan(wanted)
     except DamageError as error:
         if not fallback:
             raise
         damage = error
-    below = _below(to, wanted, found)
-    for summary in newest_first(found.completed, state):
+    below = _below(to, wanted, listing)
+    for summary in newest_first(listing.completed, state):
         if summary == wanted or (below is not None and summary.id >= below):
             continue
         note = f"{damage}; this goes back to {summary.id}, the newest intact checkpoint before it"
@@ -168,7 +168,7 @@ def prepare(
     raise DamageError(f"no checkpoint{which} on the current path is intact: {damage}") from damage
 
 
-def _below(to: str | int, wanted: Summary | None, found: ManifestListing) -> CheckpointId | None:
+def _below(to: str | int, wanted: Summary | None, listing: ManifestListing) -> CheckpointId | None:
     """Return the id below which a fallback stays; None for `latest`, which may be any."""
     if str(to) == LATEST:
         return None
@@ -177,16 +177,16 @@ def _below(to: str | int, wanted: Summary | None, found: ManifestListing) -> Che
     if str(to).isdecimal():
         return CheckpointId(int(to))
     # A savepoint's name, in one of the rows that cannot be read.
-    return min((row.id or NO_EPOCH for row in found.damaged), default=NO_EPOCH)
+    return min((row.id or NO_EPOCH for row in listing.damaged), default=NO_EPOCH)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Planner:
-    """What is the same for every checkpoint that is tried."""
+    """Plans a restore to one checkpoint after another; the fields are the same for all."""
 
     root: Root
     state: ControlState
-    found: ManifestListing
+    listing: ManifestListing
     known: tuple[Manifest, ...]
     rows: tuple[Finding, ...]
     force: frozenset[Force]
@@ -204,7 +204,7 @@ class _Planner:
         manifest = load(root, summary)
         partitions = changes(manifest, self.shuffle_partitions)
         attempt = attempt_for(state, manifest.cut.attempt, manifest.id, self.natives, partitions)
-        gathered = gather(root, manifest, self.known, self.found.completed, attempt, state)
+        gathered = gather(root, manifest, self.known, self.listing.completed, attempt, state)
         facts = replace(
             gathered,
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
@@ -216,18 +216,19 @@ class _Planner:
             state,
             manifest,
             facts,
+            attempt=attempt,
+            natives=self.natives,
             fresh_id=fresh_query_id,
             force=self.force,
             notes=notes,
-            natives=self.natives,
             partitions=partitions,
             dry_run=self.dry_run,
         )
-        ahead = self._prestage(manifest, plan) if self.writing else None
-        if ahead is None:
+        prestaged = self._prestage(manifest, plan) if self.writing else None
+        if prestaged is None:
             with self.progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
                 require_intact(root, manifest, self.rows, counted)
-        return Prepared(plan, manifest, self.force, self.sinks, ahead)
+        return Prepared(plan, manifest, self.force, self.sinks, prestaged)
 
     def _prestage(self, manifest: Manifest, plan: RestorePlan) -> Prestaged | None:
         require_restorable(self.root, manifest, self.rows)
@@ -235,7 +236,7 @@ class _Planner:
         for _ in range(_COPIES):
             try:
                 with self.progress.count(f"copying checkpoint {manifest.id}", manifest.size_full) as counted:
-                    return prestage(self.root, manifest, plan, counted)
+                    return _prestage(self.root, manifest, plan, counted)
             except DamageError as error:
                 # Names all that is damaged. If nothing is, sweeping has moved bytes under our eyes, or the
                 # store has not answered.
@@ -244,3 +245,36 @@ class _Planner:
         raise StoreFailed(
             f"nothing was changed, try again: checkpoint {manifest.id} is intact and was not copied: {said}"
         )
+
+
+def _prestage(
+    root: Root, manifest: Manifest, plan: RestorePlan, progress: Callable[[int], None]
+) -> Prestaged | None:
+    """Write the native directories of a plan that are not complete yet; remove them on an error.
+
+    Returns:
+        None in an object store, which has no directories that can be moved.
+
+    Raises:
+        DamageError: bytes are missing from `state/` or altered.
+        Refused: a place belongs to another query.
+    """
+    natives = root.anywhere(plan.natives)
+    if not natives.local:
+        return None
+    prestaged = Prestaged(passing_place(natives, plan.replaces))
+    try:
+        steps = {step.stage: step for step in plan.steps if isinstance(step, Materialise)}
+        for snapshot in manifest.stages:
+            if (step := steps.get(snapshot.stage)) is None:
+                continue
+            target, query = root.anywhere(step.directory), plan.queries[step.stage]
+            if is_whole(target, query):
+                progress(step.size)
+            else:
+                place = prestaged.place.below(step.stage)
+                materialise(root, snapshot.files, place, query, progress, lands=target)
+    except BaseException:
+        prestaged.discard()
+        raise
+    return prestaged

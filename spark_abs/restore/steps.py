@@ -1,19 +1,255 @@
-"""The steps of a restore: typed values, and a sentence for each."""
+"""The steps of a restore. Each is a value that `control/` keeps; it says what it does, and does it.
+
+A plan is computed, printed and stored without any step being carried out. To carry steps out, `apply` hands
+each the same `Restoring`. Every step may be repeated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import assert_never
+import json
+import logging
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deltalake import CommitProperties, PostCommitHookProperties
+from pyarrow.fs import FileType
 
 from spark_abs.advice import named
-from spark_abs.model import NO_TABLE, AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId, Version
-from spark_abs.protocol.outside import Mark
-from spark_abs.sinks.delta.changes import Changes
+from spark_abs.codec import to_plain
+from spark_abs.errors import CheckpointNotFound, DamageError, Refused
+from spark_abs.manifest import Manifest
+from spark_abs.manifests.checkpoints import Checkpoints, abort_open
+from spark_abs.model import (
+    FORMAT,
+    NO_TABLE,
+    AttemptId,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    RunId,
+    StageId,
+    Version,
+    app_id,
+    checked_relative,
+    run_app_id,
+)
+from spark_abs.observe.checkpoint_check import damaged_rows
+from spark_abs.protocol import attempt_changes
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.attempt import NATIVES
+from spark_abs.restore.rescale import is_rescaled, rescale
+from spark_abs.sinks.delta.changes import Changes, Own
+from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.snapshots.materialise import empty, is_whole, materialise
+from spark_abs.snapshots.passing import clear_ahead
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.fence import fence_attempt, fence_run
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import Heartbeat, own_lease, write_lease
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place, in_object_store
+from spark_abs.store.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_abs.sinks.delta.sink import DeltaSink
+
+log = logging.getLogger(__name__)
+
+
+class Step(ABC):
+    """One step of a restore: a frozen dataclass, whose name and fields are part of the stored plan."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def sentence(self) -> str:
+        """Say what the step does, for a person."""
+
+    @abstractmethod
+    def act(self, restoring: Restoring) -> None:
+        """Do it."""
+
+    def bytes_to_write(self) -> int:
+        """Return how many bytes it reports to `Restoring.written`."""
+        return 0
+
+    def table_for_spark(self) -> str:
+        """Return the table of a sink that the step changes and only Spark can write, else nothing."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAttempt:
+class RestorePlan:
+    """What a restore will do. `control/` keeps it as JSON with the attempt."""
+
+    job: str
+    checkpoint: CheckpointId
+    name: str | None
+    parent: AttemptId
+    attempt: AttemptId
+    replaces: RunId | None
+    """The newest run when this was planned: if a newer one has begun since, plan again."""
+    newest: AttemptId
+    """The newest attempt when this was planned; equal to `attempt` if an unfinished restore is resumed."""
+    abandons: tuple[CheckpointId, ...]
+    """Checkpoints that leave the current path."""
+    channels: Mapping[ChannelId, Version]
+    """The last entry that counts in each channel: see `protocol.path`."""
+    queries: Mapping[str, str]
+    """The query id that each restored stage gets: a step that is repeated must write the same."""
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences that a person should read before agreeing."""
+    natives: str = NATIVES
+    """Where the native checkpoints of the attempt are."""
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    """The shuffle partitions of the stages whose number changes."""
+    base: CheckpointId | None = None
+    """The checkpoint that `checkpoint` was made from by an edit."""
+    v: int = FORMAT
+
+    @property
+    def needs_spark(self) -> bool:
+        return bool(self.partitions or self.spark_tables)
+
+    @property
+    def spark_tables(self) -> tuple[str, ...]:
+        """The tables of sinks that only Spark can write."""
+        return tuple(dict.fromkeys(filter(None, (step.table_for_spark() for step in self.steps))))
+
+    @property
+    def continues(self) -> bool:
+        """Whether this finishes a restore that was begun before."""
+        return self.newest == self.attempt
+
+    def plain(self, sentences: bool = True) -> dict[str, object]:
+        """Return the plan as plain JSON values; each step says its type, and its sentence if wanted."""
+        plain: dict[str, object] = to_plain(self)
+        plain["steps"] = [
+            {
+                "step": type(step).__name__,
+                **({"says": step.sentence()} if sentences else {}),
+                **to_plain(step),
+            }
+            for step in self.steps
+        ]
+        return plain
+
+    def stored(self) -> str:
+        """Return the plan as `control/` keeps it."""
+        return json.dumps(self.plain(sentences=False), separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Prestaged:
+    """The native directories of a planned restore that were written while its checkpoint was verified.
+
+    Nothing uses them before the restore moves them into their places. They lie beside those places, so that
+    moving is a rename.
+    """
+
+    place: Place
+    """`<natives>/ahead-<newest run when it was planned>-<chance>`, on a local disk."""
+
+    def move(self, stage: StageId, target: Place, query: str) -> bool:
+        """Move a stage's directory into its place; False if `target` is complete already. Repeatable.
+
+        Raises:
+            Refused: `target` belongs to another query.
+        """
+        written = self.place.below(stage)
+        if not written.exists() or is_whole(target, query):
+            return False
+        empty(target)
+        target.fs.move(written.path, target.path)
+        return True
+
+    def discard(self) -> None:
+        """Remove the directories that were not moved. Repeatable."""
+        with suppress(FileNotFoundError):
+            self.place.fs.delete_dir(self.place.path)
+
+
+class Restoring:
+    """A restore that is being carried out, as its steps see it; `run` is 0 until the first step is done."""
+
+    def __init__(
+        self,
+        root: Root,
+        plan: RestorePlan,
+        manifest: Manifest,
+        *,
+        undo_others: bool = False,
+        prestaged: Prestaged | None = None,
+        own_sinks: Mapping[str, TwoPhaseSink],
+        spark: SparkSession | None = None,
+    ) -> None:
+        self.root, self.plan, self.manifest = root, plan, manifest
+        self.undo_others, self.prestaged, self.own_sinks = undo_others, prestaged, own_sinks
+        self.run = RunId(0)
+        self.began_ms = now_ms()
+        self.control = Control.open(root)
+        self.counted: Callable[[int], None] = lambda _: None
+        """Receives the bytes that the current step has written."""
+        self._spark = spark
+        self._heartbeat = Heartbeat(root, self.control)
+
+    def beat(self) -> None:
+        """Renew the lease; long steps call it again and again.
+
+        Raises:
+            Fenced: another run has taken over.
+        """
+        self._heartbeat(self.run)
+
+    def written(self, size: int) -> None:
+        """Report bytes, and renew the lease."""
+        self.counted(size)
+        self.beat()
+
+    def session(self) -> SparkSession:
+        """Return the session, started if there is none."""
+        from spark_abs.spark.session import S3_CONNECTOR, apply_storage_conf, spark_session
+
+        if self._spark is None:
+            places = (self.root.uri, *self.plan.spark_tables)
+            packages = [S3_CONNECTOR] if any(map(in_object_store, places)) else []
+            self._spark = spark_session(f"restore of {self.plan.job}", "local[*]", packages=packages)
+        apply_storage_conf(self._spark, self.root.storage)
+        return self._spark
+
+    def delta_sink(self, table: str, sinks: Sequence[str]) -> DeltaSink:
+        """Return a handle on the table of sinks, given as `<stage>/<sink>`; commits as the first of them."""
+        # It imports Spark's types, which a plan is made and shown without.
+        from spark_abs.sinks.delta.sink import DeltaSink
+
+        state = self.control.state
+        stage, _, sink = sinks[0].partition("/")
+        writer = state.writer(state.attempt, StageId(stage), sink)
+        return DeltaSink(self.root, table, writer, self.run, self.session)
+
+    def require_retained(self, otherwise: str) -> None:
+        """Refuse if the run that was alive has retired the checkpoint; once fenced, it cannot any more."""
+        checkpoint = self.plan.checkpoint
+        try:
+            Checkpoints.open(self.root, self.plan.job).load(checkpoint)
+        except CheckpointNotFound as error:
+            raise CheckpointNotFound(
+                f"checkpoint {checkpoint} was retired while the restore was being prepared: choose another "
+                f"checkpoint, see `spark-abs list`; {otherwise}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAttempt(Step):
     """Record the new attempt and the run that restores it: both replace what ran before."""
 
     attempt: AttemptId
@@ -21,31 +257,103 @@ class BeginAttempt:
     checkpoint: CheckpointId
     replaces: RunId | None
 
+    def sentence(self) -> str:
+        origin = f"checkpoint {self.checkpoint} of attempt {self.parent}"
+        replaced = f", in place of run {self.replaces}" if self.replaces is not None else ""
+        return f"record attempt {self.attempt}, from {origin}{replaced}"
+
+    def act(self, restoring: Restoring) -> None:
+        restoring.require_retained("nothing was changed")
+        plan, stored = restoring.plan, restoring.plan.stored()
+
+        def begin(state: ledger.ControlState) -> ledger.ControlState:
+            newest = state.newest_run
+            if state.attempt.id != plan.newest or newest != plan.replaces:
+                raise Refused(
+                    f"nothing was changed: job {plan.job!r} was started or restored after this restore was "
+                    f"planned (now run {newest}, attempt {state.attempt.id}): plan it again"
+                )
+            return attempt_changes.begin_attempt(
+                state,
+                plan.parent,
+                plan.checkpoint,
+                stored,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                now_ms=now_ms(),
+                natives=plan.natives,
+                partitions=plan.partitions,
+                base=plan.base,
+            )
+
+        restoring.run = restoring.control.update(begin).runs[-1].id
+        write_lease(restoring.root, own_lease(restoring.run, now_ms()))
+
 
 @dataclass(frozen=True, slots=True)
-class FenceRoot:
+class FenceRoot(Step):
     """Refuse what older runs commit to `checkpoints/` or `state/`."""
 
     table: str
 
+    def sentence(self) -> str:
+        return f"refuse older runs on {self.table}/"
+
+    def act(self, restoring: Restoring) -> None:
+        job = restoring.plan.job
+        fence_run(Table.open(restoring.root.place(self.table)), job, restoring.run, run_app_id(job))
+        restoring.require_retained("the job does not start until you do")
+
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
-    """Take a damaged manifest out of `checkpoints/` and keep its bytes beside: no run could start with it."""
+class SetAside(Step):
+    """Move a damaged manifest out of `checkpoints/`, and keep its bytes: no run could start with it there."""
 
     path: str
 
+    def sentence(self) -> str:
+        return f"set {self.path} aside, it is damaged"
+
+    def act(self, restoring: Restoring) -> None:
+        """Move the file to where tables do not look; the log then forgets the missing file.
+
+        It is read again first: a manifest that is moved is lost to every later restore.
+        """
+        root = restoring.root
+        if all(finding.path != self.path for finding in damaged_rows(root)):
+            log.warning("%s is not damaged any more: it stays where it is", self.path)
+            return
+        folder, _, name = checked_relative(self.path).rpartition("/")
+        source, target = root.path(self.path), root.path(f"{folder}/_damaged")
+        if root.fs.get_file_info(source).type is FileType.File:
+            root.fs.create_dir(target)
+            root.fs.move(source, f"{target}/{name}")
+        Table.open(root.place(folder)).delta.repair(
+            commit_properties=CommitProperties(max_commit_retries=0),
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class FenceChannel:
-    """Refuse older runs on a channel, and burn what the replaced attempt commits under."""
+class FenceChannel(Step):
+    """Refuse older runs on a channel, and burn the ids under which the replaced attempt commits."""
 
     channel: ChannelId
     attempt: AttemptId
 
+    def sentence(self) -> str:
+        return f"refuse older runs and attempt {self.attempt} on channel {self.channel}"
+
+    def act(self, restoring: Restoring) -> None:
+        root, plan = restoring.root, restoring.plan
+        stage, _, output = self.channel.partition(".")
+        table = Table.open(root.place(root.channel(self.channel)))
+        fence_attempt(table, plan.job, StageId(stage), output, self.attempt)
+        fence_run(table, plan.job, restoring.run, app_id(plan.job, stage, output, plan.attempt))
+
 
 @dataclass(frozen=True, slots=True)
-class FenceSink:
+class FenceSink(Step):
     """Burn the ids under which a replaced attempt commits to the table of a sink, or of several in turn."""
 
     table: str
@@ -57,16 +365,31 @@ class FenceSink:
     name: str = ""
     """The name of the table in a catalog, if it has one."""
 
+    def sentence(self) -> str:
+        return f"refuse older runs and attempt {self.attempt} on {_at_table(self)}"
+
+    def act(self, restoring: Restoring) -> None:
+        restoring.delta_sink(self.table, self.sinks).fence(self.apps)
+
+    def table_for_spark(self) -> str:
+        return self.table if self.needs_spark else ""
+
 
 @dataclass(frozen=True, slots=True)
-class AbortOpen:
-    """Abort every id that has no outcome; more may be found once the fences stand."""
+class AbortOpen(Step):
+    """Abort every id that has no outcome; more may be found once the fences are in place."""
 
     open: tuple[CheckpointId, ...]
 
+    def sentence(self) -> str:
+        return f"abort open checkpoints: {listed(self.open) or 'none'}"
+
+    def act(self, restoring: Restoring) -> None:
+        abort_open(restoring.control, Checkpoints.open(restoring.root, restoring.plan.job), restoring.run)
+
 
 @dataclass(frozen=True, slots=True)
-class Materialise:
+class Materialise(Step):
     """Write a stage's native directory from `state/`."""
 
     stage: StageId
@@ -75,32 +398,71 @@ class Materialise:
     files: int
     size: int
 
+    def sentence(self) -> str:
+        return (
+            f"write {self.directory} as it was after batch {self.batch}: {self.files} files, "
+            f"{self.size:,} bytes"
+        )
+
+    def act(self, restoring: Restoring) -> None:
+        snapshot = restoring.manifest.stage(self.stage)
+        if snapshot is None:
+            raise DamageError(f"checkpoint {restoring.manifest.id} has no stage {self.stage!r}")
+        target, query = restoring.root.anywhere(self.directory), restoring.plan.queries[self.stage]
+        partitions = restoring.plan.partitions.get(self.stage)
+        if partitions is not None and is_whole(target, query):
+            if is_rescaled(target, BatchId(self.batch + 1), partitions):
+                restoring.written(self.size)
+                return
+            # Spark may have been killed anywhere while it repartitioned: begin again from the checkpoint.
+            empty(target)
+        if restoring.prestaged is not None and restoring.prestaged.move(self.stage, target, query):
+            restoring.written(self.size)
+        materialise(restoring.root, snapshot.files, target, query, restoring.written)
+
+    def bytes_to_write(self) -> int:
+        return self.size
+
 
 @dataclass(frozen=True, slots=True)
-class Rescale:
+class Rescale(Step):
     """Spread a stage's state over another number of partitions: Spark does it, as a batch of its own."""
 
     stage: StageId
     directory: str
     batch: BatchId
-    """The batch after the cut: it reads nothing and holds the state anew."""
+    """The batch after the cut: it reads nothing and writes the whole state again."""
     before: int
     partitions: int
 
+    def sentence(self) -> str:
+        return (
+            f"spread the state of stage {self.stage} from {self.before} to {self.partitions} partitions, as "
+            f"batch {self.batch} of {self.directory}{through_spark(True)}"
+        )
+
+    def act(self, restoring: Restoring) -> None:
+        place = restoring.root.anywhere(self.directory)
+        if not is_rescaled(place, self.batch, self.partitions):
+            rescale(restoring.session(), place, self.batch, self.partitions, restoring.beat)
+
 
 @dataclass(frozen=True, slots=True)
-class StartAfresh:
+class StartAfresh(Step):
     """Leave a stage without a native directory: it had run no batch at the cut."""
 
     stage: StageId
 
+    def sentence(self) -> str:
+        return f"stage {self.stage} starts afresh: it had run no batch"
+
+    def act(self, restoring: Restoring) -> None:
+        """Do nothing."""
+
 
 @dataclass(frozen=True, slots=True)
-class RestoreSink:
-    """Bring a table back to the version it had at the cut, whichever sinks have written it.
-
-    There is one step a table.
-    """
+class RestoreSink(Step):
+    """Bring a table back to the version it had at the cut: one step a table, for all sinks that wrote it."""
 
     table: str
     sinks: tuple[str, ...]
@@ -108,138 +470,97 @@ class RestoreSink:
     version: Version
     current: Version
     changes: Changes
-    """What has changed its rows since, by whom."""
+    """The commits since that changed rows, and their authors."""
     by_function: bool
     needs_spark: bool
     name: str = ""
     """The name of the table in a catalog, if it has one."""
 
+    def sentence(self) -> str:
+        then = f"back to the rows of version {self.version}"
+        if self.version == NO_TABLE:
+            then = "to no rows: there was no such table"
+        undone = _undone(self.changes, self.by_function)
+        return f"bring {_at_table(self)} from version {self.current} {then}{undone}"
+
+    def act(self, restoring: Restoring) -> None:
+        state = restoring.control.state
+        restoring.delta_sink(self.table, self.sinks).restore_to(
+            self.version,
+            Own(state.job, state.root, state.unnamed),
+            restoring.undo_others or self.by_function,
+        )
+
+    def table_for_spark(self) -> str:
+        return self.table if self.needs_spark else ""
+
 
 @dataclass(frozen=True, slots=True)
-class KeepSink:
+class KeepSink(Step):
     """Leave a sink as it is."""
 
     sinks: tuple[str, ...]
     """`<stage>/<sink>`."""
     why: str
 
+    def sentence(self) -> str:
+        return f"leave {_sinks(self.sinks)}: {self.why}"
 
-@dataclass(frozen=True, slots=True)
-class FenceOutside:
-    """Refuse older runs at a sink outside; what it has committed stays unless a `ReturnOutside` follows."""
-
-    sink: str
-    sent: CheckpointId
-    """The checkpoint whose epoch it had committed last; 0 for none."""
-    returns: bool
-    """Whether its mark is brought back next."""
-    version: Version | None = None
-    """The entry that it had committed last, None for nothing: what follows may be of the same checkpoint."""
-    spark_table: str = ""
-    """Its table if only Spark can write it, else nothing."""
+    def act(self, restoring: Restoring) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReturnOutside:
-    """Bring the mark of a sink outside back, and with it what it has committed after, unless `keep`."""
-
-    sink: str
-    back: Mark
-    epochs: tuple[CheckpointId, ...]
-    """The checkpoints after it whose epochs it has committed, as far as they are known; none if it has only
-    committed batches of a checkpoint that never was complete."""
-    keep: bool
-    spark_table: str = ""
-    """Its table if only Spark can write it, else nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Step):
     """Write the restore to `history/`, and mark the attempt ready."""
 
     attempt: AttemptId
 
+    def sentence(self) -> str:
+        return f"mark attempt {self.attempt} ready"
 
-Step = (
-    BeginAttempt
-    | FenceRoot
-    | SetAside
-    | FenceChannel
-    | FenceSink
-    | AbortOpen
-    | Materialise
-    | Rescale
-    | StartAfresh
-    | RestoreSink
-    | KeepSink
-    | FenceOutside
-    | ReturnOutside
-    | Finish
-)
+    def act(self, restoring: Restoring) -> None:
+        """Add the event before the attempt is ready: a restore that is not in `history/` is unfinished."""
+        self._record(restoring)
+        plan, run, anywhere = restoring.plan, restoring.run, restoring.root.anywhere
+        clear_ahead(anywhere(plan.natives), run)
+        for elsewhere in {a.natives for a in restoring.control.state.attempts} - {plan.natives}:
+            with suppress(OSError):  # a disk that was lost
+                clear_ahead(anywhere(elsewhere), run)
 
+        def finish(state: ledger.ControlState) -> ledger.ControlState:
+            ledger.require_current(state, run)
+            said = f"the job was restored to checkpoint {plan.checkpoint} meanwhile"
+            state = attempt_changes.finish_attempt(ledger.dismiss(state, said), self.attempt)
+            return ledger.end_run(state, run, "restored")
 
-def sentence(step: Step) -> str:
-    """Say what a step does, for a person."""
-    match step:
-        case BeginAttempt():
-            origin = f"checkpoint {step.checkpoint} of attempt {step.parent}"
-            replaced = f", in place of run {step.replaces}" if step.replaces is not None else ""
-            return f"record attempt {step.attempt}, from {origin}{replaced}"
-        case FenceRoot():
-            return f"refuse older runs on {step.table}/"
-        case SetAside():
-            return f"set {step.path} aside, it is damaged"
-        case FenceChannel():
-            return f"refuse older runs and attempt {step.attempt} on channel {step.channel}"
-        case FenceSink():
-            where = f"{_sinks(step.sinks)} ({named(step.name, step.table)})"
-            return f"refuse older runs and attempt {step.attempt} on {where}{_by(step.needs_spark)}"
-        case AbortOpen():
-            return f"abort open checkpoints: {_listed(step.open) or 'none'}"
-        case Materialise() | Rescale():
-            return _native(step)
-        case StartAfresh():
-            return f"stage {step.stage} starts afresh: it had run no batch"
-        case RestoreSink() | FenceOutside() | ReturnOutside():
-            return _brought_back(step)
-        case KeepSink():
-            return f"leave {_sinks(step.sinks)}: {step.why}"
-        case Finish():
-            return f"mark attempt {step.attempt} ready"
-        case _:
-            assert_never(step)
+        restoring.control.update(finish)
+
+    def _record(self, restoring: Restoring) -> None:
+        history, plan = History(restoring.root), restoring.plan
+        recorded = history.read().select(["event", "attempt"]).to_pylist() if plan.continues else []
+        if {"event": HistoryEvent.RESTORED.value, "attempt": self.attempt} in recorded:
+            return
+        left = ", ".join(map(str, plan.abandons)) or "nothing"
+        history.append(
+            [
+                HistoryRow(
+                    at_ms=now_ms(),
+                    event=HistoryEvent.RESTORED,
+                    attempt=self.attempt,
+                    run=restoring.run,
+                    checkpoint=plan.checkpoint,
+                    kind=restoring.manifest.kind.value,
+                    name=plan.name,
+                    detail=f"from attempt {plan.parent}; leaves behind {left}",
+                    duration_ms=now_ms() - restoring.began_ms,
+                )
+            ]
+        )
 
 
-def _native(step: Materialise | Rescale) -> str:
-    if isinstance(step, Materialise):
-        what = f"{step.files} files, {step.size:,} bytes"
-        return f"write {step.directory} as it was after batch {step.batch}: {what}"
-    what = f"the state of stage {step.stage} from {step.before} to {step.partitions} partitions"
-    return f"spread {what}, as batch {step.batch} of {step.directory}{_by(True)}"
-
-
-def _brought_back(step: RestoreSink | FenceOutside | ReturnOutside) -> str:
-    if not isinstance(step, RestoreSink):
-        return _outside(step)
-    then = f"back to the rows of version {step.version}"
-    if step.version == NO_TABLE:
-        then = "to no rows: there was no such table"
-    where = f"{_sinks(step.sinks)} ({named(step.name, step.table)}){_by(step.needs_spark)}"
-    return f"bring {where} from version {step.current} {then}{_undone(step.changes, step.by_function)}"
-
-
-def _outside(step: FenceOutside | ReturnOutside) -> str:
-    if isinstance(step, FenceOutside):
-        sent = step.sent or step.version is not None
-        has = f"has sent up to checkpoint {step.sent}" if sent else "has sent nothing"
-        rest = "" if step.returns else ", which stays; what follows is sent once"
-        by = _by(bool(step.spark_table))
-        return f"refuse older runs at sink {step.sink}{by}, which {has}{rest if sent else ''}"
-    epochs = f"the epochs of checkpoints {_listed(step.epochs)}" if step.epochs else "what was sent after it"
-    where = f"in sink {step.sink}{_by(bool(step.spark_table))}"
-    if step.keep:
-        return f"leave {epochs} in sink {step.sink}: what is computed again is sent there again"
-    return f"undo {epochs} {where}, from what it has kept of them"
+def _at_table(step: FenceSink | RestoreSink) -> str:
+    return f"{_sinks(step.sinks)} ({named(step.name, step.table)}){through_spark(step.needs_spark)}"
 
 
 def _sinks(names: Sequence[str]) -> str:
@@ -248,16 +569,16 @@ def _sinks(names: Sequence[str]) -> str:
 
 def _undone(changes: Changes, by_function: bool) -> str:
     """Say whose rows go, and whose stay; commits of a function do not say who made them."""
-    said = []
+    parts = []
     if changes.own_rows or (changes.own and not by_function):
-        said.append(f"{_rows(changes.own_rows)} of this job {'goes' if changes.own_rows == 1 else 'go'}")
+        parts.append(f"{_rows(changes.own_rows)} of this job {'goes' if changes.own_rows == 1 else 'go'}")
     if changes.of_others:
         who = f"{'the function and ' if by_function else ''}others"
-        where = _versions(changes.of_others)
-        said.append(f"what {who} did in {where} is undone ({_rows(changes.rows_of_others)} added)")
+        versions = _versions(changes.of_others)
+        parts.append(f"what {who} did in {versions} is undone ({_rows(changes.rows_of_others)} added)")
     if changes.of_roots:
-        said.append(f"rows of jobs on other roots in {_versions(changes.of_roots)} stay")
-    return "".join(f"; {one}" for one in said)
+        parts.append(f"rows of jobs on other roots in {_versions(changes.of_roots)} stay")
+    return "".join(f"; {part}" for part in parts)
 
 
 def _rows(count: int) -> str:
@@ -265,13 +586,15 @@ def _rows(count: int) -> str:
 
 
 def _versions(numbers: Sequence[int]) -> str:
-    return f"{'version' if len(numbers) == 1 else 'versions'} {_listed(numbers)}"
+    return f"{'version' if len(numbers) == 1 else 'versions'} {listed(numbers)}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
+    """Return the first five numbers for a sentence, and how many more there are."""
     shown = ", ".join(map(str, numbers[:5]))
     return f"{shown} and {len(numbers) - 5} more" if len(numbers) > 5 else shown
 
 
-def _by(needs_spark: bool) -> str:
-    return " through Spark" if needs_spark else ""
+def through_spark(needed: bool) -> str:
+    """Return the end of a phrase about a change that only Spark can make."""
+    return " through Spark" if needed else ""

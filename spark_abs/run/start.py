@@ -216,8 +216,8 @@ def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: b
         past = Past(job.root, Control.open(job.root).state, prepared.manifest)
         inspect(job, drafted, past, leave, at_checkpoint=True)
     except Exception:
-        if prepared.ahead is not None:
-            prepared.ahead.discard()
+        if prepared.prestaged is not None:
+            prepared.prestaged.discard()
         raise
     apply(job.root, prepared)
     return True

@@ -483,7 +483,7 @@ def test_every_byte_is_read_once_and_before_anything_is_changed(
 def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
     job: SmallJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_abs.restore import prestaged as module
+    from spark_abs.restore import prepare as module
 
     job.checkpoint(1)
     job.step(2)
@@ -492,7 +492,7 @@ def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
         materialise(*args, **kwargs)
         raise Killed
 
-    monkeypatch.setattr(module.Prestaged, "discard", lambda _: None)
+    monkeypatch.setattr("spark_abs.restore.steps.Prestaged.discard", lambda _: None)
     monkeypatch.setattr(module, "materialise", dies)
     with pytest.raises(Killed):
         spark_abs.open(job.root.uri).restore(1)
@@ -562,7 +562,7 @@ def test_what_sweeping_moves_while_a_restore_copies_is_not_damage(
     job: SmallJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is alive goes on while it is about to be fenced."""
-    from spark_abs.restore import prestaged as module
+    from spark_abs.restore import prepare as module
 
     job.checkpoint(1)
     calls: list[int] = []

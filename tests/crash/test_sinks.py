@@ -24,7 +24,7 @@ from confluent_kafka import TopicPartition
 import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import Refused
-from spark_abs.restore.plan import RestorePlan, plan_plain
+from spark_abs.restore.steps import RestorePlan
 from tests.crash.facts import check_root
 from tests.crash.relay import (
     EXPIRES,
@@ -164,7 +164,7 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
         assert relay.found() == now
         assert relay.marks() == dict.fromkeys(OUTSIDE, relay.checkpoints()[-1])
         plan = spark_abs.open(root).restore("early", force=["outside"]).plan
-        steps: Any = plan_plain(plan)["steps"]
+        steps: Any = plan.plain()["steps"]
         assert json.loads(shown.stdout)["plan"]["steps"] == json.loads(json.dumps(steps))
         said = re.sub(r"\s+", " ", text.stdout)
         assert all(re.sub(r"\s+", " ", step["says"]) in said for step in steps), text.stdout
@@ -203,7 +203,7 @@ def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
         postgres.start()
     assert any("whether the records are there is not known" in note for note in plan.notes)
     assert _promised(plan) | dict.fromkeys((*KAFKA, "sent", "last"), "not asked") == _promised(plan)
-    relay.said.append(str(plan_plain(plan)))
+    relay.said.append(str(plan.plain()))
     relay.require_no_secret()
 
 
@@ -251,7 +251,7 @@ def test_records_that_are_gone_stop_restores_and_starts_until_they_are_given_up(
 def _promised(plan: RestorePlan) -> dict[str, str]:
     """What a plan says of the rows of each sink."""
     found = {}
-    for step in plan_plain(plan)["steps"]:  # type: ignore[attr-defined]
+    for step in plan.plain()["steps"]:  # type: ignore[attr-defined]
         match step:
             case {"step": "ReturnOutside", "sink": sink, "keep": keep}:
                 found[sink] = "stays" if keep else "goes back"

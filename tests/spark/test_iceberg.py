@@ -22,7 +22,6 @@ from pyspark.sql import DataFrame, SparkSession
 import spark_abs
 from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
 from spark_abs.model import ChannelId
-from spark_abs.restore.plan import plan_plain
 from spark_abs.sinks.sending import epoch_rows
 from spark_abs.sinks.sending.epoch_rows import FileRows
 from spark_abs.sinks.sending.tasks import SendTasks
@@ -119,7 +118,7 @@ def test_rows_are_in_the_table_once_and_go_back_with_a_restore(
     )
 
     done = spark_abs.open(str(root)).restore("early")
-    said = str(plan_plain(done.plan))
+    said = str(done.plan.plain())
     assert ids(table) == list(range(6))
     assert [name for name in table.refs() if name.startswith("spark_abs_abandoned_")]
     start(declare(spark, root, feed), available_now=True).await_termination()

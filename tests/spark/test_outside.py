@@ -16,7 +16,6 @@ from pyspark.sql import functions as F
 import spark_abs
 from spark_abs.errors import Refused, SinkFailed, SinkUnreachable, UsageError
 from spark_abs.protocol.control import OutsideSink
-from spark_abs.restore.plan import plan_plain
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.job_support import Feed, eventually
@@ -173,7 +172,7 @@ def test_rows_go_out_once_and_come_back_with_a_restore(
 
     # Forced, they stay; what upserts replaced is back, and the job goes on from there.
     done = spark_abs.open(str(root)).restore("early", force=["outside"])
-    said.append(str(plan_plain(done.plan)))
+    said.append(str(done.plan.plain()))
     ids, _ = expected(feed, 5)
     assert found(server) == (ids, expected(feed, 3)[1])
     fill(feed, 1)

@@ -19,7 +19,6 @@ from spark_abs import Delta
 from spark_abs.catalog.target import enter, find_target
 from spark_abs.errors import GraphError, Refused, UsageError
 from spark_abs.job import Job
-from spark_abs.restore.steps import sentence
 from spark_abs.sinks.delta.create import ensure_sink
 from spark_abs.store.storage import Storage
 from tests.job_support import Feed
@@ -262,7 +261,7 @@ def test_sinks_are_made_in_the_catalog_and_go_back(shop: Shop) -> None:
 
     steps = spark_abs.open(shop.root, shop.spark).restore("one").plan.steps
     back = f"bring sink rows/sales (spark_catalog.{name('sales')}, {shop.location('sales')})"
-    assert any(sentence(step).startswith(back) for step in steps)
+    assert any(step.sentence().startswith(back) for step in steps)
     assert {table: shop.rows(table) for table in tables} == {table: [1] for table in tables}
     go_on(shop, "sales", **more)
     assert {table: shop.rows(table) for table in tables} == {table: [1, 2] for table in tables}

@@ -89,8 +89,8 @@ def test_a_restore_goes_to_no_other_checkpoint_because_a_read_has_failed(
             else:
                 assert prepared.plan.name == "kept", f"read {number}"
                 assert not any(isinstance(step, SetAside) for step in prepared.plan.steps), f"read {number}"
-                assert prepared.ahead is not None
-                prepared.ahead.discard()
+                assert prepared.prestaged is not None
+                prepared.prestaged.discard()
         if reads < number:
             break
     assert number > 15
@@ -124,7 +124,7 @@ def test_what_is_whole_when_it_would_be_set_aside_stays(
     second.write_bytes(data)
     with caplog.at_level(logging.WARNING, "spark_abs"):
         apply(job.root, prepared)
-    assert f"checkpoints/{second.name} is not damaged after all: it stays where it is" in caplog.messages
+    assert f"checkpoints/{second.name} is not damaged any more: it stays where it is" in caplog.messages
     assert completed(job) == [1, 2]
     assert [file.name for file in second.parent.joinpath("_damaged").iterdir()] == [third.name]
     assert spark_abs.open(job.root.uri).restore("kept").plan.checkpoint == 2

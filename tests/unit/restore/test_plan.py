@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -27,7 +28,7 @@ from spark_abs.model import (
     counts,
 )
 from spark_abs.observe.live_run import LiveRun
-from spark_abs.protocol.attempt_changes import begin_attempt, finish_attempt
+from spark_abs.protocol.attempt_changes import attempt_for, begin_attempt, finish_attempt
 from spark_abs.protocol.control import (
     ControlState,
     begin_job,
@@ -38,7 +39,7 @@ from spark_abs.protocol.control import (
 from spark_abs.protocol.path import channel_path
 from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.outside import OutsideFacts
-from spark_abs.restore.plan import Facts, RestorePlan, SinkFacts, plan_json, plan_restore
+from spark_abs.restore.plan import Facts, SinkFacts, plan_restore
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.steps import (
     AbortOpen,
@@ -49,9 +50,9 @@ from spark_abs.restore.steps import (
     Finish,
     KeepSink,
     Materialise,
+    RestorePlan,
     RestoreSink,
     StartAfresh,
-    sentence,
 )
 from spark_abs.sinks.delta.changes import Changes
 
@@ -89,12 +90,24 @@ def facts(*completed: Summary, sink: SinkFacts = TOTALS) -> Facts:
 
 def planned(state: ControlState, to: Manifest, found: Facts, *force: Force) -> RestorePlan:
     numbers = count(1)
-    return plan_restore(state, to, found, fresh_id=lambda: f"q-{next(numbers)}", force=force)
+    return planned_at(state, to, found, state.attempt.natives, lambda: f"q-{next(numbers)}", force)
+
+
+def planned_at(
+    state: ControlState,
+    to: Manifest,
+    found: Facts,
+    natives: str,
+    fresh_id: Callable[[], str],
+    force: Collection[Force] = (),
+) -> RestorePlan:
+    attempt = attempt_for(state, to.cut.attempt, to.id, natives)
+    return plan_restore(state, to, found, attempt=attempt, natives=natives, fresh_id=fresh_id, force=force)
 
 
 def restored(state: ControlState, plan: RestorePlan) -> ControlState:
     """Return the state after a whole restore, and a run that follows it."""
-    begun = begin_attempt(state, plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
+    begun = begin_attempt(state, plan.parent, plan.checkpoint, plan.stored(), "here", 1, 0)
     return begin_run(finish_attempt(begun, plan.attempt), "here", 2, 0)
 
 
@@ -125,13 +138,15 @@ def test_a_sink_of_whole_checkpoints_that_only_spark_can_write_needs_spark() -> 
     plan = planned(started(), manifest(5), found)
     assert (plan.needs_spark, plan.spark_tables) == (True, ("s3a://b/each",))
     assert any("only Spark can write" in note for note in plan.notes)
-    assert "refuse older runs at sink each through Spark, which has sent nothing" in map(sentence, plan.steps)
+    assert "refuse older runs at sink each through Spark, which has sent nothing" in [
+        step.sentence() for step in plan.steps
+    ]
 
 
 def test_every_step_has_a_sentence_and_the_stored_plan_is_json() -> None:
     plan = planned(started(), manifest(5), facts())
-    assert all(sentence(step) for step in plan.steps)
-    stored = json.loads(plan_json(plan))
+    assert all(step.sentence() for step in plan.steps)
+    stored = json.loads(plan.stored())
     assert stored["channels"] == {"clicks.main": 10}
     assert stored["steps"][0]["step"] == "BeginAttempt"
 
@@ -205,7 +220,7 @@ def test_changes_of_others_refuse_unless_forced() -> None:
         planned(started(), manifest(5), changed)
     plan = planned(started(), manifest(5), changed, Force.ROWS)
     (step,) = [s for s in plan.steps if isinstance(s, RestoreSink)]
-    assert sentence(step).endswith(
+    assert step.sentence().endswith(
         "3 rows of this job go; what others did in version 7 is undone (1,200 rows added); "
         "rows of jobs on other roots in version 6 stay"
     )
@@ -217,7 +232,7 @@ def test_a_sink_that_spark_brings_back_and_one_row_are_said_so() -> None:
     (step,) = [
         s for s in planned(started(), manifest(5), found, Force.ROWS).steps if isinstance(s, RestoreSink)
     ]
-    assert sentence(step) == (
+    assert step.sentence() == (
         "bring sink sum/totals (/lake/totals) through Spark from version 9 back to the rows of version 4; "
         "1 row of this job goes; what others did in version 7 is undone (1 row added)"
     )
@@ -227,7 +242,7 @@ def test_rows_of_a_function_are_not_said_to_be_those_of_others() -> None:
     changes = Changes((Version(6),), 0, (), (Version(5), Version(8)), 2)
     found = facts(sink=replace(TOTALS, changes=changes, by_function=True))
     (step,) = [s for s in planned(started(), manifest(5), found).steps if isinstance(s, RestoreSink)]
-    assert sentence(step).endswith(
+    assert step.sentence().endswith(
         "back to the rows of version 4; what the function and others did in versions 5, 8 is undone "
         "(2 rows added)"
     )
@@ -285,8 +300,8 @@ def test_a_sink_added_later_of_which_nothing_is_known_stays(unknown: dict[str, A
 
 def test_an_unfinished_restore_is_continued_or_given_up_for_another_target() -> None:
     plan = planned(started(), manifest(5), facts())
-    begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
-    again = plan_restore(begun, manifest(5), facts(), fresh_id=lambda: "another")
+    begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan.stored(), "here", 1, 0)
+    again = planned_at(begun, manifest(5), facts(), "native", lambda: "another")
     assert (again.attempt, again.continues) == (2, True)
     assert again.steps[1:] == plan.steps[1:]
     assert again.queries == plan.queries == {"clicks": "q-1", "sum": "q-2"}
@@ -301,14 +316,14 @@ def test_native_checkpoints_stay_where_they_were_unless_another_place_is_said() 
     stays = planned(state, manifest(5), facts())
     (written,) = [step for step in stays.steps if isinstance(step, Materialise)]
     assert (stays.natives, written.directory) == ("/disk/shop-1", "/disk/shop-1/2/clicks")
-    moved = plan_restore(state, manifest(5), facts(), fresh_id=lambda: "q", natives="native")
+    moved = planned_at(state, manifest(5), facts(), "native", lambda: "q")
     (written,) = [step for step in moved.steps if isinstance(step, Materialise)]
     assert (moved.natives, written.directory) == ("native", "native/2/clicks")
 
 
 def test_an_unfinished_restore_that_wrote_elsewhere_is_given_up() -> None:
     plan = planned(started(), manifest(5), facts())
-    begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan_json(plan), "here", 1, 0)
+    begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan.stored(), "here", 1, 0)
     assert begin_attempt(begun, plan.parent, plan.checkpoint, STORED, "here", 1, 0).attempt.id == 2
     other = begin_attempt(begun, plan.parent, plan.checkpoint, STORED, "here", 1, 0, "/disk/shop-1")
     assert (other.attempt.id, other.attempt.natives) == (3, "/disk/shop-1")

@@ -18,10 +18,9 @@ from spark_abs.manifest import Location, Manifest, OperatorState, StageSnapshot,
 from spark_abs.model import NO_BATCH, AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.attempt_changes import attempt_for, begin_attempt
 from spark_abs.protocol.control import begin_job, begin_run
-from spark_abs.restore import apply as module
-from spark_abs.restore.plan import RestorePlan
+from spark_abs.restore import steps as module
 from spark_abs.restore.rescale import changes, is_rescaled, rescale
-from spark_abs.restore.steps import Materialise, Rescale, sentence
+from spark_abs.restore.steps import Materialise, Rescale, RestorePlan
 from spark_abs.snapshots.layout import PARTITIONS_KEY, Provider
 from spark_abs.store.storage import Place
 from tests.root_support import SmallJob, offsets_of, with_failpoint
@@ -149,7 +148,7 @@ class Spread(SmallJob):
 def spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spread:
     job = Spread(tmp_path)
     monkeypatch.setattr(module, "rescale", job.repartition)
-    monkeypatch.setattr(module._Restorer, "open_session", lambda _: object())
+    monkeypatch.setattr(module.Restoring, "session", lambda _: object())
     job.checkpoint(1)
     job.step(2)
     return job
@@ -161,7 +160,7 @@ def test_the_plan_says_who_divides_what(spread: Spread) -> None:
     assert plan.steps[at[0]] == Rescale(StageId("b"), "native/2/b", BatchId(1), 2, 5)
     assert isinstance(plan.steps[at[0] - 1], Materialise)
     said = "spread the state of stage b from 2 to 5 partitions, as batch 1 of native/2/b through Spark"
-    assert sentence(plan.steps[at[0]]) == said
+    assert plan.steps[at[0]].sentence() == said
     assert (plan.needs_spark, plan.partitions) == (True, {"b": 5})
     assert any("a Spark session is needed" in note for note in plan.notes)
     assert spread.state.attempt.id == 1
