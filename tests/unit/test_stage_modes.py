@@ -73,7 +73,7 @@ class Both:
         self.runner = StageRunner(ctx, StageId("both"), written, first, snapshots, credit)
 
     @contextmanager
-    def _evaluated(self, *_: object) -> Iterator[Evaluated]:
+    def _evaluated(self, *_: object, idle: bool = False) -> Iterator[Evaluated]:
         self.during()
         yield Evaluated({}, (), {})
 
