@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pyarrow import fs
@@ -18,6 +19,7 @@ from spark_abs.model import (
     RunId,
     StageId,
     Version,
+    producer,
 )
 from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.state_storage import StateStorage, Stored
@@ -53,7 +55,7 @@ def manifest_of(
     reads: Mapping[str, int | None] | None = None,
     writes: Mapping[str, int] | None = None,
 ) -> Manifest:
-    """One stage that names `files`, and stands in channels where `reads` and `writes` say."""
+    """A stage that names `files` and has read its channels so far, and the stages that write channels."""
     stage = StageId("match")
     read = {ChannelId(c): v for c, v in (reads or {}).items()}
     snapshot = StageSnapshot(
@@ -64,11 +66,18 @@ def manifest_of(
             for c, v in read.items()
             if v is not None
         ),
-        outputs=tuple(
-            OutputVersion(c.partition(".")[2], "channel", f"channels/{c}", "id", Version(v))
-            for c, v in (writes or {}).items()
-        ),
+        outputs=(),
         files=tuple(files),
+    )
+    writers = (
+        replace(
+            snapshot,
+            stage=producer(ChannelId(c)),
+            positions=(),
+            outputs=(OutputVersion(c.partition(".")[2], "channel", f"channels/{c}", "id", Version(v)),),
+            files=(),
+        )
+        for c, v in (writes or {}).items()
     )
     return Manifest(
         id=CheckpointId(checkpoint),
@@ -81,5 +90,5 @@ def manifest_of(
         acked_ms=2,
         completed_ms=3,
         graph=(StageShape(stage, tuple(read), {}, {}, {}),),
-        stages=(snapshot,),
+        stages=(snapshot, *writers),
     )
