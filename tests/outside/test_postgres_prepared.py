@@ -26,7 +26,7 @@ MERGED = Postgres("sent", key=("k",), mode="upsert", history=True, prepared=True
 GIDS = "SELECT gid FROM pg_prepared_xacts"
 KILLED = """
 import os, signal
-from spark_abs.sinks import postgres
+from spark_abs.sinks.postgres import sink as postgres
 from tests.outside.test_postgres import Sending, Some
 from spark_abs.sinks.postgres.sink import Postgres
 
