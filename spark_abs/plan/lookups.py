@@ -21,7 +21,7 @@ from spark_abs.store.clock import now_ms
 from spark_abs.store.log import log_file
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
-from spark_abs.store.vectors import lacks_vectors
+from spark_abs.store.version_files import lacks_vectors, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,7 +105,7 @@ class LookupTable:
         place = self._place
         try:
             then = DeltaTable(place.uri, version=int(version), storage_options=place.options)
-            gone = next((u for u in then.file_uris() if not place.storage.place(u).exists()), None)
+            gone = next((u for u in then.file_uris() if not place_of(then, place, u).exists()), None)
             return gone or lacks_vectors(then) or None
         except (DeltaError, OSError):
             return None  # that is not known

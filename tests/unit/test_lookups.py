@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from spark_abs.errors import DamageError, Fenced
 from spark_abs.model import LookupVersion, RunId, Version
@@ -16,6 +19,7 @@ from spark_abs.protocol.attempt_changes import pin_lookups
 from spark_abs.protocol.control import begin_job, begin_run
 from spark_abs.protocol.lookups import following, is_due, version_of
 from spark_abs.stages.lookups import StageLookups
+from spark_abs.store.storage import Storage
 
 LAST = LookupVersion("customers", "/data/customers", "4f", Version(7), 10_000)
 
@@ -60,6 +64,17 @@ def test_the_way_on_from_a_version_that_is_gone(max_age_ms: int | None, way: str
     table.lookup = Lookup(SimpleNamespace(name="job"), "customers", LAST.table, max_age_ms)
     assert way in table.way_on
     assert ("restart=" in table.way_on) is (max_age_ms is not None)
+
+
+@pytest.mark.parametrize("directory", ["customers", "our customers"])
+def test_a_file_of_a_version_is_missed_only_if_it_is_gone(tmp_path: Path, directory: str) -> None:
+    write_deltalake(tmp_path / directory, pa.table({"id": [1, 2]}))
+    table: Any = LookupTable.__new__(LookupTable)
+    table._place = Storage.given({}, {}).place(str(tmp_path / directory))
+    assert table.lacks_file(Version(0)) is None
+    (file,) = (tmp_path / directory).glob("*.parquet")
+    file.unlink()
+    assert table.lacks_file(Version(0)).endswith(file.name)
 
 
 def test_a_version_for_ever_outlives_a_start_without_the_lookup() -> None:

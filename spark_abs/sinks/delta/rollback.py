@@ -22,9 +22,8 @@ from spark_abs.sinks.delta.changes import Changes, Own, Who, changes_since, comm
 from spark_abs.sinks.delta.marks import Marked, commit_mark
 from spark_abs.sinks.delta.native_writable import why_not_native, why_not_plain
 from spark_abs.sinks.delta.table_shape import shape_of
-from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile, Commit, Table
-from spark_abs.store.vectors import lacks_vectors
+from spark_abs.store.version_files import lacks_vectors, place_of
 
 if TYPE_CHECKING:
     from spark_abs.sinks.delta.marks import Session
@@ -122,20 +121,12 @@ def missing(table: Table, version: Version) -> str:
         then = handle.file_uris()
     except (DeltaError, FileNotFoundError) as error:
         return f"version {version} cannot be opened any more: {error}"
-    left = (_place_of(table, uri) for uri in set(then) - set(table.delta.file_uris()))
+    left = (place_of(handle, table.place, uri) for uri in set(then) - set(table.delta.file_uris()))
     if gone := [place for place in left if not place.exists()]:
         return f"{len(gone)} files of version {version} are gone, as {gone[0]}: {_KEPT}"
     if lost := lacks_vectors(handle):
         return f"deletion vectors of version {version} are gone ({lost}): {_KEPT}"
     return ""
-
-
-def _place_of(table: Table, uri: str) -> Place:
-    """Return the place of a file; deltalake writes the path of a local table as in a URL, with escapes."""
-    above = table.delta.table_uri.removeprefix("file://")
-    if table.place.local and uri.startswith(above):
-        return table.place.below(uri.removeprefix(above))
-    return table.place.storage.place(uri)
 
 
 def _operations(table: Table, versions: Sequence[Version]) -> str:

@@ -1,9 +1,19 @@
-"""Deletion vectors of a Delta table: files beside the data, which leave a table on their own."""
+"""The files of a version of a Delta table: where they are, and deletion vectors beside the data."""
 
 from __future__ import annotations
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+
+from spark_abs.store.storage import Place
+
+
+def place_of(then: DeltaTable, table: Place, uri: str) -> Place:
+    """Return the place of a file out of `file_uris`, which has the path of a local table with escapes."""
+    above = then.table_uri.removeprefix("file://")
+    if table.local and uri.startswith(above):
+        return table.below(uri.removeprefix(above))
+    return table.storage.place(uri)
 
 
 def lacks_vectors(then: DeltaTable) -> str:
