@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from spark_abs.sinks.delta.marks import Session
 
 
+_WAYS_OUT = (
+    "Go back to a checkpoint that is newer than that, start the job without going back, or give each job a "
+    "table of its own"
+)
 _KEPT = (
     "VACUUM deletes the files of versions that are older than the table's property "
     "delta.deletedFileRetentionDuration, a week by default: set it to what restores need, with ALTER TABLE … "
@@ -98,8 +102,7 @@ def why_not_apart(table: Table, version: Version, own: Own, changes: Changes) ->
     if why_not_native(table.delta) is not None:
         return (
             f"another root has written to the table since version {version}, and only Delta's own writer can "
-            "write it: rows of one root cannot be undone alone. Go back to a checkpoint that is newer than "
-            "that, start the job without going back, or give each job a table of its own"
+            f"write it: rows of one root cannot be undone alone. {_WAYS_OUT}"
         )
     try:
         undoing(table, version, own)
@@ -135,12 +138,6 @@ def _operations(table: Table, versions: Sequence[Version]) -> str:
         f"version {version}: {commit.operation if commit else 'not in the log any more'}"
         for version, commit in commits
     )
-
-
-_WAYS_OUT = (
-    "Go back to a checkpoint that is newer than that, start the job without going back, or give each job a "
-    "table of its own"
-)
 
 
 def undoing(table: Table, version: Version, own: Own) -> Commit:
