@@ -171,7 +171,7 @@ def as_planned(frame: DataFrame, opened: OpenedLookup, version: Version) -> Data
             "function that fits the table"
         )
     same = [(f.name, f.dataType) for f in have] == [(f.name, f.dataType) for f in want]
-    return frame if same else frame.to(t.StructType([_nullable(field) for field in want]))
+    return frame if same else frame.to(want.toNullable())
 
 
 def _has(have: t.DataType, want: t.DataType, older: bool) -> bool:
@@ -185,19 +185,3 @@ def _has(have: t.DataType, want: t.DataType, older: bool) -> bool:
         case t.MapType(), t.MapType():
             return have.keyType == want.keyType and _has(have.valueType, want.valueType, older)
     return have == want
-
-
-def _nullable(field: t.StructField) -> t.StructField:
-    """Return a field that may be null, with its type only: an older version may have nulls there."""
-    return t.StructField(field.name, _all_nullable(field.dataType))
-
-
-def _all_nullable(kind: t.DataType) -> t.DataType:
-    match kind:
-        case t.StructType():
-            return t.StructType([_nullable(field) for field in kind])
-        case t.ArrayType():
-            return t.ArrayType(_all_nullable(kind.elementType))
-        case t.MapType():
-            return t.MapType(kind.keyType, _all_nullable(kind.valueType))
-    return kind
