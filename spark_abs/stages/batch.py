@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spark_abs.alignment.cut import Emission
 from spark_abs.model import NO_EPOCH, Barrier, BatchId, ChannelId, CheckpointId, Entry, Position
+from spark_abs.snapshots.layout import OffsetFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,9 @@ class Planned:
     """A batch as Spark's offset log has it: its cause, the positions at its two ends, and what they say."""
 
     facts: BatchFacts
+    offsets: OffsetFile
+    offsets_before: OffsetFile | None
+    """Of the batch before it, None for the first."""
     before: tuple[Position, ...]
     after: tuple[Position, ...]
     emission: Emission

@@ -133,11 +133,18 @@ class StageRunner:
 
     def _planned(self, batch: BatchId) -> Planned:
         text = self.native.offsets_text(batch)
-        found = parse_offsets(text)
-        before = self.native.positions(BatchId(batch - 1)) if batch > 0 else self.start
-        after = positions_of(found.lines)
-        facts = BatchFacts(batch, text, found.watermark_ms)
-        return Planned(facts, before, after, emission(before, after, self._ctx.run))
+        offsets = parse_offsets(text)
+        offsets_before = self.native.offsets(BatchId(batch - 1)) if batch > 0 else None
+        before = positions_of(offsets_before.lines) if offsets_before is not None else self.start
+        after = positions_of(offsets.lines)
+        return Planned(
+            facts=BatchFacts(batch, text, offsets.watermark_ms),
+            offsets=offsets,
+            offsets_before=offsets_before,
+            before=before,
+            after=after,
+            emission=emission(before, after, self._ctx.run),
+        )
 
     def _admit(self, planned: Planned) -> bool:
         """Let a batch begin, or count how long it waits for credit."""
@@ -167,7 +174,7 @@ class StageRunner:
             marker = self._choice.of_inputs(planned)
         self._watch_alignment(after, began)
         failpoint(f"batch.{self.name}.files.before")  # 4
-        with self._outputs.evaluated(frame, batch, idle=self._is_idle(facts)) as given:
+        with self._outputs.evaluated(frame, batch, idle=self._is_idle(planned)) as given:
             failpoint(f"batch.{self.name}.files.after")
             if marker is None:  # 5: what is open now, not what was open before the rows were there
                 done = self._outputs.commit_free(given, facts, self._choice.now(after))
@@ -184,13 +191,12 @@ class StageRunner:
             self._hand_over(done.barrier, batch, after, versions, began, waited_ms)
         failpoint(f"batch.{self.name}.handover.after")
 
-    def _is_idle(self, facts: BatchFacts) -> bool:
-        """Say whether a batch reads no rows; asked only where that decides whether a table is replaced."""
-        if not self._outputs.replaces or facts.batch == 0:
+    def _is_idle(self, planned: Planned) -> bool:
+        """Say whether a batch reads no rows; looked at only where each batch replaces a table."""
+        before = planned.offsets_before
+        if before is None or not self._outputs.replaces:
             return False
-        before = self.native.find_offsets(BatchId(facts.batch - 1))
-        planned = parse_offsets(facts.offsets)
-        return before is not None and not reads_rows(self._ctx.root, parse_offsets(before), planned)
+        return not reads_rows(self._ctx.root, before, planned.offsets)
 
     def _take_ahead(self, batch: BatchId, before: tuple[Position, ...]) -> None:
         """Take unaligned barriers ahead of a batch that no output holds yet (P16)."""
