@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +24,7 @@ from pyiceberg.utils.config import merge_config
 from requests import Session
 
 from spark_abs.errors import UsageError
+from spark_abs.sinks.environment import object_in
 
 _SECRET = ("password", "secret", "token", "credential", "access-key", "session", "uri", "auth")
 REFUSED = (
@@ -64,17 +63,8 @@ def reach(name: str, env: str | None) -> Reached:
     given: Mapping[str, object] = {}
     text = ""
     if env is not None:
-        text = os.environ.get(env, "")
-        try:
-            given = json.loads(text)
-            valid = isinstance(given, dict) and all(isinstance(value, str) for value in given.values())
-        except ValueError:
-            valid = False
-        if not valid:  # from None, and without a word of it: it holds secrets
-            raise UsageError(
-                f"${env} is not an object of JSON with properties of a catalog, as "
-                '{"type": "sql", "uri": "…", "warehouse": "…"}'
-            ) from None
+        what = 'properties of a catalog, as {"type": "sql", "uri": "…", "warehouse": "…"}'
+        given, text = object_in(env, str, what)
     try:
         catalog = _open(name, {key: str(value) for key, value in given.items()})
     except ValidationError:  # a ValueError, too

@@ -6,6 +6,7 @@ import re
 from dataclasses import InitVar, dataclass
 
 from spark_abs.errors import UsageError
+from spark_abs.sinks.environment import check_variables
 
 MAIN_BRANCH = "main"
 
@@ -51,8 +52,7 @@ class Iceberg:
                 raise UsageError(f"{name!r} is not the name of a {what}: letters, digits, '_' and '-'")
         if "." not in self.table:
             raise UsageError(f"table {self.table!r} says no namespace: shop.{self.table}, for example")
-        if self.catalog_env is not None and not self.catalog_env.replace("_", "a").isalnum():
-            raise UsageError(f"{self.catalog_env!r} is not the name of an environment variable")
+        check_variables(self.catalog_env)
 
     @property
     def target(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # named, and 
 )
 
 from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
+from spark_abs.sinks.environment import object_in
 from spark_abs.snapshots.kafka_offsets import Available, Partition, topics_of
 
 log = logging.getLogger(__name__)
@@ -176,17 +176,8 @@ def connection(bootstrap: str | None, bootstrap_env: str, client_env: str | None
     given: dict[str, object] = {}
     text = ""
     if client_env is not None:
-        text = os.environ.get(client_env, "")
-        try:
-            given = json.loads(text)
-            valid = isinstance(given, dict) and all(isinstance(v, (str, int, float)) for v in given.values())
-        except ValueError:
-            valid = False
-        if not valid:  # from None, and without a word of it: it holds secrets
-            raise UsageError(
-                f"${client_env} is not an object of JSON with librdkafka's settings, as "
-                '{"security.protocol": "SASL_SSL"}'
-            ) from None
+        what = 'librdkafka\'s settings, as {"security.protocol": "SASL_SSL"}'
+        given, text = object_in(client_env, (str, int, float), what)
     ours = sorted(_RESERVED & given.keys())
     if ours:
         raise UsageError(f"${client_env} sets {', '.join(ours)}: the sink needs these as it sets them")

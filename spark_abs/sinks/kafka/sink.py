@@ -26,6 +26,7 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.protocol.outside import Epoch, Mark, Owner
+from spark_abs.sinks.environment import check_variables
 from spark_abs.sinks.kafka.client import FENCED, PATIENCE_S, Connection, connection, error_of
 from spark_abs.sinks.kafka.marks import FORMAT, KafkaMark, MarkerTopic, Part, key_of, name_of
 from spark_abs.sinks.kafka.rows import (
@@ -72,9 +73,7 @@ class Kafka:
     """An epoch of more rows goes in several transactions."""
 
     def __post_init__(self) -> None:
-        for variable in (self.bootstrap_env, self.client_env):
-            if variable is not None and not variable.replace("_", "a").isalnum():
-                raise UsageError(f"{variable!r} is not the name of an environment variable")
+        check_variables(self.bootstrap_env, self.client_env)
         if self.transaction_rows < 1:
             raise UsageError("transaction_rows must be at least 1")
         for name, most in ((self.topic, LONGEST), (self.marker, 150)):

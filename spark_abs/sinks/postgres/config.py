@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from spark_abs.errors import UsageError
 from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions, change_options, listed
 from spark_abs.quantities import duration_ms
+from spark_abs.sinks.environment import check_variables
 from spark_abs.sinks.postgres.schema import NAME, is_name
 
 HISTORY = "_spark_abs_history"
@@ -86,9 +87,7 @@ class Postgres:
                 f"table {self.table!r}: {'history=True' if self.history else 'upsert'} needs key=[…], the "
                 "columns that tell rows apart"
             )
-        for variable in (self.dsn_env, self.password_env):
-            if variable is not None and not variable.replace("_", "a").isalnum():
-                raise UsageError(f"{variable!r} is not the name of an environment variable")
+        check_variables(self.dsn_env, self.password_env)
         self._check_changes()
         named = (
             (self.table, "table"),
