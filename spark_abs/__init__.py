@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ast
 from importlib import import_module
-from pathlib import Path
+from pkgutil import get_data
 from typing import Any
 
 
 def _listed() -> dict[str, str]:
-    """Return the module of each public name."""
-    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    """Return the module of each public name. The package may lie in a zip, as with `--py-files`."""
+    stub = ast.parse(get_data(__name__, "__init__.pyi") or b"")
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -223,6 +224,21 @@ def test_every_public_name_exists_and_is_loaded_from_where_it_is_made() -> None:
     assert {"Job", "open", "AbsError", "Mark"} <= set(spark_abs.__all__)
     classes = [value for name in spark_abs.__all__ if isinstance(value := getattr(spark_abs, name), type)]
     assert [c for c in classes if f"from {c.__module__} import {c.__name__} " not in STUB.read_text()] == []
+
+
+def test_every_public_name_is_found_in_a_zip_of_the_package(tmp_path: Path) -> None:
+    """`spark-submit --py-files` ships one, and nothing is unpacked."""
+    made = [sys.executable, "-m", "zipfile", "-c", str(tmp_path / "ours.zip"), "spark_abs"]
+    subprocess.run(made, cwd=HERE, check=True)
+    program = "import spark_abs; [getattr(spark_abs, n) for n in spark_abs.__all__]; print(spark_abs.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "ours.zip")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{tmp_path / 'ours.zip/spark_abs/__init__.py'}\n", done.stderr
 
 
 def test_what_only_reads_a_root_never_imports_spark() -> None:
