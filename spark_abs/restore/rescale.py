@@ -145,6 +145,7 @@ def rescale(
     Raises:
         DamageError: Spark could not do it, or what it left is not a checkpoint.
     """
+    _ = spark.streams  # makes the coordinator of state stores, which a session without queries lacks
     try:
         with ThreadPoolExecutor(1, "rescale") as pool:
             done = pool.submit(spark._streamingCheckpointManager.repartition, place.uri, partitions)
