@@ -179,13 +179,13 @@ class Job:
         self.stages[stage_id] = StageSpec(
             stage_id,
             given,
-            function,
-            extra,
-            output_mode,
-            trigger,
-            shuffle_partitions,
-            state_provider,
-            begin,
+            function=function,
+            outputs=extra,
+            output_mode=output_mode,
+            trigger=trigger,
+            shuffle_partitions=shuffle_partitions,
+            state_provider=state_provider,
+            begin=begin,
             pinned=pinned,
         )
         return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
@@ -299,7 +299,18 @@ class Job:
         made = two_phase or made_again(kind, settings, self.root, lambda: self.spark)
         checked = checked_name(name, "sink")
         self.sinks.append(
-            SinkSpec(checked, source, at_once, foreach_batch, existing, made, kind, settings, delta, target)
+            SinkSpec(
+                checked,
+                source,
+                table=at_once,
+                function=foreach_batch,
+                existing=existing,
+                outside=made,
+                kind=kind,
+                settings=settings,
+                delta=delta,
+                target=target,
+            )
         )
 
     def graph(self) -> JobGraph:
@@ -319,12 +330,12 @@ class Job:
         return JobSpec(
             self.name,
             self.root,
-            self.spark,
-            Settings.of_session(self.spark, self.config, self.settings),
-            self.failpoint,
-            MappingProxyType(dict(self.stages)),
-            tuple(self.feedbacks),
-            tuple(self._of_this_start(sink) for sink in self.sinks),
+            spark=self.spark,
+            settings=Settings.of_session(self.spark, self.config, self.settings),
+            failpoint=self.failpoint,
+            stages=MappingProxyType(dict(self.stages)),
+            feedbacks=tuple(self.feedbacks),
+            sinks=tuple(self._of_this_start(sink) for sink in self.sinks),
         )
 
     def _of_this_start(self, sink: SinkSpec) -> SinkSpec:

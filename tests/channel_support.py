@@ -50,7 +50,9 @@ def make_writer(
     schema: t.StructType = NUMBERS,
 ) -> ChannelWriter:
     create_channel(root, ChannelId(f"{stage}.{output}"), schema)
-    return ChannelWriter(root, JOB, StageId(stage), output, AttemptId(attempt), RunId(run))
+    return ChannelWriter(
+        root, JOB, stage=StageId(stage), output=output, attempt=AttemptId(attempt), run=RunId(run)
+    )
 
 
 def write_table(root: Root, channel: str, table: pa.Table, directory: str | None = None) -> Written:

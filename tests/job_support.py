@@ -86,7 +86,9 @@ def _with_time(frame: DataFrame) -> DataFrame:
 def checked(job: Job) -> tuple[Mapping[StageId, PlanFacts], tuple[str, ...]]:
     """Check a job's graph as its start does; returns what the plans say, and doubts about watermarks."""
     spec, graph = job.spec(), job.graph()
-    return check_frames(graph, build_frames(spec, graph, lambda _, *given: draft_gate(job.spark, *given)))
+    return check_frames(
+        graph, build_frames(spec, graph, open_gate=lambda _, *given: draft_gate(job.spark, *given))
+    )
 
 
 def eventually(run: Run, condition: Callable[[], object], what: str, seconds: float = 120) -> None:

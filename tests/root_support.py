@@ -102,9 +102,9 @@ class SmallJob:
         self.sink = DeltaSink(
             self.root,
             self.table,
-            state.writer(state.attempt, StageId("b"), "totals"),
-            self.run,
-            self.session,
+            writer=state.writer(state.attempt, StageId("b"), "totals"),
+            run=self.run,
+            session=self.session,
         )
         self.sink.begin()
         self.batch = -1
@@ -130,7 +130,7 @@ class SmallJob:
         taken: list[Barrier] = []
 
         def change(state: ledger.ControlState) -> ledger.ControlState:
-            state, barrier = ledger.claim(state, self.run, kind, name, self._tick())
+            state, barrier = ledger.claim(state, self.run, kind=kind, name=name, now_ms=self._tick())
             taken[:] = [barrier]
             return state
 

@@ -36,7 +36,9 @@ _CHANNEL = channel_id(StageId("producer"), "main")
 def _writer(root: Root, schema: StructType) -> ChannelWriter:
     Control.create(root, "bench", 0)
     create_channel(root, _CHANNEL, schema)
-    return ChannelWriter(root, "bench", StageId("producer"), "main", AttemptId(1), RunId(1))
+    return ChannelWriter(
+        root, "bench", stage=StageId("producer"), output="main", attempt=AttemptId(1), run=RunId(1)
+    )
 
 
 def _spec(root: Root, schema: StructType, native: str, max_entries: int) -> GateSpec:

@@ -71,6 +71,7 @@ def decide(
     own: Position,
     stage: Sequence[Position],
     entries: Iterable[Entry],
+    *,
     settled: Settled,
     limits: Limits,
     run: RunId,

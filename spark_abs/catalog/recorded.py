@@ -15,6 +15,7 @@ from spark_abs.store.table import Table
 def refuse_moved(
     what: str,
     target: TableTarget,
+    *,
     records: Iterable[AttachedSink],
     attempt: AttemptId,
     storage: Storage,

@@ -205,10 +205,10 @@ class GateReader(DataSourceStreamReader):
                 own,
                 self._stage.positions(planned=own != spec.start),
                 self._follower.after(own.version),
-                Settled(spec.floor, self._aborts.ids, self._aborts.overtaken),
-                limits,
-                spec.run,
-                spec.attempt,
+                settled=Settled(spec.floor, self._aborts.ids, self._aborts.overtaken),
+                limits=limits,
+                run=spec.run,
+                attempt=spec.attempt,
             )
             # What it may learn there can only unblock, so a gate that goes on need not know of it.
             if not isinstance(decision, Blocked) or not self._aborts.poll():

@@ -39,7 +39,14 @@ class Files:
         """Say in a commit where they are."""
         files = self.written.files
         directory = os.path.dirname(files[0].path) if files else ""
-        return Staged(output, table, directory, len(files), self.written.rows, self.written.size)
+        return Staged(
+            output,
+            table,
+            directory=directory,
+            files=len(files),
+            rows=self.written.rows,
+            size=self.written.size,
+        )
 
 
 def staging_of(stage: StageId, output: str) -> str:

@@ -117,6 +117,7 @@ class ChannelWriter:
         self,
         root: Root,
         job: str,
+        *,
         stage: StageId,
         output: str,
         attempt: AttemptId,
@@ -229,7 +230,9 @@ class ChannelWriter:
             lookups=lookups,
             uncompressed=written.uncompressed or None,
         )
-        return self._commit(written, note, at, self._app, int(batch), lambda e: e.batch == batch)
+        return self._commit(
+            written, note, at=at, app=self._app, number=int(batch), is_it=lambda e: e.batch == batch
+        )
 
     def commit_barrier(self, barrier: Barrier, at: Version | None = None) -> Standing:
         """Commit an entry that holds only a barrier: of an idle source, or to complete a half-written one.
@@ -249,10 +252,10 @@ class ChannelWriter:
         return self._commit(
             Written(),
             note,
-            at,
-            self._barrier_app,
-            int(barrier.id),
-            lambda e: e.batch == NO_BATCH and e.barrier is not None and e.barrier.id == barrier.id,
+            at=at,
+            app=self._barrier_app,
+            number=int(barrier.id),
+            is_it=lambda e: e.batch == NO_BATCH and e.barrier is not None and e.barrier.id == barrier.id,
         )
 
     def commit_end(self) -> Standing:
@@ -263,7 +266,14 @@ class ChannelWriter:
         """
         note = EntryMetadata(self._attempt, self._run, end=True)
         run = self._run
-        return self._commit(Written(), note, None, self._end_app, int(run), lambda e: e.end and e.run == run)
+        return self._commit(
+            Written(),
+            note,
+            at=None,
+            app=self._end_app,
+            number=int(run),
+            is_it=lambda e: e.end and e.run == run,
+        )
 
     def after(self, version: Version) -> tuple[Entry, ...]:
         """Return this attempt's entries above `version` as of the version last refreshed, ascending."""
@@ -305,6 +315,7 @@ class ChannelWriter:
         self,
         written: Written,
         note: EntryMetadata,
+        *,
         at: Version | None,
         app: str,
         number: int,

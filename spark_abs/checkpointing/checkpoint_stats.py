@@ -171,11 +171,11 @@ class CheckpointStats:
         return HistoryRow(
             now_ms() if at_ms is None else at_ms,
             event,
-            self._ctx.attempt,
-            self._ctx.run,
-            barrier.id,
-            barrier.kind.value,
-            barrier.name,
+            attempt=self._ctx.attempt,
+            run=self._ctx.run,
+            checkpoint=barrier.id,
+            kind=barrier.kind.value,
+            name=barrier.name,
             mode=barrier.mode.value,
             **columns,  # type: ignore[arg-type]
         )

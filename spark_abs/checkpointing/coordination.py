@@ -62,6 +62,7 @@ class Coordination:
         self,
         ctx: RunContext,
         events: Events,
+        *,
         stages: Mapping[StageId, Member],
         shapes: Callable[[], tuple[StageShape, ...]],
         snapshots: Snapshotter,
@@ -80,7 +81,9 @@ class Coordination:
         self._on_failure = on_failure
         self._on_completed, self._outside = on_completed, outside
         self._control = Control.open(ctx.root)
-        can = Abilities(self._set, self.check_name, self._request, on_stop, on_drain, on_forget)
+        can = Abilities(
+            self._set, self.check_name, request=self._request, stop=on_stop, drain=on_drain, forget=on_forget
+        )
         self._commands = Commands(ctx, self._control, can)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
@@ -252,7 +255,7 @@ class Coordination:
 
         def claim(state: ledger.ControlState) -> ledger.ControlState:
             state, barrier = ledger.claim(
-                state, self._ctx.run, effect.kind, effect.name, now_ms(), effect.mode
+                state, self._ctx.run, kind=effect.kind, name=effect.name, now_ms=now_ms(), mode=effect.mode
             )
             taken[:] = [barrier]
             return state
@@ -285,16 +288,16 @@ class Coordination:
         manifest = Manifest(
             barrier.id,
             self._ctx.attempt,
-            self._ctx.run,
-            self._ctx.job,
-            barrier.kind,
-            barrier.name,
-            barrier.timestamp_ms,
-            barrier.timestamp_ms + acked,
-            now,
-            self._shapes(),
-            effect.snapshots,
-            barrier.mode,
+            run=self._ctx.run,
+            job=self._ctx.job,
+            kind=barrier.kind,
+            name=barrier.name,
+            triggered_ms=barrier.timestamp_ms,
+            acked_ms=barrier.timestamp_ms + acked,
+            completed_ms=now,
+            graph=self._shapes(),
+            stages=effect.snapshots,
+            mode=barrier.mode,
             outside=self._outside,
         )
         missing = self._snapshots.missing(manifest)
@@ -424,11 +427,11 @@ class DynamicSettings:
         return TriggerSettings(
             now.interval_ms,
             now.min_pause_ms,
-            now.timeout_ms,
-            now.tolerable_failures,
-            now.max_concurrent,
-            now.mode,
-            now.aligned_timeout_ms,
+            timeout_ms=now.timeout_ms,
+            tolerated_failures=now.tolerable_failures,
+            max_concurrent=now.max_concurrent,
+            mode=now.mode,
+            aligned_timeout_ms=now.aligned_timeout_ms,
         )
 
     def change(self, given: Mapping[str, object]) -> str:

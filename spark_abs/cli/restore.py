@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 def restore(
     ctx: Context,
     root: Root,
+    *,
     to: str,
     dry_run: bool,
     yes: bool,

@@ -41,6 +41,7 @@ ROWS_SHOWN = 20
 def state(
     ctx: Context,
     root: Root,
+    *,
     stage: str,
     checkpoint: str,
     operator: str | None,

@@ -199,7 +199,9 @@ def plan_adoption(
     offsets = log.offsets_text(found.planned)
     reasons += _sources(place, source_offsets(offsets), plan.streams)
     before = log.find_offsets(BatchId(found.finished - 1)) or ""
-    reasons += asked(root, stage, log.offsets_text(found.finished), plan.streams, before=before).lost
+    reasons += asked(
+        root, stage, offsets=log.offsets_text(found.finished), declared=plan.streams, before=before
+    ).lost
     reasons += _operators(place, plan)
     reasons += _outputs(job, root, state, found, spec)
     if reasons:
@@ -238,7 +240,9 @@ def fence_query(
     ctx.failpoint(f"adopt.{stage}.fence.before")
     table = Table.open(ctx.root.storage.place(uri))
     query, planned = native.query_id(), native.newest_planned()
-    take_over_query(table, ctx.writer(stage, sink), ctx.run, query, planned, session)
+    take_over_query(
+        table, ctx.writer(stage, sink), run=ctx.run, query=query, planned=planned, session=session
+    )
     ctx.failpoint(f"adopt.{stage}.fence.after")
 
 

@@ -53,7 +53,9 @@ def fence_recorded(
                 fence_run(Table.open(place), ctx.job, ctx.run, app_id(ctx.job, stage, output, ctx.attempt))
         for sink, table in tables.items():
             with suppress(FileNotFoundError, TakenOver):  # none of ours gets there any more
-                DeltaSink(ctx.root, table, ctx.writer(stage, sink), ctx.run, session).begin()
+                DeltaSink(
+                    ctx.root, table, writer=ctx.writer(stage, sink), run=ctx.run, session=session
+                ).begin()
     ctx.failpoint("change.fence.after")
 
 
@@ -126,7 +128,14 @@ def _rearranged(
     target = replace(ctx, directories={stage: record.directory}).native(stage)
     given = [json.dumps(dumps_position(s)) if isinstance(s, Position) else s for s in sources]
     ctx.failpoint(f"change.{stage}.write.before")
-    rearrange(native, target, NativeLog(native).newest_committed(), record.query, given, heartbeat)
+    rearrange(
+        native,
+        target,
+        batch=NativeLog(native).newest_committed(),
+        query_id=record.query,
+        sources=given,
+        heartbeat=heartbeat,
+    )
     ctx.failpoint(f"change.{stage}.write.after")
     return record
 

@@ -155,19 +155,19 @@ def explain_job(job: JobSpec, leave: bool) -> Explanation:
     return Explanation(
         job.name,
         job.root.uri,
-        attempt.id,
-        tuple(_stage(job, drafted, decl, attempt, natives) for decl in drafted.graph.order()),
-        tuple(
+        attempt=attempt.id,
+        stages=tuple(_stage(job, drafted, decl, attempt, natives) for decl in drafted.graph.order()),
+        channels=tuple(
             ExplainedChannel(channel, readers, job.root.place(job.root.channel(channel)).uri)
             for channel, readers in _channels(drafted)
         ),
-        tuple(
+        sinks=tuple(
             ExplainedSink(
                 s.name, channel_id(s.stage, s.output), s.written, s.epoch_table is not None, s.table_name
             )
             for s in drafted.graph.sinks
         ),
-        start,
+        start=start,
     )
 
 

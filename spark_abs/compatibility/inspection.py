@@ -100,7 +100,7 @@ def draft(job: JobSpec) -> Drafted:
         frames = build_frames(
             job,
             graph,
-            lambda _, *given: draft_gate(job.spark, *given),
+            open_gate=lambda _, *given: draft_gate(job.spark, *given),
             lookups=lookups,
             tracking=tracking,
         )

@@ -89,10 +89,10 @@ def refuse_moved_sink(sink: SinkSpec, state: ControlState, storage: Storage) -> 
         refuse_moved(
             f"sink {sink.name!r}",
             sink.target,
-            [record for record in _recorded(state) if record.sink == sink.name],
-            state.attempt.id,
-            storage,
-            "give the sink another name, under which it begins",
+            records=[record for record in _recorded(state) if record.sink == sink.name],
+            attempt=state.attempt.id,
+            storage=storage,
+            otherwise="give the sink another name, under which it begins",
         )
 
 

@@ -65,7 +65,7 @@ def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[P
     if (session.sparkContext.master or "").startswith("local"):
         with tempfile.TemporaryDirectory(prefix="spark-abs-") as directory:
             place = Place(str(Path(directory) / "native"))
-            materialise(root, found.snapshot.files, place, fresh_query_id())
+            materialise(root, found.snapshot.files, target=place, query_id=fresh_query_id())
             yield place
         return
     from spark_abs.spark.session import apply_storage_conf
@@ -74,7 +74,7 @@ def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[P
     ledger = Control.open(root).state
     place = passing_place(root.anywhere(ledger.attempt.natives), ledger.newest_run)
     try:
-        materialise(root, found.snapshot.files, place, fresh_query_id())
+        materialise(root, found.snapshot.files, target=place, query_id=fresh_query_id())
         yield place
     finally:
         with suppress(FileNotFoundError):

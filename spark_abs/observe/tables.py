@@ -156,7 +156,9 @@ def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt
             + ("has not come to it yet: ask again" if ahead else "its log does not go back to it any more")
         )
     uri = root.storage.place(table.path).uri
-    return TableAt(record.sink, record.stage, uri, version, manifest.id, table.name)
+    return TableAt(
+        record.sink, record.stage, table=uri, version=version, checkpoint=manifest.id, name=table.name
+    )
 
 
 def _had_left(root: Root, manifest: Manifest, record: OutsideSink, table: EpochTable, owner: Owner) -> bool:
@@ -179,7 +181,9 @@ def _checked(
             f"{place} is not the table of checkpoint {manifest.id} (its id is {table.id}, recorded was "
             f"{output.table_id}): it is a different Delta table, so the recorded version cannot be used"
         )
-    return TableAt(output.output, stage, place.uri, version, manifest.id, output.name)
+    return TableAt(
+        output.output, stage, table=place.uri, version=version, checkpoint=manifest.id, name=output.name
+    )
 
 
 def _frame(session: SparkSession, root: Root, at: TableAt) -> DataFrame:

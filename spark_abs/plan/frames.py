@@ -44,6 +44,7 @@ class Frames:
 def build_frames(
     job: JobSpec,
     graph: JobGraph,
+    *,
     open_gate: OpenGate,
     before: Callable[[StageId], Before] = lambda _: NOTHING,
     checked: Mapping[StageId, Declared] = MappingProxyType({}),
@@ -72,7 +73,10 @@ def build_frames(
     with as_active(job.spark):
         for decl in graph.order():
             spec = job.stages[decl.name]
-            inputs = [_input(spec, i, schemas, open_gate, lookups, tracking) for i in spec.inputs]
+            inputs = [
+                _input(spec, i, schemas=schemas, open_gate=open_gate, lookups=lookups, tracking=tracking)
+                for i in spec.inputs
+            ]
             if spec.lookups:
                 streams[spec.name] = next(frame for frame in inputs if frame.isStreaming)
             provider = None if spec.state_provider is None else PROVIDERS[spec.state_provider]
@@ -93,6 +97,7 @@ def build_frames(
 def _input(
     spec: StageSpec,
     given: Input,
+    *,
     schemas: Mapping[ChannelId, StructType],
     open_gate: OpenGate,
     lookups: Mapping[str, OpenedLookup],

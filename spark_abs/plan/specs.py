@@ -214,7 +214,12 @@ class StageSpec:
         native = any(is_stream(i) and not isinstance(i, (Output, Feedback)) for i in self.inputs)
         feedback = tuple(i.channel for i in self.inputs if isinstance(i, Feedback))
         return StageDecl(
-            self.name, self.channels, (MAIN_OUTPUT, *self.outputs), self.output_mode, native, feedback
+            self.name,
+            self.channels,
+            outputs=(MAIN_OUTPUT, *self.outputs),
+            output_mode=self.output_mode,
+            has_native=native,
+            feedback=feedback,
         )
 
 
@@ -263,12 +268,12 @@ class SinkSpec:
         return SinkDecl(
             self.name,
             self.source.stage,
-            self.source.name,
-            self.table,
-            outside,
-            self.key,
-            self.epoch_table,
-            self.table_name,
+            output=self.source.name,
+            table=self.table,
+            outside=outside,
+            key=self.key,
+            epoch_table=self.epoch_table,
+            table_name=self.table_name,
         )
 
 

@@ -17,6 +17,7 @@ from spark_abs.protocol.control import ControlState, require_current, with_run
 def begin_attempt(
     state: ControlState,
     parent: AttemptId,
+    *,
     checkpoint: CheckpointId,
     plan: str,
     host: str,
@@ -40,10 +41,23 @@ def begin_attempt(
     number = attempt_for(state, parent, checkpoint, where, partitions)
     attempts = state.attempts
     if number != state.attempt.id:
-        begun = Attempt(number, parent, checkpoint, plan, False, now_ms, where, partitions=dict(partitions))
+        begun = Attempt(
+            number,
+            parent,
+            checkpoint=checkpoint,
+            plan=plan,
+            ready=False,
+            created_ms=now_ms,
+            natives=where,
+            partitions=dict(partitions),
+        )
         before = (replace(a, shapes=(), starts=()) for a in attempts)  # nobody starts on them again
         attempts = (*before, replace(begun, base=base, root=state.root, lookups=state.attempt.lookups))
-    return replace(state, attempts=attempts, runs=with_run(state, number, host, pid, now_ms, RunKind.RESTORE))
+    return replace(
+        state,
+        attempts=attempts,
+        runs=with_run(state, number, host=host, pid=pid, now_ms=now_ms, kind=RunKind.RESTORE),
+    )
 
 
 def attempt_for(

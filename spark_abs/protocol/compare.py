@@ -144,7 +144,9 @@ class _Comparing:
         begun = reached.finished != NO_BATCH or ends  # its offset file says where it stands
         starts = () if begun else _starts(shape, reached, places, sources)
         layout = Layout(tuple(sources)) if not same else None
-        return StageChange(shape.stage, Verdict.KEPT, tuple(notes), starts, layout, ends)
+        return StageChange(
+            shape.stage, Verdict.KEPT, notes=tuple(notes), starts=starts, layout=layout, ends_batch=ends
+        )
 
     def _sources(
         self,

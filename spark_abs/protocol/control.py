@@ -240,7 +240,11 @@ def require_current(state: ControlState, run: RunId) -> None:
 
 def begin_job(job: str, now_ms: int, root: str = "") -> ControlState:
     """Return the state of a new root of that identity."""
-    return ControlState(job, root, (Attempt(AttemptId(1), None, None, "", True, now_ms, root=root),))
+    return ControlState(
+        job,
+        root,
+        (Attempt(AttemptId(1), None, checkpoint=None, plan="", ready=True, created_ms=now_ms, root=root),),
+    )
 
 
 def place_natives(state: ControlState, natives: str) -> ControlState:
@@ -276,7 +280,7 @@ def begin_run(
             f"restore of job {state.job!r} to checkpoint {attempt.checkpoint} (attempt {attempt.id}) is not "
             f"finished: run `{attempt.command}` again"
         )
-    runs = with_run(state, attempt.id, host, pid, now_ms, kind)
+    runs = with_run(state, attempt.id, host=host, pid=pid, now_ms=now_ms, kind=kind)
     if kind is RunKind.JOB:
         said = f"no run carried it out before run {runs[-1].id} began: ask again if it is still wanted"
         state = dismiss(state, said)
@@ -321,6 +325,7 @@ def in_order_since(state: ControlState, run: RunId) -> RunId:
 def claim(
     state: ControlState,
     run: RunId,
+    *,
     kind: CheckpointKind,
     name: str | None,
     now_ms: int,
@@ -454,7 +459,7 @@ def dismiss(state: ControlState, message: str, but: Collection[str] = ()) -> Con
 
 
 def with_run(
-    state: ControlState, attempt: AttemptId, host: str, pid: int, now_ms: int, kind: RunKind
+    state: ControlState, attempt: AttemptId, *, host: str, pid: int, now_ms: int, kind: RunKind
 ) -> tuple[Run, ...]:
     """Return the runs and one more."""
     newest = RunId(state.run.id + 1 if state.run else 1)

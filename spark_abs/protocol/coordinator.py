@@ -334,7 +334,13 @@ class Coordinator:
         busy = bool(self._claiming or self._ended or self._ending())
         pending = len(self._pending)
         match trigger.decide(
-            now_ms, self._status, self._settings(), self._waiting, busy, self._past, pending
+            now_ms,
+            self._status,
+            settings=self._settings(),
+            waiting=self._waiting,
+            busy=busy,
+            past=self._past,
+            pending=pending,
         ):
             case trigger.WaitUntil():
                 return ()

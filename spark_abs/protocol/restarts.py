@@ -210,11 +210,11 @@ def policy_of(settings: Settings) -> RestartPolicy:
     return RestartPolicy(
         strategy,
         settings.restart_delay_ms,
-        settings.restart_attempts,
-        settings.restart_max_delay_ms,
-        settings.restart_multiplier,
-        settings.restart_jitter,
-        settings.restart_reset_after_ms,
-        settings.restart_failures,
-        settings.restart_interval_ms,
+        attempts=settings.restart_attempts,
+        max_delay_ms=settings.restart_max_delay_ms,
+        multiplier=settings.restart_multiplier,
+        jitter=settings.restart_jitter,
+        reset_after_ms=settings.restart_reset_after_ms,
+        failures=settings.restart_failures,
+        interval_ms=settings.restart_interval_ms,
     )

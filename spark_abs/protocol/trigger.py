@@ -80,6 +80,7 @@ def decide(
     status: JobStatus,
     settings: TriggerSettings,
     waiting: Sequence[Request],
+    *,
     busy: bool,
     past: Past,
     pending: int = 0,

@@ -59,7 +59,9 @@ def delta_inputs(root: Root, manifest: Manifest) -> DeltaInputs:
         sources, before = shapes.get(snapshot.stage, ()), ""
         if "reservoirId" in snapshot.offsets:
             before = _before(root, snapshot)
-        found = asked(root, snapshot.stage, snapshot.offsets, sources, tracked, before)
+        found = asked(
+            root, snapshot.stage, offsets=snapshot.offsets, declared=sources, tracked=tracked, before=before
+        )
         lost += found.lost
         unknown += found.unknown
     return DeltaInputs(tuple(lost), tuple(unknown))
@@ -81,6 +83,7 @@ def _before(root: Root, snapshot: StageSnapshot) -> str:
 def asked(
     root: Root,
     stage: StageId,
+    *,
     offsets: str,
     declared: Sequence[SourceShape],
     tracked: bool = False,

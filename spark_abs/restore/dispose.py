@@ -41,7 +41,13 @@ def dispose_savepoint(root: Root, savepoint: str | int, clock_ms: Callable[[], i
         if checkpoints.retire([chosen.id], newest):
             break
     row = HistoryRow(
-        clock_ms(), HistoryEvent.RETIRED, chosen.attempt, None, chosen.id, chosen.kind, chosen.name
+        clock_ms(),
+        HistoryEvent.RETIRED,
+        attempt=chosen.attempt,
+        run=None,
+        checkpoint=chosen.id,
+        kind=chosen.kind,
+        name=chosen.name,
     )
     History(root).append([row])
     return chosen

@@ -155,7 +155,14 @@ class Edit:
         check_savepoint_name(name)
         if not self._changes:
             raise UsageError("nothing is changed: call replace, correct, rekey, remove or keep_in first")
-        return write_edited(self._session, self._root, self._manifest, self._changes, name, progress)
+        return write_edited(
+            self._session,
+            self._root,
+            manifest=self._manifest,
+            changes=self._changes,
+            name=name,
+            progress=progress,
+        )
 
     def _function(self, stage: str, operator: int | str | None) -> StateAt:
         found = find_state(self._root, stage, self._manifest.id, operator)

@@ -52,6 +52,7 @@ class StageChange:
 def write_edited(
     session: SparkSession,
     root: Root,
+    *,
     manifest: Manifest,
     changes: Mapping[StageId, StageChange],
     name: str,
@@ -73,7 +74,7 @@ def write_edited(
             clear_ahead(root.anywhere(state.attempt.natives), run)
             abort_open(control, checkpoints, run)
             kept = StateStorage.open(root, state.job, run, checkpoints.load_all())
-            editor = _Editor(session, root, control, checkpoints, kept, run)
+            editor = _Editor(session, root, control=control, checkpoints=checkpoints, kept=kept, run=run)
             written = editor.write(manifest, changes, name, progress)
         how = f"edited: savepoint {name!r}"
     finally:
@@ -171,7 +172,9 @@ class _Editor:
         taken: list[Barrier] = []
 
         def change(state: ledger.ControlState) -> ledger.ControlState:
-            state, barrier = ledger.claim(state, self.run, CheckpointKind.SAVEPOINT, name, now_ms())
+            state, barrier = ledger.claim(
+                state, self.run, kind=CheckpointKind.SAVEPOINT, name=name, now_ms=now_ms()
+            )
             taken[:] = [barrier]
             return state
 
@@ -196,11 +199,11 @@ class _Editor:
                 new = rewrite_stage(
                     self.session,
                     self.kept,
-                    barrier.id,
-                    snapshot,
-                    scratch,
-                    change.operators,
-                    change.provider,
+                    checkpoint=barrier.id,
+                    snapshot=snapshot,
+                    scratch=scratch,
+                    changes=change.operators,
+                    provider=change.provider,
                 )
             stages.append(replace(new, operators=tuple(_named(o, change) for o in new.operators)))
         now = now_ms()
@@ -265,11 +268,11 @@ class _Editor:
         row = HistoryRow(
             now_ms(),
             event,
-            NO_ATTEMPT,
-            self.run,
-            barrier.id,
-            barrier.kind.value,
-            barrier.name,
+            attempt=NO_ATTEMPT,
+            run=self.run,
+            checkpoint=barrier.id,
+            kind=barrier.kind.value,
+            name=barrier.name,
             reason=None if reason is None else reason.reason.value,
             detail=f"an edit of checkpoint {origin.id}" if reason is None else reason.detail,
             duration_ms=None if new is None else new.completed_ms - new.triggered_ms,

@@ -26,6 +26,7 @@ CHANNELS = "channels"
 def gather(
     root: Root,
     manifest: Manifest,
+    *,
     known: Iterable[Manifest],
     completed: tuple[Summary, ...],
     attempt: AttemptId,
@@ -94,7 +95,9 @@ def _tables(manifest: Manifest) -> Iterator[tuple[StageId, OutputVersion]]:
 
 def _attached(sink: AttachedSink) -> OutputVersion:
     kind = "delta" if sink.version is None else "table"
-    return OutputVersion(sink.sink, kind, sink.table, sink.table_id, sink.version, sink.name)
+    return OutputVersion(
+        sink.sink, kind, table=sink.table, table_id=sink.table_id, version=sink.version, name=sink.name
+    )
 
 
 def _by_table(root: Root, records: Iterable[_Record]) -> Iterator[_Found]:

@@ -65,7 +65,13 @@ def sink_of(
 
 
 def outside_facts(
-    root: Root, state: ControlState, manifest: Manifest, known: Sequence[Manifest], attempt: Branch, own: Own
+    root: Root,
+    state: ControlState,
+    *,
+    manifest: Manifest,
+    known: Sequence[Manifest],
+    attempt: Branch,
+    own: Own,
 ) -> tuple[OutsideFacts, ...]:
     """Ask every sink that the job has come to; changes nothing, and fences nobody.
 
@@ -77,12 +83,16 @@ def outside_facts(
         attempt: the one that the restore begins, as the last branch of the path.
         own: the user's own sinks.
     """
-    return tuple(_facts(root, state, manifest, known, attempt, record, own) for record in state.outside)
+    return tuple(
+        _facts(root, state, manifest=manifest, known=known, attempt=attempt, record=record, own=own)
+        for record in state.outside
+    )
 
 
 def _facts(
     root: Root,
     state: ControlState,
+    *,
     manifest: Manifest,
     known: Sequence[Manifest],
     attempt: Branch,
@@ -103,7 +113,7 @@ def _facts(
         gone = f"it is one of your own, and only you can make it: {how}"
         return OutsideFacts(record.sink, where, None, gone=gone)
     try:
-        found = _asked(state, manifest, known, attempt, record, sink)
+        found = _asked(state, manifest, known=known, attempt=attempt, record=record, sink=sink)
         return replace(found, where=where, spark_table=spark_table(sink))
     except TakenOver as error:
         return OutsideFacts(record.sink, where, None, gone=str(error), taken_over=True)
@@ -116,6 +126,7 @@ def _facts(
 def _asked(
     state: ControlState,
     manifest: Manifest,
+    *,
     known: Sequence[Manifest],
     attempt: Branch,
     record: OutsideSink,

@@ -179,7 +179,14 @@ def plan_restore(
     fences += [SetAside(path) for path in facts.damaged_rows]
     fences += [FenceChannel(channel, old) for channel in sorted(facts.channels) for old in replaced]
     fences += [
-        FenceSink(s.table, s.names, old, _apps(state, old, s.sinks), s.needs_spark, s.name)
+        FenceSink(
+            s.table,
+            s.names,
+            attempt=old,
+            apps=_apps(state, old, s.sinks),
+            needs_spark=s.needs_spark,
+            name=s.name,
+        )
         for s in facts.sinks
         for old in replaced
         if s.current is not None

@@ -204,13 +204,22 @@ class _Planner:
         manifest = load(root, summary)
         partitions = changes(manifest, self.shuffle_partitions)
         attempt = attempt_for(state, manifest.cut.attempt, manifest.id, self.natives, partitions)
-        gathered = gather(root, manifest, self.known, self.listing.completed, attempt, state)
+        gathered = gather(
+            root, manifest, known=self.known, completed=self.listing.completed, attempt=attempt, state=state
+        )
         facts = replace(
             gathered,
             damaged_rows=tuple(f.path for f in self.rows if f.path != PATH),
             inputs=inputs_since(root, manifest, state, self.known, ask_kafka=self.ask_kafka),
             alive=live_run(root, now_ms(), lease_timeout_ms()),
-            outside=outside_facts(root, state, manifest, self.known, Branch(attempt, None), self.sinks),
+            outside=outside_facts(
+                root,
+                state,
+                manifest=manifest,
+                known=self.known,
+                attempt=Branch(attempt, None),
+                own=self.sinks,
+            ),
         )
         plan = plan_restore(
             state,
@@ -273,7 +282,9 @@ def _prestage(
                 progress(step.size)
             else:
                 place = prestaged.place.below(step.stage)
-                materialise(root, snapshot.files, place, query, progress, lands=target)
+                materialise(
+                    root, snapshot.files, target=place, query_id=query, progress=progress, lands=target
+                )
     except BaseException:
         prestaged.discard()
         raise

@@ -82,6 +82,7 @@ def require_rewritable(root: Root, snapshot: StageSnapshot) -> None:
 def rewrite_stage(
     session: SparkSession,
     kept: StateStorage,
+    *,
     checkpoint: CheckpointId,
     snapshot: StageSnapshot,
     scratch: Place,
@@ -105,9 +106,12 @@ def rewrite_stage(
         Fenced: a newer run owns the root.
     """
     source, target = scratch.below("source"), scratch.below("target")
-    materialise(kept.root, snapshot.files, source, fresh_query_id())
+    materialise(kept.root, snapshot.files, target=source, query_id=fresh_query_id())
     materialise(
-        kept.root, [f for f in snapshot.files if not _STATE_DATA.match(f.path)], target, fresh_query_id()
+        kept.root,
+        [f for f in snapshot.files if not _STATE_DATA.match(f.path)],
+        target=target,
+        query_id=fresh_query_id(),
     )
 
     batch, keeper, before = snapshot.cut_batch, provider or Provider(snapshot.provider), snapshot.provider

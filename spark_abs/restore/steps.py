@@ -234,7 +234,7 @@ class Restoring:
         state = self.control.state
         stage, _, sink = sinks[0].partition("/")
         writer = state.writer(state.attempt, StageId(stage), sink)
-        return DeltaSink(self.root, table, writer, self.run, self.session)
+        return DeltaSink(self.root, table, writer=writer, run=self.run, session=self.session)
 
     def require_retained(self, otherwise: str) -> None:
         """Refuse if the run that was alive has retired the checkpoint; once fenced, it cannot any more."""
@@ -276,8 +276,8 @@ class BeginAttempt(Step):
             return attempt_changes.begin_attempt(
                 state,
                 plan.parent,
-                plan.checkpoint,
-                stored,
+                checkpoint=plan.checkpoint,
+                plan=stored,
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 now_ms=now_ms(),
@@ -418,7 +418,7 @@ class Materialise(Step):
             empty(target)
         if restoring.prestaged is not None and restoring.prestaged.move(self.stage, target, query):
             restoring.written(self.size)
-        materialise(restoring.root, snapshot.files, target, query, restoring.written)
+        materialise(restoring.root, snapshot.files, target=target, query_id=query, progress=restoring.written)
 
     def bytes_to_write(self) -> int:
         return self.size

@@ -139,14 +139,17 @@ def launch(given: Launch) -> Run:
     frames = build_frames(
         job,
         graph,
-        lambda stage, channel, schema: _gate(given, stage, channel, schema),
-        partial(before, given),
-        given.drafts.declared,
-        given.drafts.lookups,
-        partial(_tracking, given),
+        open_gate=lambda stage, channel, schema: _gate(given, stage, channel, schema),
+        before=partial(before, given),
+        checked=given.drafts.declared,
+        lookups=given.drafts.lookups,
+        tracking=partial(_tracking, given),
     )
     stages = {
-        s.name: _stage(given, s, frames, runners[s.name], snapshots, senders, late) for s in graph.stages
+        s.name: _stage(
+            given, s, frames=frames, runner=runners[s.name], snapshots=snapshots, senders=senders, late=late
+        )
+        for s in graph.stages
     }
     given.laps.over("channels and sinks")
     drain = Drain(ctx, given.control, graph, given.plans, stages)
@@ -154,29 +157,29 @@ def launch(given: Launch) -> Run:
     coordination = Coordination(
         ctx,
         events,
-        runners,
-        shapes,
-        snapshots,
-        termination.request,
-        drain.ask,
-        _refuse_forget,
-        termination.fail,
-        senders.completed,
-        tuple(one.name for one in outside),
+        stages=runners,
+        shapes=shapes,
+        snapshots=snapshots,
+        on_stop=termination.request,
+        on_drain=drain.ask,
+        on_forget=_refuse_forget,
+        on_failure=termination.fail,
+        on_completed=senders.completed,
+        outside=tuple(one.name for one in outside),
     )
     restarts = {name: partial(stage.restart, coordination) for name, stage in stages.items()}
     run = Run(
         ctx,
         termination,
-        stages,
-        graph.loops(),
-        coordination,
-        snapshots,
-        Recovery(ctx, given.policy, restarts, {s for s in stages if _renewal(given, s).possible}),
-        drain,
-        senders,
-        shapes,
-        partial(_stop_listening, job.spark, late),
+        stages=stages,
+        loops=graph.loops(),
+        coordination=coordination,
+        snapshots=snapshots,
+        recovery=Recovery(ctx, given.policy, restarts, {s for s in stages if _renewal(given, s).possible}),
+        drain=drain,
+        senders=senders,
+        shapes=shapes,
+        on_end=partial(_stop_listening, job.spark, late),
     )
     job.spark.streams.addListener(late)
     try:
@@ -243,10 +246,14 @@ def _runner(
     sinks = sorted((s for s in job.sinks if s.source.stage == stage.name), key=lambda s: s.name)
     certain = given.plans[stage.name].repeatable
     lookups = open_lookups(job, ctx, given.graph, given.drafts, stage)
-    outputs = Outputs(ctx, spec, writers, tables, sinks, repeatable=certain, lookups=lookups)
+    outputs = Outputs(
+        ctx, spec, channels=writers, tables=tables, sinks=sinks, repeatable=certain, lookups=lookups
+    )
     start = tuple(ctx.start(stage.name, channel, channel in stage.feedback) for channel in stage.inputs)
     credit = _credit(ctx, given.graph, stage.name, senders)
-    runner = StageRunner(ctx, stage.name, outputs, start, snapshots, credit, senders.wrote)
+    runner = StageRunner(
+        ctx, stage.name, outputs=outputs, start=start, snapshots=snapshots, credit=credit, wrote=senders.wrote
+    )
     runner.batch_lock.await_stop = partial(sleep_until_stopped, job.spark)
     return runner
 
@@ -254,6 +261,7 @@ def _runner(
 def _stage(
     given: Launch,
     stage: StageDecl,
+    *,
     frames: Frames,
     runner: StageRunner,
     snapshots: Snapshotter,
@@ -263,23 +271,30 @@ def _stage(
     parts = StageParts(
         given.job.spark,
         given.ctx,
-        given.graph,
-        stage,
-        given.job.stages[stage.name],
-        given.plans[stage.name],
-        query_frame(frames, given.plans[stage.name], stage),
-        frames.declared[stage.name],
-        snapshots,
-        late,
-        _renewal(given, stage.name),
-        partial(_reopened, given, stage, snapshots, senders),
+        graph=given.graph,
+        decl=stage,
+        spec=given.job.stages[stage.name],
+        plan=given.plans[stage.name],
+        frame=query_frame(frames, given.plans[stage.name], stage),
+        declared=frames.declared[stage.name],
+        snapshots=snapshots,
+        late=late,
+        renew=_renewal(given, stage.name),
+        reopen=partial(_reopened, given, stage, snapshots, senders),
     )
     return RunningStage(parts, runner)
 
 
 def _renewal(given: Launch, stage: StageId) -> Renewal:
     tracking = _tracking(given, stage)
-    return Renewal(given.job, given.graph, stage, given.plans[stage], given.drafts.schemas, tracking)
+    return Renewal(
+        given.job,
+        given.graph,
+        stage=stage,
+        plan=given.plans[stage],
+        schemas=given.drafts.schemas,
+        tracking=tracking,
+    )
 
 
 def _tracking(given: Launch, stage: StageId) -> str:
@@ -309,13 +324,13 @@ def _attach(given: Launch, sink: SinkSpec, uri: str) -> DeltaSink:
     table = DeltaSink(
         ctx.root,
         uri,
-        writer,
-        ctx.run,
-        lambda: spark,
-        sink.key,
-        overwrites,
-        sink.changes,
-        ctx.in_order_since,
+        writer=writer,
+        run=ctx.run,
+        session=lambda: spark,
+        key=sink.key,
+        overwrites=overwrites,
+        changes=sink.changes,
+        in_order_since=ctx.in_order_since,
     )
     if given.job.stages[source.stage].adopt is not None:
         fence_query(ctx, source.stage, sink.name, uri, lambda: spark)
@@ -404,11 +419,11 @@ def _sendings(sinks: Sequence[SinkSpec], schemas: Mapping[ChannelId, StructType]
         Sending(
             spec.name,
             spec.source.stage,
-            spec.source.name,
-            delta_schema(schemas[spec.source.channel]),
-            spec.outside,
-            spec.kind,
-            spec.settings,
+            output=spec.source.name,
+            schema=delta_schema(schemas[spec.source.channel]),
+            sink=spec.outside,
+            kind=spec.kind,
+            settings=spec.settings,
         )
         for spec in sinks
         if spec.outside is not None

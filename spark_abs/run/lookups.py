@@ -34,11 +34,11 @@ def open_lookups(
     return StageLookups(
         ctx,
         spec,
-        drafts.lookups,
-        job.spark,
-        partial(_whole, drafts, stage),
-        first,
-        _checkpointed(ctx, stage.name),
+        opened=drafts.lookups,
+        spark=job.spark,
+        stream=partial(_whole, drafts, stage),
+        written_down=first,
+        checkpointed=_checkpointed(ctx, stage.name),
     )
 
 

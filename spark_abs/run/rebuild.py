@@ -141,7 +141,7 @@ class Rebuilder:
     def _write(self, ctx: RunContext, rebuild: Rebuild, heartbeat: Callable[[], None]) -> None:
         place, query = ctx.native(rebuild.stage), rebuild.record.query
         files = rebuild.snapshot.files if rebuild.snapshot is not None else ()
-        materialise(ctx.root, files, place, query, lambda _: heartbeat())
+        materialise(ctx.root, files, target=place, query_id=query, progress=lambda _: heartbeat())
         if not files:
             put(place, METADATA, [json.dumps({"id": query}).encode()])
 
@@ -234,7 +234,11 @@ class Rebuilder:
         for sink in self._graph.sinks_of(decl.name):
             if sink.table is not None:
                 writer = ctx.writer(decl.name, sink.name)
-                yield from DeltaSink(ctx.root, sink.table, writer, ctx.run, self._session).plans(cut).items()
+                yield from (
+                    DeltaSink(ctx.root, sink.table, writer=writer, run=ctx.run, session=self._session)
+                    .plans(cut)
+                    .items()
+                )
 
 
 def _recorded(ctx: RunContext, record: Rebuilt, state: ControlState) -> ControlState:

@@ -101,7 +101,7 @@ class Recovery:
         now = steady_ms()
         slow = is_slow_start(end.error)
         final = is_final(end.error, end.cause) and not self._may_be_renewed(end)
-        failed = Failed(now, end.stage, end.batch, end.cause, final, slow)
+        failed = Failed(now, end.stage, batch=end.batch, cause=end.cause, final=final, slow_start=slow)
         luck = random.random()  # noqa: S311 - spreads restarts, no secret
         self._past, decision = decide(self._policy, self._past, failed, luck)
         match decision:

@@ -59,7 +59,7 @@ class Renewal:
             self.job, stages={self.stage: _renewed(self.job.stages[self.stage])}, feedbacks=(), sinks=()
         )
         graph = JobGraph((self.graph.stage(self.stage),), ())
-        frames = build_frames(alone, graph, _no_gate, tracking=lambda _: self.tracking)
+        frames = build_frames(alone, graph, open_gate=_no_gate, tracking=lambda _: self.tracking)
         plans, _ = check_frames(graph, frames)
         for output in self.graph.stage(self.stage).outputs:
             channel = channel_id(self.stage, output)

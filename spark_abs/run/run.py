@@ -54,6 +54,7 @@ class Run:
         self,
         ctx: RunContext,
         termination: Termination,
+        *,
         stages: Mapping[StageId, RunningStage],
         loops: Sequence[Loop],
         coordination: Coordination,

@@ -180,7 +180,14 @@ class RunningStage:
     def _start_with(self, take: Callable[[StreamingQuery], None]) -> QueryStart:
         parts = self._parts
         after = parts.graph.stages_after(self.name)
-        return QueryStart(parts.spec, self._frame, self.runner, parts.plan.keeps_state, after, take)
+        return QueryStart(
+            parts.spec,
+            self._frame,
+            runner=self.runner,
+            keeps_state=parts.plan.keeps_state,
+            stages_after=after,
+            started=take,
+        )
 
     def _take_first(self, query: StreamingQuery) -> None:
         self.query = query

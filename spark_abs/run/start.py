@@ -110,23 +110,25 @@ def start_job(
             control.update(lambda state: start_functions(state, ctx.run, started))
             lookups = drafted.frames.lookups
             control.update(lambda state: pin_lookups(state, ctx.run, _pinned(drafted), lookups))
-            ctx, rebuilds = _rebuild(ctx, graph, plans, control, lost, lambda: job.spark)
+            ctx, rebuilds = _rebuild(
+                ctx, graph, plans=plans, control=control, lost=lost, session=lambda: job.spark
+            )
             job.failpoint("start.natives.after")
             laps.over("root")
             shapes = found.job.shapes
             given = Launch(
                 job,
                 ctx,
-                graph,
-                plans,
-                drafted.frames,
-                shapes,
-                control,
-                policy,
-                starting.close,
-                laps,
-                rebuilds,
-                drain,
+                graph=graph,
+                plans=plans,
+                drafts=drafted.frames,
+                shapes=shapes,
+                control=control,
+                policy=policy,
+                started=starting.close,
+                laps=laps,
+                rebuilds=rebuilds,
+                drain=drain,
             )
             return launch(given)  # 6, 7
     except BaseException as error:  # of an interrupt, too: whoever caught it can start again
@@ -238,6 +240,7 @@ def _lost_natives(ctx: RunContext, graph: JobGraph, manifest: Manifest | None) -
 def _rebuild(
     ctx: RunContext,
     graph: JobGraph,
+    *,
     plans: Mapping[StageId, PlanFacts],
     control: Control,
     lost: Mapping[StageId, str],

@@ -56,6 +56,7 @@ def fresh_query_id() -> str:
 def materialise(
     root: Root,
     files: Sequence[StoredFile],
+    *,
     target: Place,
     query_id: str,
     progress: Callable[[int], None] = lambda _: None,

@@ -59,6 +59,7 @@ def with_sources(text: str, sources: Sources) -> str:
 def rearrange(
     source: Place,
     target: Place,
+    *,
     batch: BatchId,
     query_id: str,
     sources: Sources,

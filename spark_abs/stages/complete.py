@@ -128,7 +128,11 @@ def _channels(ctx: RunContext, stage: StageId) -> Sequence[ChannelWriter]:
         of, _, output = name.partition(".")
         if of == stage:
             with suppress(FileNotFoundError):
-                found.append(ChannelWriter(ctx.root, ctx.job, stage, output, ctx.attempt, ctx.run))
+                found.append(
+                    ChannelWriter(
+                        ctx.root, ctx.job, stage=stage, output=output, attempt=ctx.attempt, run=ctx.run
+                    )
+                )
     return found
 
 
@@ -141,7 +145,14 @@ def _sinks(
             with suppress(FileNotFoundError):
                 writer = ctx.writer(stage, sink.sink)
                 table = DeltaSink(
-                    ctx.root, sink.table, writer, ctx.run, session, sink.key, sink.overwrites, sink.changes
+                    ctx.root,
+                    sink.table,
+                    writer=writer,
+                    run=ctx.run,
+                    session=session,
+                    key=sink.key,
+                    overwrites=sink.overwrites,
+                    changes=sink.changes,
                 )
                 found[table.uri] = table
     return found

@@ -78,6 +78,7 @@ class Evaluator:
         self,
         ctx: RunContext,
         spec: StageSpec,
+        *,
         channels: Sequence[ChannelWriter],
         tables: Sequence[tuple[SinkSpec, DeltaSink]],
         functions: Sequence[SinkSpec],
@@ -138,7 +139,9 @@ class Evaluator:
                 versions = self._lookups.choose(batch, committed.lookups if committed is not None else ())
                 stack.enter_context(self._lookups.explaining(versions))
                 frame = self._lookups.applied(frame, versions)
-            yield self._settle(stack, frame, batch, committed, consumers, versions)
+            yield self._settle(
+                stack, frame, batch=batch, committed=committed, consumers=consumers, lookups=versions
+            )
 
     def _is_replaced(self, table: str) -> bool:
         """Say whether each batch replaces the rows of a table, and one of this attempt has."""
@@ -151,6 +154,7 @@ class Evaluator:
         self,
         stack: ExitStack,
         frame: DataFrame,
+        *,
         batch: BatchId,
         committed: _Committed | None,
         consumers: Sequence[Consumer],

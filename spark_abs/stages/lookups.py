@@ -44,6 +44,7 @@ class StageLookups:
         self,
         ctx: RunContext,
         spec: StageSpec,
+        *,
         opened: Mapping[str, OpenedLookup],
         spark: SparkSession,
         stream: Callable[[DataFrame], DataFrame],

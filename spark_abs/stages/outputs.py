@@ -57,7 +57,15 @@ class IdleCut:
 def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> tuple[ChannelWriter, ...]:
     """Open one writer for each output that is a channel."""
     return tuple(
-        ChannelWriter(ctx.root, ctx.job, spec.name, o, ctx.attempt, ctx.run, ctx.in_order_since)
+        ChannelWriter(
+            ctx.root,
+            ctx.job,
+            stage=spec.name,
+            output=o,
+            attempt=ctx.attempt,
+            run=ctx.run,
+            in_order_since=ctx.in_order_since,
+        )
         for o in channels
     )
 
@@ -91,6 +99,7 @@ class Outputs:
         self,
         ctx: RunContext,
         spec: StageSpec,
+        *,
         channels: Sequence[ChannelWriter],
         tables: Mapping[str, DeltaSink],
         sinks: Sequence[SinkSpec],
@@ -128,7 +137,13 @@ class Outputs:
             if first.marker is not None and every < first.epoch:  # a barrier that is to be completed
                 self._searched = Version(first.marker.version - 1)
         self._evaluator = Evaluator(
-            ctx, spec, self.channels, self._tables, self._functions, repeatable, lookups
+            ctx,
+            spec,
+            channels=self.channels,
+            tables=self._tables,
+            functions=self._functions,
+            repeatable=repeatable,
+            lookups=lookups,
         )
         self._lookups = lookups
         self._certain = repeatable and lookups is None
@@ -223,7 +238,13 @@ class Outputs:
         for sink in self._functions:
             app = self._ctx.app_id(self._spec.name, sink.name)
             value = Current(
-                self._ctx.job, self._spec.name, self._ctx.attempt, self._ctx.run, batch, epoch, app
+                self._ctx.job,
+                self._spec.name,
+                attempt=self._ctx.attempt,
+                run=self._ctx.run,
+                batch=batch,
+                epoch=epoch,
+                app_id=app,
             )
             assert sink.function is not None
             within(value, partial(sink.function, given.frames[sink.source.name], int(batch)))
@@ -263,10 +284,10 @@ class Outputs:
                 OutputVersion(
                     sink.name,
                     "delta",
-                    table.uri,
-                    table.table_id,
-                    table.version_at(batch),
-                    sink.table_name,
+                    table=table.uri,
+                    table_id=table.table_id,
+                    version=table.version_at(batch),
+                    name=sink.table_name,
                 )
             )
         found += [OutputVersion(s.name, "function", s.name, "", None) for s in self._functions]

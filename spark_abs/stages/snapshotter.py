@@ -214,11 +214,13 @@ class Snapshotter:
             timings=Timings(
                 taken.start_delay_ms,
                 taken.alignment_ms,
-                taken.sync_ms + (took if ctx.settings.synchronous else 0),
-                0 if ctx.settings.synchronous else took,
-                taken.backlog.read(ENTRIES_AT_THE_END, taken.aligned_ms) if taken.backlog else 0,
-                now_ms() - taken.barrier.timestamp_ms,
-                taken.backpressured_ms,
+                sync_ms=taken.sync_ms + (took if ctx.settings.synchronous else 0),
+                async_ms=0 if ctx.settings.synchronous else took,
+                alignment_bytes=taken.backlog.read(ENTRIES_AT_THE_END, taken.aligned_ms)
+                if taken.backlog
+                else 0,
+                end_to_end_ms=now_ms() - taken.barrier.timestamp_ms,
+                backpressured_ms=taken.backpressured_ms,
             ),
         )
         ctx.failpoint(f"ack.{stage}.before")

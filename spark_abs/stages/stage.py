@@ -73,6 +73,7 @@ class StageRunner:
         self,
         ctx: RunContext,
         name: StageId,
+        *,
         outputs: Outputs,
         start: tuple[Position, ...],
         snapshots: Snapshotter,
@@ -188,7 +189,9 @@ class StageRunner:
         failpoint(f"batch.{self.name}.handover.before")
         if done.barrier is not None and done.barrier.id > max(self.progress.taken, self._ctx.floor):  # 7
             versions = {output: entry.version for output, entry in done.entries.items()}
-            self._hand_over(done.barrier, batch, after, versions, began, waited_ms)
+            self._hand_over(
+                done.barrier, batch, positions=after, channels=versions, began_ms=began, waited_ms=waited_ms
+            )
         failpoint(f"batch.{self.name}.handover.after")
 
     def _is_idle(self, planned: Planned) -> bool:
@@ -209,7 +212,9 @@ class StageRunner:
             cut = self._outputs.commit_barrier(barrier, lambda last=last: last)  # type: ignore[misc]
             if cut is not None:
                 self._ctx.failpoint(f"batch.{self.name}.overtake.after")
-                self._hand_over(barrier, last, before, cut.channels, began, 0)
+                self._hand_over(
+                    barrier, last, positions=before, channels=cut.channels, began_ms=began, waited_ms=0
+                )
 
     def _watch_alignment(self, after: tuple[Position, ...], now: int) -> None:
         for position in forward(after):
@@ -249,6 +254,7 @@ class StageRunner:
         self,
         barrier: Barrier,
         batch: BatchId,
+        *,
         positions: tuple[Position, ...],
         channels: Mapping[str, Version],
         began_ms: int,
@@ -312,7 +318,9 @@ class StageRunner:
             if cut is None:
                 return
             self._ctx.failpoint(f"agent.{self.name}.commit.after")
-            self._hand_over(barrier, batch, positions, cut.channels, began, 0)
+            self._hand_over(
+                barrier, batch, positions=positions, channels=cut.channels, began_ms=began, waited_ms=0
+            )
 
     def _last_batch_if_idle(self) -> BatchId | None:
         # Once the query has stopped, what it has planned and not begun is the next run's.

@@ -78,5 +78,9 @@ class WatchedTables:
         try:
             table = Table.open(place)
         except FileNotFoundError:
-            return OutputVersion(self._stage, "table", place.uri, "", None, target.said)
-        return OutputVersion(self._stage, "table", place.uri, table.id, table.version, target.said)
+            return OutputVersion(
+                self._stage, "table", table=place.uri, table_id="", version=None, name=target.said
+            )
+        return OutputVersion(
+            self._stage, "table", table=place.uri, table_id=table.id, version=table.version, name=target.said
+        )

@@ -107,10 +107,10 @@ class _Answer:
         return GroupOutput(
             output,
             np.concatenate([changed[: len(states)], silent[kept], changed[len(states) :], silent[~kept]]),
-            pa.concat_tables([states.select(names), old.select(names), blank]),
-            number < len(states),
-            number >= held,
-            np.concatenate([timeouts, np.full(held + gone - len(states), NEVER)]).astype(np.int64),
+            states=pa.concat_tables([states.select(names), old.select(names), blank]),
+            updated=number < len(states),
+            removed=number >= held,
+            timeouts=np.concatenate([timeouts, np.full(held + gone - len(states), NEVER)]).astype(np.int64),
         )
 
     def _passed(self, changed: Places) -> Places:

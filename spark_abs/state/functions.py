@@ -89,8 +89,9 @@ def map_groups_with_state(
         GraphError: the stage's state store or uid cannot be.
     """
     return _stateful(
-        frame, key, partial(per_key, function=function, flat=False), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode, renamed, defaults, dropped,
+        frame, key, function=partial(per_key, function=function, flat=False),
+        state_schema=state_schema, output_schema=output_schema, uid=uid, timeout=timeout, ttl=ttl,
+        key_groups=key_groups, output_mode=output_mode, renamed=renamed, defaults=defaults, dropped=dropped,
     )  # fmt: skip
 
 
@@ -112,8 +113,9 @@ def flat_map_groups_with_state(
 ) -> DataFrame:
     """As `map_groups_with_state`, with a function that returns an iterator of any number of rows."""
     return _stateful(
-        frame, key, partial(per_key, function=function, flat=True), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode, renamed, defaults, dropped,
+        frame, key, function=partial(per_key, function=function, flat=True),
+        state_schema=state_schema, output_schema=output_schema, uid=uid, timeout=timeout, ttl=ttl,
+        key_groups=key_groups, output_mode=output_mode, renamed=renamed, defaults=defaults, dropped=dropped,
     )  # fmt: skip
 
 
@@ -151,14 +153,16 @@ def map_batches_with_state(
     For all else see `map_groups_with_state`.
     """
     return _stateful(
-        frame, key, partial(per_batch, function=function), state_schema, output_schema,
-        uid, timeout, ttl, key_groups, output_mode, renamed, defaults, dropped,
+        frame, key, function=partial(per_batch, function=function),
+        state_schema=state_schema, output_schema=output_schema, uid=uid, timeout=timeout, ttl=ttl,
+        key_groups=key_groups, output_mode=output_mode, renamed=renamed, defaults=defaults, dropped=dropped,
     )  # fmt: skip
 
 
 def _stateful(
     frame: DataFrame,
     key: str | Sequence[str],
+    *,
     function: Callable[[Operator], GroupFunction],
     state_schema: Schema,
     output_schema: Schema,
@@ -199,18 +203,18 @@ def _stateful(
     operator = Operator(
         declared.stage if declared is not None else "",
         checked_name(uid, "uid"),
-        key_groups,
-        names,
-        to_arrow_schema(frame.schema, timezone="UTC"),
-        to_arrow_schema(_struct(spark, state_schema), timezone="UTC"),
-        to_arrow_schema(output, timezone="UTC"),
-        kind,
-        _ttl(ttl),
-        settings.max_group_bytes,
-        settings.cache_bytes,
-        {field: (n,) if isinstance(n, str) else tuple(n) for field, n in (renamed or {}).items()},
-        dict(defaults or {}),
-        (dropped,) if isinstance(dropped, str) else tuple(dropped),
+        key_groups=key_groups,
+        key=names,
+        rows=to_arrow_schema(frame.schema, timezone="UTC"),
+        state=to_arrow_schema(_struct(spark, state_schema), timezone="UTC"),
+        output=to_arrow_schema(output, timezone="UTC"),
+        timeout=kind,
+        ttl_ms=_ttl(ttl),
+        max_group_bytes=settings.max_group_bytes,
+        cache_bytes=settings.cache_bytes,
+        renamed={field: (n,) if isinstance(n, str) else tuple(n) for field, n in (renamed or {}).items()},
+        defaults=dict(defaults or {}),
+        dropped=(dropped,) if isinstance(dropped, str) else tuple(dropped),
     )
     if declared is not None and uid in declared.evolved:
         operator = operator.as_form(declared.evolved[uid])

@@ -136,6 +136,7 @@ class KeyGroup:
         cls,
         number: int,
         store: GroupStore,
+        *,
         head: Head,
         at: bytes,
         known: KeyGroup | None,

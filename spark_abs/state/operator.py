@@ -89,13 +89,15 @@ class Operator:
         note = StateFunction(
             self.uid,
             self.key_groups,
-            _texts(self.key_schema),
-            _texts(self.state),
-            self.timeout.value,
-            self.ttl_ms,
-            dict(self.renamed),
-            self.dropped,
-            {n: default_text(self.name, value, self.state.field(n)) for n, value in self.defaults.items()},
+            key=_texts(self.key_schema),
+            state=_texts(self.state),
+            timeout=self.timeout.value,
+            ttl_ms=self.ttl_ms,
+            renamed=dict(self.renamed),
+            dropped=self.dropped,
+            defaults={
+                n: default_text(self.name, value, self.state.field(n)) for n, value in self.defaults.items()
+            },
         )
         object.__setattr__(self, "note", note)
 
@@ -235,6 +237,7 @@ class Cache:
 def run_group(
     operator: Operator,
     function: GroupFunction,
+    *,
     store: GroupStore,
     cache: Cache,
     scope: str,
@@ -297,7 +300,7 @@ def _open(operator: Operator, store: GroupStore, known: KeyGroup | None, group: 
             f"of which the root has no record; it is now {to_json(operator.note)}. Declare the key, the "
             "state schema, the timeout, the uid and the number of key groups as they were then"
         )
-    return KeyGroup.load(group, store, head, at, known, operator.fit)
+    return KeyGroup.load(group, store, head=head, at=at, known=known, fit=operator.fit)
 
 
 def _input(
@@ -325,14 +328,14 @@ def _input(
     given = GroupInput(
         time,
         group,
-        pa.table(keys, schema=operator.key_schema),
-        len(starts) - 1,
-        ordered,
-        starts,
-        states.rename_columns(operator.states_schema.names),
-        has,
-        state.timeouts(where, places),
-        state.expires(where, places),
+        keys=pa.table(keys, schema=operator.key_schema),
+        with_rows=len(starts) - 1,
+        rows=ordered,
+        starts=starts,
+        states=states.rename_columns(operator.states_schema.names),
+        has_state=has,
+        timeouts=state.timeouts(where, places),
+        expires=state.expires(where, places),
     )
     return given, where, places
 

@@ -178,13 +178,25 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
                 timeouts.append(state.timeout)
         return GroupOutput(
             _encoded(
-                operator, given, lambda at: keys[bisect_right(ends, at)], "its output", operator.output, out
+                operator,
+                given,
+                key_of=lambda at: keys[bisect_right(ends, at)],
+                what="its output",
+                schema=operator.output,
+                values=out,
             ),
             np.array(changed, np.int64),
-            _encoded(operator, given, lambda at: keys[changed[at]], "its state", operator.state, values),
-            np.array(updated, np.bool_),
-            np.array(removed, np.bool_),
-            np.array(timeouts, np.int64),
+            states=_encoded(
+                operator,
+                given,
+                key_of=lambda at: keys[changed[at]],
+                what="its state",
+                schema=operator.state,
+                values=values,
+            ),
+            updated=np.array(updated, np.bool_),
+            removed=np.array(removed, np.bool_),
+            timeouts=np.array(timeouts, np.int64),
         )
 
     return call
@@ -199,6 +211,7 @@ def failed(operator: Operator, time: BatchTime, key: object, cause: Exception | 
 def _encoded(
     operator: Operator,
     given: GroupInput,
+    *,
     key_of: Callable[[int], tuple[Any, ...]],
     what: str,
     schema: pa.Schema,

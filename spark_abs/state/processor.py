@@ -155,7 +155,16 @@ class Processor(StatefulProcessor):
             rows = kept
         store = _Group(self._handle, self._heads, self._segments, firing)
         scope = f"{_property(QUERY_PROPERTY)}/{self._operator.uid}/{self._operator.digest}"
-        output = run_group(self._operator, self._function, store, _cache, scope, group, rows, time)
+        output = run_group(
+            self._operator,
+            self._function,
+            store=store,
+            cache=_cache,
+            scope=scope,
+            group=group,
+            rows=rows,
+            time=time,
+        )
         if output.num_rows:
             yield pd.DataFrame({OUTPUT: [stream(output)]})
 

@@ -104,7 +104,12 @@ def read_group(rows: StateRows, number: int, head: bytes, segments: Mapping[int,
     """
     held = HeldGroup(head, dict(segments))
     group = KeyGroup.load(
-        number, held, read_head(head), head, None, lambda table: fitted(table, rows.function, rows.segment)
+        number,
+        held,
+        head=read_head(head),
+        at=head,
+        known=None,
+        fit=lambda table: fitted(table, rows.function, rows.segment),
     )
     table = group.all_rows(rows.segment)
     removed = table[REMOVED].fill_null(False).combine_chunks()

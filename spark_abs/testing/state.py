@@ -157,7 +157,18 @@ class StateDriver:
         def run(number: int, rows: pa.Table) -> None:
             store = self.groups[number]
             out.extend(
-                tuples(run_group(self.operator, self._function, store, self._cache, "", number, rows, time))
+                tuples(
+                    run_group(
+                        self.operator,
+                        self._function,
+                        store=store,
+                        cache=self._cache,
+                        scope="",
+                        group=number,
+                        rows=rows,
+                        time=time,
+                    )
+                )
             )
 
         try:
@@ -211,7 +222,7 @@ def stored_states(operator: Operator, store: MemoryGroup, number: int) -> pa.Tab
     if store.head is None:
         return operator.states_schema.empty_table()
     head = read_head(store.head)
-    return KeyGroup.load(number, store, head, store.head, None, operator.fit).all_states(
+    return KeyGroup.load(number, store, head=head, at=store.head, known=None, fit=operator.fit).all_states(
         operator.states_schema
     )
 

@@ -158,7 +158,16 @@ class _Host:
         hush(spark)
         refuse_unsupported_session(spark)
         resolved = wrapped_settings(session_settings(spark), settings)
-        job = JobSpec(WRAPPED_JOB, root, spark, resolved, no_failpoint, {}, (), ())
+        job = JobSpec(
+            WRAPPED_JOB,
+            root,
+            spark=spark,
+            settings=resolved,
+            failpoint=no_failpoint,
+            stages={},
+            feedbacks=(),
+            sinks=(),
+        )
         control = Control.create(root, job.name, now_ms(), resolved.require_root)
         newest = refuse_second(job, control, takeover=False)
         self._job, self._spark = job, spark
@@ -183,13 +192,13 @@ class _Host:
         self._coordination = Coordination(
             self._ctx,
             self._events,
-            self._dormant,
-            self._shapes,
-            self._snapshots,
-            self._termination.request,
-            _refuse_drain,
-            self._forget,
-            fail,
+            stages=self._dormant,
+            shapes=self._shapes,
+            snapshots=self._snapshots,
+            on_stop=self._termination.request,
+            on_drain=_refuse_drain,
+            on_forget=self._forget,
+            on_failure=fail,
         )
         self._lifecycle = Lifecycle(
             self._ctx,
@@ -280,12 +289,23 @@ class _Host:
     def _runner(self, wrapped: _Wrapped, session: SparkSession, tables: Sequence[TableTarget]) -> StageRunner:
         source, storage = Output(self._job, wrapped.stage, MAIN_OUTPUT), self._ctx.root.storage
         sink = SinkSpec(wrapped.stage, source, None, wrapped.function)
-        spec = StageSpec(wrapped.stage, (), lambda only: only, {}, "append", None, None, None)
+        spec = StageSpec(
+            wrapped.stage,
+            (),
+            function=lambda only: only,
+            outputs={},
+            output_mode="append",
+            trigger=None,
+            shuffle_partitions=None,
+            state_provider=None,
+        )
         again, made = partial(find_again, session, storage), partial(self._made, wrapped.stage)
         watched = WatchedTables(wrapped.stage, tables, storage, again, made)
-        outputs = Outputs(self._ctx, spec, (), {}, [sink], watched)
+        outputs = Outputs(self._ctx, spec, channels=(), tables={}, sinks=[sink], watched=watched)
         credit = Credit(self._ctx, (), Consumers(self._ctx, {}), Version(0), 0)
-        runner = StageRunner(self._ctx, wrapped.stage, outputs, (), self._snapshots, credit)
+        runner = StageRunner(
+            self._ctx, wrapped.stage, outputs=outputs, start=(), snapshots=self._snapshots, credit=credit
+        )
         runner.batch_lock.await_stop = partial(sleep_until_stopped, self._spark)
         return runner
 

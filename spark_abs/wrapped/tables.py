@@ -84,11 +84,11 @@ def refuse_others(
         refuse_moved(
             f"query {stage!r}",
             table,
-            mine,
-            state.attempt.id,
-            storage,
-            f"say so with `spark-abs forget ROOT {stage}` and start the query again",
-            at_cut,
+            records=mine,
+            attempt=state.attempt.id,
+            storage=storage,
+            otherwise=f"say so with `spark-abs forget ROOT {stage}` and start the query again",
+            at_cut=at_cut,
         )
 
 

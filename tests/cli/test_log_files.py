@@ -106,7 +106,7 @@ def repeat_newest_commit(root: Root, table: str, times: int) -> None:
 
 def settle_and_claim(state: ledger.ControlState) -> ledger.ControlState:
     state = ledger.settle(state, completed=tuple(c.barrier.id for c in state.claims))
-    return ledger.claim(state, RunId(1), CheckpointKind.SAVEPOINT, None, 0)[0]
+    return ledger.claim(state, RunId(1), kind=CheckpointKind.SAVEPOINT, name=None, now_ms=0)[0]
 
 
 def log_files_of_list(root: Root, rows: int) -> list[str]:

@@ -133,7 +133,7 @@ def test_state_is_packed_verified_and_brought_back(root: Root, tmp_path: Path) -
     stored = store(kept, CheckpointId(1), tmp_path / "native", **data).files
     assert verify_state(root, [manifest_of(1, stored)]) == ()
     for target in (root.place("native/1/stage"), Place(str(tmp_path / "back"))):
-        materialise(root, stored, target, "query")
+        materialise(root, stored, target=target, query_id="query")
         assert {path: target.read(path) for path in data if path != "metadata"} == {
             path: content for path, content in data.items() if path != "metadata"
         }

@@ -81,11 +81,11 @@ def violation(system: System) -> Violation:
     return found.value
 
 
-def reads_past_the_barrier(own: Position, *others: Any) -> align.Decision:
+def reads_past_the_barrier(own: Position, *others: Any, **known: Any) -> align.Decision:
     """Ignore that the input is blocked: read on, and go on saying that it stands at the barrier."""
     if not own.at_barrier:
-        return align.decide(own, *others)
-    decision = align.decide(replace(own, at_barrier=False), *others)
+        return align.decide(own, *others, **known)
+    decision = align.decide(replace(own, at_barrier=False), *others, **known)
     return align.Advance(replace(decision.position, at_barrier=True))
 
 
@@ -137,9 +137,9 @@ def test_credit_that_counts_entries_without_rows() -> None:
     assert len(found.steps) == 11
 
 
-def aligns(own: Position, stage: Any, *others: Any) -> align.Decision:
+def aligns(own: Position, stage: Any, *others: Any, **known: Any) -> align.Decision:
     """Take a feedback edge for an input like others: wait until the barrier has come round."""
-    decision = align.decide(replace(own, feedback=False), plain(stage), *others)
+    decision = align.decide(replace(own, feedback=False), plain(stage), *others, **known)
     return replace(decision, position=replace(decision.position, feedback=own.feedback))
 
 

@@ -89,23 +89,25 @@ def violated(parts: Parts, graph: Graph = FIVE) -> str:
 
 
 def on_one_input(channel: str, broken: Callable[..., align.Decision]) -> Parts:
-    def decide(own: Position, *others: Any) -> align.Decision:
-        return (broken if own.channel == channel else align.decide)(own, *others)
+    def decide(own: Position, *others: Any, **known: Any) -> align.Decision:
+        return (broken if own.channel == channel else align.decide)(own, *others, **known)
 
     return Parts(decide=decide)
 
 
-def reads_past_the_barrier(own: Position, *others: Any) -> align.Decision:
+def reads_past_the_barrier(own: Position, *others: Any, **known: Any) -> align.Decision:
     """Ignore that the input is blocked: read on, and go on saying that it stands at the barrier."""
     if not own.at_barrier:
-        return align.decide(own, *others)
-    decision = align.decide(replace(own, at_barrier=False), *others)
+        return align.decide(own, *others, **known)
+    decision = align.decide(replace(own, at_barrier=False), *others, **known)
     return align.Advance(replace(decision.position, at_barrier=True))
 
 
-def does_not_see_barriers(own: Position, stage: Any, entries: Any, *others: Any) -> align.Decision:
+def does_not_see_barriers(
+    own: Position, stage: Any, entries: Any, *others: Any, **known: Any
+) -> align.Decision:
     """Ignore the barrier itself: for this input the log holds nothing but data."""
-    return align.decide(own, stage, (replace(entry, barrier=None) for entry in entries), *others)
+    return align.decide(own, stage, (replace(entry, barrier=None) for entry in entries), *others, **known)
 
 
 def without_waiting(

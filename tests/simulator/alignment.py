@@ -80,7 +80,15 @@ class Alignment:
         own = self.positions[number]
         unread = iter(self.logs[own.channel][own.version :])
         settled = align.Settled(self.floor, frozenset(self.aborted), frozenset(self.overtaken))
-        return align.decide(own, self.positions, unread, settled, limits, self.run, AttemptId(1))
+        return align.decide(
+            own,
+            self.positions,
+            unread,
+            settled=settled,
+            limits=limits,
+            run=self.run,
+            attempt=AttemptId(1),
+        )
 
     def batch(self, limits: align.Limits = ROOMY) -> cut.Emission | None:
         """Plan and run one micro-batch; return what its outputs get, None if nothing moved."""

@@ -313,7 +313,12 @@ class Driver:
 
     def _claim(self, effect: Claim) -> None:
         state, barrier = control.claim(
-            self.storage.state, self.run.id, effect.kind, effect.name, self.clock(), effect.mode
+            self.storage.state,
+            self.run.id,
+            kind=effect.kind,
+            name=effect.name,
+            now_ms=self.clock(),
+            mode=effect.mode,
         )
         self.storage.control.append(state)
         self.storage.claimed.append(barrier)

@@ -109,7 +109,9 @@ class Process:
                 positions.append(own)
                 continue
             entries = self.storage.tables[own.channel].after(own.version, run.paths[own.channel])
-            decision = run.parts.decide(own, now.positions, entries, settled, limits, run.id, run.attempt)
+            decision = run.parts.decide(
+                own, now.positions, entries, settled=settled, limits=limits, run=run.id, attempt=run.attempt
+            )
             if isinstance(decision, align.Blocked):
                 wait = BlockedInput(self.stage.id, own.channel, decision.on)
                 require(none_blocked([wait], dict.fromkeys(settled.aborted, False)))

@@ -49,7 +49,13 @@ def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[
     plan = to_json(BranchPoint({c: storage.cut_version(checkpoint.id, c) for c in channels}))
     storage.control.append(
         attempt_changes.begin_attempt(
-            storage.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock()
+            storage.state,
+            checkpoint.attempt,
+            checkpoint=checkpoint.id,
+            plan=plan,
+            host="sim",
+            pid=1,
+            now_ms=clock(),
         )
     )
     yield

@@ -251,7 +251,13 @@ class Root(Storage):
         plan = to_json(BranchPoint({o.table: o.version for o in outputs if o.version is not None}))
         self.control.append(
             attempt_changes.begin_attempt(
-                self.state, checkpoint.attempt, checkpoint.id, plan, "sim", 1, clock()
+                self.state,
+                checkpoint.attempt,
+                checkpoint=checkpoint.id,
+                plan=plan,
+                host="sim",
+                pid=1,
+                now_ms=clock(),
             )
         )
         yield

@@ -235,7 +235,7 @@ class Story:
         # Moved away first: a snapshot that Spark still uploads to the old place must not stop the removal.
         shutil.rmtree(self.native.rename(self.tmp / "lost"))
         restored = self.tmp / "restored"
-        materialise(self.root, copy.files, Place(str(restored)), fresh_query_id())
+        materialise(self.root, copy.files, target=Place(str(restored)), query_id=fresh_query_id())
         assert verify_native(Place(str(restored)), copy.files) == ()
         run = start(self.shape, self.source, restored)
         try:
@@ -364,7 +364,7 @@ def test_a_snapshot_that_is_kept_and_the_changes_after_it_bring_the_query_back(
     assert same <= bases
     expected = in_pieces(window, story.source, story.native, 2)
     story.native.rename(tmp_path / "lost")
-    materialise(story.root, taken.files, Place(str(tmp_path / "restored")), fresh_query_id())
+    materialise(story.root, taken.files, target=Place(str(tmp_path / "restored")), query_id=fresh_query_id())
     run = start(window, story.source, tmp_path / "restored")
     try:
         run.query.processAllAvailable()
@@ -412,7 +412,7 @@ def test_nothing_of_an_abandoned_future_comes_back(
         for path in sorted(source.directory.iterdir())[files:]:
             path.unlink()
         source.wrong, source.files = False, files
-        materialise(story.root, copy.files, Place(str(tmp_path / name)), fresh_query_id())
+        materialise(story.root, copy.files, target=Place(str(tmp_path / name)), query_id=fresh_query_id())
         spoil(tmp_path / name)
         return in_pieces(window, source, tmp_path / name, 2)
 

@@ -145,9 +145,16 @@ class Batches:
         self._attempt, self.batch = self._attempt + 1, -1
         number = self._attempt
         writer = SinkWriter(JOB, "a", StageId("s"), "out", AttemptId(number))
-        args = (tuple(self._delta.key), False, self._delta.changes)
         root = Root(str(self._base / "a"))
-        self.sink = DeltaSink(root, self._delta.path, writer, RunId(number), lambda: self._spark, *args)
+        self.sink = DeltaSink(
+            root,
+            self._delta.path,
+            writer=writer,
+            run=RunId(number),
+            session=lambda: self._spark,
+            key=tuple(self._delta.key),
+            changes=self._delta.changes,
+        )
         if version is not None:
             self.sink.restore_to(version, Own(JOB, "a", frozenset()))
         self.sink.begin()
@@ -263,7 +270,16 @@ def test_keys_are_one_where_delta_stores_one_value(spark: SparkSession, tmp_path
     ensure_sink(Place(uri), schema, delta, spark)
     writer = SinkWriter(JOB, "a", StageId("s"), "out", AttemptId(1))
     root = Root(str(tmp_path / "a"))
-    sink = DeltaSink(root, uri, writer, RunId(1), lambda: spark, tuple(delta.key), False, delta.changes)
+    sink = DeltaSink(
+        root,
+        uri,
+        writer=writer,
+        run=RunId(1),
+        session=lambda: spark,
+        key=tuple(delta.key),
+        overwrites=False,
+        changes=delta.changes,
+    )
     sink.begin()
     rows = [
         ("", b"", "a", "s", 1),

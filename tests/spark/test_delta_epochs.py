@@ -325,11 +325,11 @@ def test_a_table_is_not_written_both_ways(spark: SparkSession, make: Make, uri: 
     sending = Sending(make())
     sending.send(Some("a", 1))
     writer = SinkWriter(JOB, "a", StageId("s"), "out", AttemptId(1))
-    batches = DeltaSink(Root(str(tmp_path / "a")), uri, writer, RunId(2), lambda: spark)
+    batches = DeltaSink(Root(str(tmp_path / "a")), uri, writer=writer, run=RunId(2), session=lambda: spark)
     with pytest.raises(Refused, match="visible='checkpoint' again"):
         batches.begin()
     other = SinkWriter(JOB, "b", StageId("s"), "out", AttemptId(1))
-    DeltaSink(Root(str(tmp_path / "b")), uri, other, RunId(1), lambda: spark).begin()
+    DeltaSink(Root(str(tmp_path / "b")), uri, writer=other, run=RunId(1), session=lambda: spark).begin()
     with pytest.raises(Refused, match="visible='batch' again"):
         Sending(make(root="b"), root="b", run=2)
 
@@ -342,7 +342,7 @@ def test_a_table_keeps_the_name_of_its_sink(
     with pytest.raises(Refused, match=r"has the checkpoints of sink 'out': .*under that name again"):
         Sending(make(), run=2, name="renamed")
     writer = SinkWriter(JOB, "a", StageId("s"), "renamed", AttemptId(1))
-    batches = DeltaSink(Root(str(tmp_path / "a")), uri, writer, RunId(2), lambda: spark)
+    batches = DeltaSink(Root(str(tmp_path / "a")), uri, writer=writer, run=RunId(2), session=lambda: spark)
     with pytest.raises(Refused, match=r"sink 'out' wrote .*visible='checkpoint' again"):
         batches.begin()
     Sending(make(root="b"), root="b", name="renamed").send(Some("b", 2))

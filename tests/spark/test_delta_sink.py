@@ -49,7 +49,7 @@ def sink(spark: SparkSession, root: Root, uri: str) -> Open:
     """Open the sink under an attempt and run, as a start of the job does."""
 
     def make(attempt: int = 1, run: int = 1, begin: bool = True) -> DeltaSink:
-        found = DeltaSink(root, uri, writer(attempt), RunId(run), lambda: spark)
+        found = DeltaSink(root, uri, writer=writer(attempt), run=RunId(run), session=lambda: spark)
         if begin:
             found.begin()
         return found
@@ -185,7 +185,7 @@ def test_two_roots_write_one_table_and_each_undoes_its_own(
     create(spark, uri, "plain")
 
     def other(attempt: int, run: int) -> DeltaSink:
-        return DeltaSink(root, uri, writer(attempt, "root-2"), RunId(run), lambda: spark)
+        return DeltaSink(root, uri, writer=writer(attempt, "root-2"), run=RunId(run), session=lambda: spark)
 
     first, second = sink(), other(1, 1)
     second.begin()
@@ -215,14 +215,14 @@ def test_a_root_that_takes_a_table_over_fences_the_others_for_good(
     create(spark, uri, "plain")
     lost = sink()
     put(spark, lost, 0, 1)
-    new = DeltaSink(root, uri, writer(1, "root-2"), RunId(1), lambda: spark)
+    new = DeltaSink(root, uri, writer=writer(1, "root-2"), run=RunId(1), session=lambda: spark)
     new.begin(take_over=True)
     assert put(spark, new, 0, 2) is True
     with pytest.raises(Fenced):
         put(spark, lost, 1, 666)
     with pytest.raises(Fenced):
         sink(attempt=2, run=9)
-    again = DeltaSink(root, uri, writer(1, "root-2"), RunId(2), lambda: spark)
+    again = DeltaSink(root, uri, writer=writer(1, "root-2"), run=RunId(2), session=lambda: spark)
     again.begin(take_over=True)
     assert put(spark, again, 1, 3) is True
     assert rows(uri) == [1, 2, 3]
@@ -234,7 +234,7 @@ def test_a_sink_under_another_name_goes_on_where_it_was(
     """Renamed between the commit of a batch and Spark's own: the batch comes again, its rows do not."""
     create(spark, uri, "plain")
     put(spark, sink(), 0, 1)
-    renamed = DeltaSink(root, uri, writer(1, sink="renamed"), RunId(2), lambda: spark)
+    renamed = DeltaSink(root, uri, writer=writer(1, sink="renamed"), run=RunId(2), session=lambda: spark)
     renamed.begin()
     assert put(spark, renamed, 0, 1) is False
     assert put(spark, renamed, 1, 2) is True

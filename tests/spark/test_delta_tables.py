@@ -46,7 +46,15 @@ def make(spark: SparkSession, tmp_path: Path, uri: str) -> Make:
         ensure_sink(Place(uri), SCHEMA, delta, spark)
         writer = SinkWriter(JOB, root, StageId("s"), "out", AttemptId(attempt))
         place = Root(str(tmp_path / root))
-        return DeltaSink(place, uri, writer, RunId(run), lambda: spark, tuple(delta.key), overwrites)
+        return DeltaSink(
+            place,
+            uri,
+            writer=writer,
+            run=RunId(run),
+            session=lambda: spark,
+            key=tuple(delta.key),
+            overwrites=overwrites,
+        )
 
     return opened
 
@@ -205,7 +213,9 @@ def test_keys_of_all_types_find_their_rows(spark: SparkSession, uri: str, tmp_pa
     place, delta = Place(uri), Delta(uri, key=list(kinds))
     ensure_sink(place, frame(again=False).schema, delta, spark)
     writer = SinkWriter(JOB, "a", StageId("s"), "out", AttemptId(1))
-    sink = DeltaSink(Root(str(tmp_path / "a")), uri, writer, RunId(1), lambda: spark, tuple(kinds))
+    sink = DeltaSink(
+        Root(str(tmp_path / "a")), uri, writer=writer, run=RunId(1), session=lambda: spark, key=tuple(kinds)
+    )
     sink.begin()
     for number, again in enumerate((False, True)):
         sink.commit_batch(sink.write_files(frame(again), BatchId(number)), BatchId(number))

@@ -175,7 +175,7 @@ def test_a_way_back_has_to_be_closed_once_with_the_rows_that_were_declared(
     with pytest.raises(GraphError, match=r"'back' is closed by 'kept\.main'"):
         back.close(numbers)
     with pytest.raises(GraphError, match=r"as value string, and 'kept\.main' has value bigint: .* in value"):
-        build_frames(job.spec(), job.graph(), lambda _, *given: draft_gate(spark, *given))
+        build_frames(job.spec(), job.graph(), open_gate=lambda _, *given: draft_gate(spark, *given))
     job.feedback("other", "value long")
     with pytest.raises(GraphError, match="feedback 'other' is no stage's input"):
         job.graph()

@@ -82,9 +82,17 @@ def test_a_query_goes_on_with_its_state_in_another_provider(
     story.native.rename(tmp_path / "lost")
     kept = StateStorage.open(story.root, "job", RunId(1))
     snapshot = snapshot_of(copy)
-    moved = rewrite_stage(spark, kept, CheckpointId(2), snapshot, Place(str(tmp_path / "on")), {}, provider)
+    moved = rewrite_stage(
+        spark,
+        kept,
+        checkpoint=CheckpointId(2),
+        snapshot=snapshot,
+        scratch=Place(str(tmp_path / "on")),
+        changes={},
+        provider=provider,
+    )
     assert (moved.provider, moved.operators[0].partitions) == (provider, copy.operators[0].partitions)
-    materialise(story.root, moved.files, Place(str(tmp_path / "restored")), fresh_query_id())
+    materialise(story.root, moved.files, target=Place(str(tmp_path / "restored")), query_id=fresh_query_id())
     assert sum(expected.values()) > 0
     assert ran(shape, story.source, tmp_path / "restored", 0) == expected
 
@@ -99,9 +107,17 @@ def test_state_in_the_hdfs_backed_store_is_emptied_where_it_is_and_on_its_way_to
     kept = StateStorage.open(story.root, "job", RunId(1))
     for number, provider in enumerate((None, Provider.ROCKSDB), 2):
         scratch, native = Place(str(tmp_path / f"on{number}")), tmp_path / f"emptied{number}"
-        changed = rewrite_stage(spark, kept, CheckpointId(number), snapshot, scratch, {0: None}, provider)
+        changed = rewrite_stage(
+            spark,
+            kept,
+            checkpoint=CheckpointId(number),
+            snapshot=snapshot,
+            scratch=scratch,
+            changes={0: None},
+            provider=provider,
+        )
         assert changed.provider == (provider or Provider.HDFS)
-        materialise(story.root, changed.files, Place(str(native)), fresh_query_id())
+        materialise(story.root, changed.files, target=Place(str(native)), query_id=fresh_query_id())
         state = spark.read.format("statestore").option("batchId", int(changed.cut_batch))
         assert state.load(str(native)).isEmpty()
     files = {f.name: f.read_bytes() for f in (tmp_path / "emptied2/state/0/0").glob("*.snapshot")}

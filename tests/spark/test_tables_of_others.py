@@ -119,7 +119,9 @@ Open = Callable[..., DeltaSink]
 def sink(spark: SparkSession, tmp_path: Path, uri: str) -> Open:
     def make(attempt: int = 1, run: int = 1, begin: bool = True, key: tuple[str, ...] = ()) -> DeltaSink:
         writer = SinkWriter(JOB, "a", StageId("s"), "out", AttemptId(attempt))
-        found = DeltaSink(Root(str(tmp_path / "a")), uri, writer, RunId(run), lambda: spark, key)
+        found = DeltaSink(
+            Root(str(tmp_path / "a")), uri, writer=writer, run=RunId(run), session=lambda: spark, key=key
+        )
         if begin:
             found.begin()
         return found

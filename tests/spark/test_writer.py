@@ -186,7 +186,7 @@ def test_a_task_publishes_nothing_before_all_are_done(spark: SparkSession, root:
 
 def test_a_column_that_came_later_reads_as_null_in_older_entries(spark: SparkSession, root: Root) -> None:
     make_writer(root)
-    writer = ChannelWriter(root, JOB, StageId("a"), "main", AttemptId(1), RunId(1))
+    writer = ChannelWriter(root, JOB, stage=StageId("a"), output="main", attempt=AttemptId(1), run=RunId(1))
     writer.commit_batch(writer.write_files(spark.range(2).toDF("n"), BatchId(0)), BatchId(0))
     wider = t.StructType([*NUMBERS.fields, t.StructField("extra", t.MapType(t.StringType(), t.DateType()))])
     reader = GateReader(spec(root, wider), wider)

@@ -32,7 +32,7 @@ def table(tmp_path: Path) -> Table:
 
 
 def take_over(table: Table, planned: int, writer: SinkWriter = FIRST) -> None:
-    take_over_query(table, writer, RunId(1), QUERY, BatchId(planned), no_session)
+    take_over_query(table, writer, run=RunId(1), query=QUERY, planned=BatchId(planned), session=no_session)
 
 
 def test_the_sink_holds_what_the_query_has_written_which_writes_no_more(table: Table) -> None:

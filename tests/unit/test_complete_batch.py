@@ -61,7 +61,13 @@ class Torn:
         )  # fmt: skip
         self.channels = [make_writer(self.root, "a", o, attempt, run) for o in ("keyed", "main")]
         self.sinks = [
-            DeltaSink(self.root, s.table, self.ctx.writer(s.stage, s.sink), RunId(run), no_session)
+            DeltaSink(
+                self.root,
+                s.table,
+                writer=self.ctx.writer(s.stage, s.sink),
+                run=RunId(run),
+                session=no_session,
+            )
             for s in self.attached
         ]
         for writer in self.channels:
@@ -145,7 +151,9 @@ def test_a_table_that_another_root_has_taken_over_is_left_out(torn: Torn, table:
     torn.batch(0, 1)
     torn.batch(1, 2, commits=3)
     other = SinkWriter("other", "", StageId("b"), "out", AttemptId(1))
-    DeltaSink(torn.root, torn.lake[table], other, RunId(1), no_session).begin(take_over=True)
+    DeltaSink(torn.root, torn.lake[table], writer=other, run=RunId(1), session=no_session).begin(
+        take_over=True
+    )
     done = torn.complete()
     assert (done.batch, done.torn) == (1, ())
     assert done.completed == ((torn.lake[1],) if table == 0 else ())

@@ -15,7 +15,9 @@ def test_an_id_is_above_every_id_that_was_ever_claimed() -> None:
     for number in range(6):
         state = control.begin_run(state, "here", 1, 0) if number == 3 else state
         assert state.run is not None
-        state, barrier = control.claim(state, RunId(state.run.id), CheckpointKind.CHECKPOINT, None, 0)
+        state, barrier = control.claim(
+            state, RunId(state.run.id), kind=CheckpointKind.CHECKPOINT, name=None, now_ms=0
+        )
         ids.append(int(barrier.id))
         match number % 3:
             case 0:

@@ -58,7 +58,12 @@ def begun() -> ControlState:
 def test_a_drain_stays_until_a_restore_undoes_it() -> None:
     state = begin_run(begin_drain(begun(), RunId(1), "last"), "host", 1, 0)
     assert state.attempt.drain == "last"
-    assert begin_attempt(state, AttemptId(1), CheckpointId(3), "", "host", 1, 0).attempt.drain is None
+    assert (
+        begin_attempt(
+            state, AttemptId(1), checkpoint=CheckpointId(3), plan="", host="host", pid=1, now_ms=0
+        ).attempt.drain
+        is None
+    )
 
 
 def test_a_run_that_was_replaced_begins_no_drain() -> None:

@@ -78,7 +78,9 @@ def test_a_restore_leaves_the_table_of_a_forgotten_query_alone_unless_the_checkp
     second, state = shared.complete(2, "a"), shared.control.state
 
     def tables(manifest: Manifest) -> set[str]:
-        facts = gather(shared.root, manifest, (first, second), (), AttemptId(2), state)
+        facts = gather(
+            shared.root, manifest, known=(first, second), completed=(), attempt=AttemptId(2), state=state
+        )
         return {Path(sink.table).name for sink in facts.sinks}
 
     assert tables(second) == {"a"}

@@ -339,7 +339,15 @@ def test_the_log_of_a_blocked_input_is_not_read() -> None:
     stage.write("a", rows=1)
     stage.batch()
     unread, nothing = iter(stage.unread(0)), Settled(NO_EPOCH, frozenset())
-    found = decide(stage.positions[0], stage.positions, unread, nothing, ROOMY, stage.run, AttemptId(1))
+    found = decide(
+        stage.positions[0],
+        stage.positions,
+        unread,
+        settled=nothing,
+        limits=ROOMY,
+        run=stage.run,
+        attempt=AttemptId(1),
+    )
     assert (found, len(list(unread))) == (Blocked(stage.positions[0], CheckpointId(1)), 1)
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -70,6 +71,8 @@ TOP_LEVEL = {
     "notebooks",
 }
 LONGEST = 600
+MOST_POSITIONAL = 5
+"""A call may pass so many arguments by position; `self` and `cls` do not count."""
 STUB = PACKAGE / "__init__.pyi"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FACE = "spark_abs"
@@ -200,6 +203,56 @@ def test_modules_stay_short() -> None:
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
 
 
+def positional(function: ast.FunctionDef, *, method: bool) -> list[str]:
+    """Return the parameters that a call may pass by position."""
+    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    return names[1:] if method and names and names[0] in ("self", "cls") else names
+
+
+def functions_of(tree: ast.AST, *, method: bool = False) -> Iterator[tuple[ast.FunctionDef, bool]]:
+    """Yield every function with whether it is a method, functions inside functions too."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node, method
+        yield from functions_of(node, method=isinstance(node, ast.ClassDef))
+
+
+def crowded_functions(tree: ast.AST) -> list[str]:
+    return [f.name for f, method in functions_of(tree) if len(positional(f, method=method)) > MOST_POSITIONAL]
+
+
+def crowded_calls(tree: ast.AST, own: AbstractSet[str]) -> list[str]:
+    """Return calls with too many positional arguments among those of `own`: the names a package defines."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    named = ((getattr(c.func, "id", getattr(c.func, "attr", "")), c) for c in calls)
+    return [f"{c.lineno}: {n}" for n, c in named if n in own and len(c.args) > MOST_POSITIONAL]
+
+
+def wide_classes(tree: ast.AST) -> set[str]:
+    """Return the classes with more fields than a call may pass by position."""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return {
+        c.name for c in classes if sum(isinstance(part, ast.AnnAssign) for part in c.body) > MOST_POSITIONAL
+    }
+
+
+def test_no_call_passes_more_than_five_arguments_by_position() -> None:
+    """Parameters beyond are keyword-only; fields of dataclasses are named where they are many."""
+    trees = {str(m.relative_to(HERE)): ast.parse(m.read_text()) for m in MODULES}
+    own = {"cls"}.union(*map(wide_classes, trees.values()))
+    assert {name: found for name, tree in trees.items() if (found := crowded_functions(tree))} == {}
+    assert {name: found for name, tree in trees.items() if (found := crowded_calls(tree, own))} == {}
+
+
+def test_a_crowded_call_is_found_wherever_it_stands() -> None:
+    wide = ast.parse("class Wide:\n" + "".join(f"    f{n}: int\n" for n in range(6)))
+    assert wide_classes(wide) == {"Wide"}
+    assert crowded_calls(ast.parse("def f(): return [x.Wide(1, 2, 3, 4, 5, 6)]"), {"Wide"}) == ["1: Wide"]
+    assert crowded_calls(ast.parse("Wide(1, 2, 3, 4, 5, f5=6); log(1, 2, 3, 4, 5, 6)"), {"Wide"}) == []
+    inner = ast.parse("class A:\n    def f(self, a, b, c, d, e):\n        def g(self, a, b, c, d, e): ...")
+    assert crowded_functions(inner) == ["g"]
+
+
 def test_private_names_of_a_module_are_used_in_it() -> None:
     """Vulture takes a name for used that is used in any module."""
     unused = []
@@ -230,7 +283,9 @@ def test_every_public_name_is_found_in_a_zip_of_the_package(tmp_path: Path) -> N
     """`spark-submit --py-files` ships one, and nothing is unpacked."""
     made = [sys.executable, "-m", "zipfile", "-c", str(tmp_path / "ours.zip"), "spark_abs"]
     subprocess.run(made, cwd=HERE, check=True)
-    program = "import spark_abs; [getattr(spark_abs, n) for n in spark_abs.__all__]; print(spark_abs.__file__)"
+    program = (
+        "import spark_abs; [getattr(spark_abs, n) for n in spark_abs.__all__]; print(spark_abs.__file__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "ours.zip")},

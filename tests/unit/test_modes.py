@@ -191,7 +191,7 @@ def test_an_aligned_barrier_that_some_input_is_beyond_is_cancelled_in_any_case()
 def test_control_records_that_a_claim_became_unaligned_once() -> None:
     """The claim says it to who takes over, the difference of two states to gates."""
     state = control.begin_run(control.begin_job("job", 0), "host", 1, 0)
-    claimed, _ = control.claim(state, RunId(1), CheckpointKind.CHECKPOINT, None, 5)
+    claimed, _ = control.claim(state, RunId(1), kind=CheckpointKind.CHECKPOINT, name=None, now_ms=5)
     after = overtake(claimed, RunId(1), ONE)
     assert overtaken(claimed, after) == (ONE,)
     assert after.claims[0].barrier.mode is UNALIGNED
@@ -201,7 +201,7 @@ def test_control_records_that_a_claim_became_unaligned_once() -> None:
 
 def test_a_run_that_was_replaced_overtakes_nothing() -> None:
     state = control.begin_run(control.begin_job("job", 0), "host", 1, 0)
-    claimed, _ = control.claim(state, RunId(1), CheckpointKind.CHECKPOINT, None, 5)
+    claimed, _ = control.claim(state, RunId(1), kind=CheckpointKind.CHECKPOINT, name=None, now_ms=5)
     replaced = control.begin_run(claimed, "host", 2, 0)
     with pytest.raises(Fenced):
         overtake(replaced, RunId(1), ONE)

@@ -58,7 +58,14 @@ def found_of(kind: str, settings: str, own: Own) -> OutsideFacts:
     record = OutsideSink("sent", StageId("a"), "main", kind, settings, BEGIN, begun=True)
     state: Any = begin_job("job", 1)
     state = type(state)(state.job, state.root, state.attempts, outside=(record,))
-    (found,) = outside_facts(Root("/none"), state, cast(Manifest, None), (), Branch(AttemptId(2), None), own)
+    (found,) = outside_facts(
+        Root("/none"),
+        state,
+        manifest=cast(Manifest, None),
+        known=(),
+        attempt=Branch(AttemptId(2), None),
+        own=own,
+    )
     return found
 
 

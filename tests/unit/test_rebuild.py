@@ -76,7 +76,9 @@ def test_a_run_that_was_replaced_rebuilds_nothing() -> None:
 
 def test_a_restore_begins_with_directories_of_its_own() -> None:
     state = rebuild(begun(), RunId(1), Rebuilt(StageId("pair"), 2, "id", None))
-    state = begin_attempt(state, AttemptId(1), CheckpointId(7), "", "host", 1, 0)
+    state = begin_attempt(
+        state, AttemptId(1), checkpoint=CheckpointId(7), plan="", host="host", pid=1, now_ms=0
+    )
     assert state.attempt.directory(StageId("pair")) == "pair"
 
 

@@ -217,7 +217,9 @@ def test_a_stage_that_left_the_job_while_it_was_rebuilt_is_not_in_the_way(lossy:
     first.prepare([first.plan(B)])
     without = JobGraph(lossy.graph.stages[:1], ())
     ctx = lossy.ctx
-    assert rebuild(ctx, without, {}, Control.open(lossy.job.root), {}, no_session) == (ctx, ())
+    assert rebuild(
+        ctx, without, plans={}, control=Control.open(lossy.job.root), lost={}, session=no_session
+    ) == (ctx, ())
 
 
 def test_state_that_a_restore_has_divided_anew_is_rebuilt_from_later_checkpoints_only(lossy: Lossy) -> None:
@@ -226,7 +228,17 @@ def test_state_that_a_restore_has_divided_anew_is_rebuilt_from_later_checkpoints
     origin = job.checkpoint(1, 2)
 
     def begin(state: ControlState) -> ControlState:
-        begun = begin_attempt(state, job.attempt, CheckpointId(origin), "{}", "here", 1, 0, None, {"b": 5})
+        begun = begin_attempt(
+            state,
+            job.attempt,
+            checkpoint=CheckpointId(origin),
+            plan="{}",
+            host="here",
+            pid=1,
+            now_ms=0,
+            natives=None,
+            partitions={"b": 5},
+        )
         return end_run(finish_attempt(begun, begun.attempt.id), begun.runs[-1].id, "restored")
 
     Control.open(job.root).update(begin)

@@ -36,7 +36,9 @@ def test_what_a_repartitioning_has_left_in_one_partition_is_known_in_later_attem
 
         def restored(state: ledger.ControlState, wanted: dict[str, int] = partitions) -> ledger.ControlState:
             parent = state.attempt.id
-            state = attempt_changes.begin_attempt(state, parent, barrier.id, "", "", 0, 0, partitions=wanted)
+            state = attempt_changes.begin_attempt(
+                state, parent, checkpoint=barrier.id, plan="", host="", pid=0, now_ms=0, partitions=wanted
+            )
             return attempt_changes.finish_attempt(state, state.attempt.id)
 
         control.update(restored)

@@ -50,7 +50,7 @@ class Cuts(list[Mark]):
 def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
+    monkeypatch.setattr(module, "EpochRows", lambda *_, **__: SimpleNamespace(count=0))
     epochs: list[Epoch] = []
     sink: Any = SimpleNamespace(each_batch=False, commit=lambda epoch, _: epochs.append(epoch))
     ctx: Any = SimpleNamespace(root=None, failpoint=lambda _: None)
@@ -58,7 +58,9 @@ def test_a_checkpoint_that_completes_while_another_is_sent_is_not_forgotten(
     record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=True)
     owner = Owner("root", "job", "sent", RunId(1))
     path = [Branch(AttemptId(1), None)]
-    sender = Sender(ctx, sent, record, path, [], {CheckpointId(1): "one"}, owner)
+    sender = Sender(
+        ctx, sent, record=record, path=path, cuts=[], savepoints={CheckpointId(1): "one"}, owner=owner
+    )
     sender._cuts = cuts = Cuts([mark(1)])
     cuts.sender = sender
     sender._send_one(mark(0), mark(1))
@@ -83,7 +85,7 @@ def test_that_a_sink_has_a_mark_is_recorded_until_the_store_has_taken_it(
         if len(recorded) < 3:
             raise OSError("503")
 
-    monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
+    monkeypatch.setattr(module, "EpochRows", lambda *_, **__: SimpleNamespace(count=0))
     monkeypatch.setattr(module, "Control", SimpleNamespace(open=lambda _: SimpleNamespace(update=update)))
     monkeypatch.setattr(module, "left_after", lambda *_: None)
     sink: Any = SimpleNamespace(
@@ -93,7 +95,15 @@ def test_that_a_sink_has_a_mark_is_recorded_until_the_store_has_taken_it(
     sent = Sending("sent", StageId("a"), "main", pa.schema([]), sink, "own", "")
     record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=False)
     path = [Branch(AttemptId(1), None)]
-    sender = Sender(ctx, sent, record, path, [mark(1)], {}, Owner("root", "job", "sent", RunId(1)))
+    sender = Sender(
+        ctx,
+        sent,
+        record=record,
+        path=path,
+        cuts=[mark(1)],
+        savepoints={},
+        owner=Owner("root", "job", "sent", RunId(1)),
+    )
     sender.recover()
     for _ in range(2):
         with pytest.raises(OSError, match="503"):
@@ -122,13 +132,21 @@ def test_a_try_that_goes_on_is_no_sign_that_a_sink_cannot_be_reached(
 
 def resting(sink: Any, monkeypatch: pytest.MonkeyPatch, cuts: list[Mark]) -> Sender:
     """A sender of run 2, after run 1 has ended in order."""
-    monkeypatch.setattr(module, "EpochRows", lambda *_: SimpleNamespace(count=0))
+    monkeypatch.setattr(module, "EpochRows", lambda *_, **__: SimpleNamespace(count=0))
     monkeypatch.setattr(module, "left_after", lambda *_: None)
     ctx: Any = SimpleNamespace(root=None, run=RunId(2), in_order_since=RunId(1), failpoint=lambda _: None)
     sent = Sending("sent", StageId("a"), "main", pa.schema([]), sink, "own", "")
     record = OutsideSink("sent", StageId("a"), "main", "own", "", mark(0), begun=True)
     path = [Branch(AttemptId(1), None)]
-    return Sender(ctx, sent, record, path, cuts, {}, Owner("root", "job", "sent", RunId(2)))
+    return Sender(
+        ctx,
+        sent,
+        record=record,
+        path=path,
+        cuts=cuts,
+        savepoints={},
+        owner=Owner("root", "job", "sent", RunId(2)),
+    )
 
 
 def test_a_start_sends_the_rest_of_an_epoch_that_is_there_in_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,11 @@ def agree(job: SmallJob) -> list[int | str]:
     """Return the version at every batch: what the sink says must be what one says that has seen nothing."""
     state = job.state
     fresh = DeltaSink(
-        job.root, job.table, state.writer(state.attempt, StageId("b"), "totals"), job.run, no_session
+        job.root,
+        job.table,
+        writer=state.writer(state.attempt, StageId("b"), "totals"),
+        run=job.run,
+        session=no_session,
     )
     batches = range(job.batch + 2)
     versions = [found(job.sink, batch) for batch in batches]
@@ -93,7 +97,11 @@ def test_marks_of_its_own_without_a_batch_are_passed_as_well(
     batch, job.run = job.batch, RunId(job.run + 1)
     state = job.state
     job.sink = DeltaSink(
-        job.root, job.table, state.writer(state.attempt, StageId("b"), "totals"), job.run, no_session
+        job.root,
+        job.table,
+        writer=state.writer(state.attempt, StageId("b"), "totals"),
+        run=job.run,
+        session=no_session,
     )
     job.sink.begin()
     others(job, 2)
@@ -115,7 +123,14 @@ def test_a_start_after_runs_that_have_ended_in_order_commits_nothing_to_a_sink(j
 
     def begun(run: int, since: int) -> DeltaSink:
         writer = state.writer(state.attempt, StageId("b"), "totals")
-        sink = DeltaSink(job.root, job.table, writer, RunId(run), no_session, in_order_since=RunId(since))
+        sink = DeltaSink(
+            job.root,
+            job.table,
+            writer=writer,
+            run=RunId(run),
+            session=no_session,
+            in_order_since=RunId(since),
+        )
         sink.begin()
         return sink
 
@@ -200,7 +215,7 @@ class Moving:
     def _sink(self, stage: str) -> DeltaSink:
         state = self.job.state
         writer = state.writer(state.attempt, StageId(stage), "totals")
-        return DeltaSink(self.job.root, self.job.table, writer, self.job.run, no_session)
+        return DeltaSink(self.job.root, self.job.table, writer=writer, run=self.job.run, session=no_session)
 
 
 def test_a_cut_of_a_stage_that_took_a_table_over_has_what_was_written_before(job: SmallJob) -> None:

@@ -55,7 +55,9 @@ class IdleSource:
 
         snapshots: Any = SimpleNamespace(submit=submit)
         credit: Any = SimpleNamespace(waited_ms=0)
-        self.runner = StageRunner(ctx, StageId("clicks"), outputs, (), snapshots, credit)
+        self.runner = StageRunner(
+            ctx, StageId("clicks"), outputs=outputs, start=(), snapshots=snapshots, credit=credit
+        )
 
     def _versions(self, *_: object) -> tuple[OutputVersion, ...]:
         if self.away:

@@ -65,12 +65,14 @@ class Both:
         )
         spec: Any = SimpleNamespace(name=StageId("both"), outputs={})
         writers = [make_writer(root, "both", output) for output in outputs or ("main",)]
-        written = Outputs(ctx, spec, writers, {}, [])
+        written = Outputs(ctx, spec, channels=writers, tables={}, sinks=[])
         written.evaluated = self._evaluated  # type: ignore[method-assign,assignment]
         snapshots: Any = SimpleNamespace(submit=self.taken.append, permits=lambda *_: True)
         first = (position("a.main", 0), position("b.main", 0))
         credit = Credit(ctx, (), Consumers(ctx, {}), Version(0), 0)
-        self.runner = StageRunner(ctx, StageId("both"), written, first, snapshots, credit)
+        self.runner = StageRunner(
+            ctx, StageId("both"), outputs=written, start=first, snapshots=snapshots, credit=credit
+        )
 
     @contextmanager
     def _evaluated(self, *_: object, idle: bool = False) -> Iterator[Evaluated]:

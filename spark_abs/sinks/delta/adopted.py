@@ -58,7 +58,7 @@ def refuse_running(table: Table, query: str, planned: BatchId) -> BatchId | None
 
 
 def take_over_query(
-    table: Table, writer: SinkWriter, run: RunId, query: str, planned: BatchId, session: Session
+    table: Table, writer: SinkWriter, *, run: RunId, query: str, planned: BatchId, session: Session
 ) -> None:
     """Let a sink go on where a native query was: it holds that one's batches, and the query writes no more.
 

@@ -280,7 +280,9 @@ class DeltaEpochSink(TwoPhaseSink):
                     if key:
                         notes = notes_of_root(table, owner.job, owner.root)
                         changes = self._config.changes
-                        merging = Merging(table, key, changes, self._root, owner.sink, notes)
+                        merging = Merging(
+                            table, key, options=changes, root=self._root, sink=owner.sink, notes=notes
+                        )
                         merge_changes(frame, merging, mark.note, stamp)
                     else:
                         spark_writer.append(frame, table.place, stamp)
@@ -305,7 +307,7 @@ class DeltaEpochSink(TwoPhaseSink):
             raise Refused(f"the log of {table.uri} does not say any more which version {back} is")
         tombstones = said_at(table, target, owner.job, owner.root) or Tombstones((), ())
         mark = replace(mark, note=replace(mark.note, tombstones=tombstones))
-        bring_back(table, target, _own(owner), mark, self._session)
+        bring_back(table, target, own=_own(owner), mark=mark, session=self._session)
 
 
 def epoch_version(root: Root, config: EpochTable, owner: Owner, cut: Mark, ahead: bool) -> Version | None:

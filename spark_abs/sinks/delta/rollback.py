@@ -41,7 +41,7 @@ _KEPT = (
 
 
 def bring_back(
-    table: Table, version: Version, own: Own, mark: Marked, session: Session, undo_others: bool = False
+    table: Table, version: Version, *, own: Own, mark: Marked, session: Session, undo_others: bool = False
 ) -> None:
     """Bring a table back to `version`, `NO_TABLE`: to no rows, as of the version read. Repeatable.
 

@@ -58,6 +58,7 @@ class DeltaSink:
         self,
         root: Root,
         uri: str,
+        *,
         writer: SinkWriter,
         run: RunId,
         session: Callable[[], SparkSession],
@@ -311,7 +312,9 @@ class DeltaSink:
             note = replace(self._note(restored=version), tombstones=tombstones)
             mark = Marked({writer.restore_app: int(version)}, note)
             with suppress(CommitConflict):
-                bring_back(self._table, version, own, mark, self._session, undo_others)
+                bring_back(
+                    self._table, version, own=own, mark=mark, session=self._session, undo_others=undo_others
+                )
 
     def _write_by_spark(self, files: Files, note: SinkMetadata) -> Standing:
         """Write through Delta's writer; killed after it, the repeat finds the batch in the log."""
@@ -326,7 +329,9 @@ class DeltaSink:
                 # Of all attempts: one may go on with rows that a restore has left as they were.
                 notes = notes_of_root(self._table, self._writer.job, self._writer.root)
                 sink = f"{self._writer.stage}.{self._writer.sink}"
-                merging = Merging(self._table, self._key, self._changes, self._root, sink, notes)
+                merging = Merging(
+                    self._table, self._key, options=self._changes, root=self._root, sink=sink, notes=notes
+                )
                 merge_changes(in_files(session, uris), merging, note, stamp)
             else:
                 no_rows = spark_writer.no_rows
@@ -362,7 +367,9 @@ class DeltaSink:
 
 
 def _entry(version: Version, note: SinkMetadata) -> Entry:
-    return Entry(version, note.attempt, note.run, note.batch, note.barrier, note.cancel)
+    return Entry(
+        version, note.attempt, run=note.run, batch=note.batch, barrier=note.barrier, cancel=note.cancel
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,11 @@ def shape_of(table: DeltaTable) -> TableShape:
     return TableShape(
         str(metadata.id),
         columns_of(json.loads(table.schema().to_json())),
-        tuple(metadata.partition_columns),
-        tuple(sorted((key, str(value)) for key, value in mine.items())),
-        protocol.min_reader_version,
-        protocol.min_writer_version,
-        frozenset(protocol.reader_features or ()) | frozenset(protocol.writer_features or ()),
+        partitions=tuple(metadata.partition_columns),
+        properties=tuple(sorted((key, str(value)) for key, value in mine.items())),
+        reader=protocol.min_reader_version,
+        writer=protocol.min_writer_version,
+        features=frozenset(protocol.reader_features or ()) | frozenset(protocol.writer_features or ()),
     )
 
 

@@ -115,7 +115,9 @@ class IcebergSink(TwoPhaseSink):
             table = catalog.load_table(self._config.table)
             found = self._mark_of(table, owner)
             known = found or IcebergMark(FORMAT, owner.root, owner.sink, 0)
-            self._commit(catalog, table, owner, replace(known, run=int(owner.run)), known.mark)
+            self._commit(
+                catalog, table, owner=owner, state=replace(known, run=int(owner.run)), mark=known.mark
+            )
         self._run = int(owner.run)
         return known.mark
 
@@ -185,7 +187,9 @@ class IcebergSink(TwoPhaseSink):
             kept = (*(k for k in known.kept if k.version < back.version), Kept(back.version, going))
             state = replace(known, mark=back, kept=kept)
             # Where nothing was added after it the branch stays.
-            self._commit(catalog, table, owner, state, back, None if going == head else going)
+            self._commit(
+                catalog, table, owner=owner, state=state, mark=back, going=None if going == head else going
+            )
         self._run = known.run
 
     def close(self) -> None:
@@ -270,6 +274,7 @@ class IcebergSink(TwoPhaseSink):
         self,
         catalog: Catalog,
         table: Table,
+        *,
         owner: Owner,
         state: IcebergMark,
         mark: Mark | None,

@@ -118,7 +118,15 @@ def prepared(server: Server) -> Iterator[Prepared]:
         found = _GID.fullmatch(gid)
         if found is not None:
             run, attempt, checkpoint, version = map(int, found.groups()[3:])
-            yield Prepared(gid, found[3], run, attempt, checkpoint, version, int(age))
+            yield Prepared(
+                gid,
+                found[3],
+                run=run,
+                attempt=attempt,
+                checkpoint=checkpoint,
+                version=version,
+                age_ms=int(age),
+            )
 
 
 def listed(config: Postgres) -> Sequence[Prepared]:

@@ -73,6 +73,7 @@ class EpochRows(FileRows):
         self,
         root: Root,
         channel: ChannelId,
+        *,
         path: Sequence[Branch],
         after: Version,
         until: Version,

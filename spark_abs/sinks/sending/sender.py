@@ -60,7 +60,15 @@ class Sending:
 
     def record(self, first: Mark, begun: bool) -> OutsideSink:
         """Return what `control/` keeps of it."""
-        return OutsideSink(self.name, self.stage, self.output, self.kind, self.settings, first, begun)
+        return OutsideSink(
+            self.name,
+            self.stage,
+            output=self.output,
+            kind=self.kind,
+            settings=self.settings,
+            first=first,
+            begun=begun,
+        )
 
 
 _at_work: dict[int, threading.Thread] = {}
@@ -91,6 +99,7 @@ class Sender:
         self,
         ctx: RunContext,
         sending: Sending,
+        *,
         record: OutsideSink,
         path: Sequence[Branch],
         cuts: Iterable[Mark],
@@ -332,17 +341,25 @@ class Sender:
         rows = EpochRows(
             ctx.root,
             self.channel,
-            self._path,
-            max(after.version, self._gone),
-            until.version,
-            self._sending.schema,
-            lambda: ctx.failpoint(f"send.{name}.rows.after"),
-            self._tasks,
+            path=self._path,
+            after=max(after.version, self._gone),
+            until=until.version,
+            schema=self._sending.schema,
+            read=lambda: ctx.failpoint(f"send.{name}.rows.after"),
+            tasks=self._tasks,
         )
         whole = until in list(self._cuts)  # a batch after the cut of a savepoint names it, too
         savepoint = self._savepoints.get(until.checkpoint) if whole else None
         first = self._committed is None
-        epoch = Epoch(self._owner, after, until, self.floor, first, savepoint, self.asked)
+        epoch = Epoch(
+            self._owner,
+            after,
+            mark=until,
+            floor=self.floor,
+            first=first,
+            savepoint=savepoint,
+            asked=self.asked,
+        )
         ctx.failpoint(f"send.{name}.commit.before")
         try:
             self._sending.sink.commit(epoch, rows)

@@ -126,7 +126,19 @@ def open_senders(
         owner = Owner(state.root, ctx.job, sending.name, ctx.run)
         missed = missed_by(state, record, manifests)
         tasks = SendTasks(spark, f"sink {sending.name} of job {ctx.job}")
-        found.append(Sender(ctx, sending, record, path, cuts, savepoints, owner, missed, tasks))
+        found.append(
+            Sender(
+                ctx,
+                sending,
+                record=record,
+                path=path,
+                cuts=cuts,
+                savepoints=savepoints,
+                owner=owner,
+                missed=missed,
+                tasks=tasks,
+            )
+        )
         records[sending.name] = record
     try:
         for sender in found:

@@ -38,7 +38,14 @@ def record(place: Path, table_id: str, **more: object) -> AttachedSink:
 
 
 def refuse(at: Path, *records: AttachedSink, attempt: AttemptId = FIRST) -> None:
-    refuse_moved("sink 'sales'", target(at), records, attempt, STORAGE, "rename the sink")
+    refuse_moved(
+        "sink 'sales'",
+        target(at),
+        records=records,
+        attempt=attempt,
+        storage=STORAGE,
+        otherwise="rename the sink",
+    )
 
 
 def test_the_recorded_table_is_taken(tmp_path: Path) -> None:

@@ -298,7 +298,9 @@ def test_blocked_until_the_checkpoint_becomes_unaligned(root: Root) -> None:
     mine = position("a.main", one, 1, True)
     stage.planned(mine, position("b.main", 4))
     run = stage.control.update(lambda state: begin_run(state, "host", 1, 0)).runs[-1].id
-    stage.control.update(lambda state: claim(state, run, CheckpointKind.CHECKPOINT, None, 0)[0])
+    stage.control.update(
+        lambda state: claim(state, run, kind=CheckpointKind.CHECKPOINT, name=None, now_ms=0)[0]
+    )
     reader = stage.reader()
     assert after(reader, mine) == (one, 1, True)
     stage.control.update(lambda state: overtake(state, run, CheckpointId(1)))

@@ -122,7 +122,15 @@ def test_after_runs_that_have_ended_in_order_the_first_commit_is_the_fence(root:
     table = Table.open(root.place("channels/a.main"))
 
     def begun(run: int, since: int) -> ChannelWriter:
-        writer = ChannelWriter(root, JOB, StageId("a"), "main", AttemptId(1), RunId(run), RunId(since))
+        writer = ChannelWriter(
+            root,
+            JOB,
+            stage=StageId("a"),
+            output="main",
+            attempt=AttemptId(1),
+            run=RunId(run),
+            in_order_since=RunId(since),
+        )
         writer.begin()
         return writer
 
@@ -242,4 +250,4 @@ def test_a_schema_that_cannot_be_carried_is_refused(
 
 def test_a_writer_needs_its_channel(root: Root) -> None:
     with pytest.raises(FileNotFoundError):
-        ChannelWriter(root, JOB, StageId("a"), "main", AttemptId(1), RunId(1))
+        ChannelWriter(root, JOB, stage=StageId("a"), output="main", attempt=AttemptId(1), run=RunId(1))

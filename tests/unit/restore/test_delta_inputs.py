@@ -202,10 +202,10 @@ def test_each_source_of_a_stage_is_asked_by_its_place(table: Table, tmp_path: Pa
     offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"logOffset":2}}\n{line}'
     shapes = (SourceShape("json", "/x"), SourceShape(DELTA, str(table.path)))
     root = Root(str(tmp_path / "root"))
-    assert asked(root, StageId("s"), offsets, shapes) == DeltaInputs()
+    assert asked(root, StageId("s"), offsets=offsets, declared=shapes) == DeltaInputs()
     table.compact_and_vacuum()
-    (lost,) = asked(root, StageId("s"), offsets, shapes).lost
+    (lost,) = asked(root, StageId("s"), offsets=offsets, declared=shapes).lost
     assert lost.startswith(f"stage 's' goes on with version 2 of {table.path}, and 4 of 4 {SEVERAL}")
-    (unknown,) = asked(root, StageId("s"), offsets, ()).unknown
+    (unknown,) = asked(root, StageId("s"), offsets=offsets, declared=()).unknown
     assert "the location of the table was not recorded" in unknown
-    assert asked(root, StageId("s"), "", shapes) == DeltaInputs()
+    assert asked(root, StageId("s"), offsets="", declared=shapes) == DeltaInputs()

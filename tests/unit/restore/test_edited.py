@@ -35,9 +35,8 @@ from tests.root_support import SmallJob
 SESSION: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]"))
 
 
-def same(*given: Any) -> StageSnapshot:
+def same(*_: Any, snapshot: object, **__: Any) -> StageSnapshot:
     """Stands in for Spark: the state stays what it is."""
-    snapshot = given[3]
     assert isinstance(snapshot, StageSnapshot)
     return replace(snapshot, size_new=1)
 
@@ -51,7 +50,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallJob:
 def edited(job: SmallJob, of: int, name: str = "corrected") -> int:
     manifest = lookup(job.root, of).manifest
     changes = {StageId("a"): StageChange({0: None}, {}, {})}
-    return int(write_edited(SESSION, job.root, manifest, changes, name, SILENT))
+    return int(
+        write_edited(SESSION, job.root, manifest=manifest, changes=changes, name=name, progress=SILENT)
+    )
 
 
 def test_what_a_killed_edit_has_left_is_swept_by_the_next_edit_and_by_a_restore(job: SmallJob) -> None:
@@ -150,7 +151,7 @@ def test_a_name_is_given_once(job: SmallJob) -> None:
 def test_what_fails_leaves_an_aborted_id_and_nothing_else(
     job: SmallJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> StageSnapshot:
+    def fails(*_: Any, **__: Any) -> StageSnapshot:
         raise OSError("no power")
 
     first = job.checkpoint(1)
@@ -169,9 +170,9 @@ def test_what_fails_leaves_an_aborted_id_and_nothing_else(
 
 
 def test_an_edit_that_was_replaced_writes_nothing(job: SmallJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    def meanwhile(*given: Any) -> StageSnapshot:
+    def meanwhile(*given: Any, **named: Any) -> StageSnapshot:
         job.start()
-        return same(*given)
+        return same(*given, **named)
 
     first = job.checkpoint(1)
     monkeypatch.setattr(module, "rewrite_stage", meanwhile)
@@ -186,7 +187,9 @@ def test_a_killed_edit_is_cleared_away_by_the_next_run(job: SmallJob) -> None:
     first = job.checkpoint(1)
     control = Control.open(job.root)
     run = control.update(lambda s: ledger.begin_run(s, "here", 1, 0)).runs[-1].id
-    control.update(lambda s: ledger.claim(s, RunId(run), CheckpointKind.SAVEPOINT, "corrected", 0)[0])
+    control.update(
+        lambda s: ledger.claim(s, RunId(run), kind=CheckpointKind.SAVEPOINT, name="corrected", now_ms=0)[0]
+    )
     job.start()
     assert (job.state.claims, [a.id for a in job.state.aborted]) == ((), [first + 1])
     assert [s.id for s in Checkpoints.open(job.root, job.state.job).summaries()] == [first]
@@ -237,10 +240,10 @@ def test_a_manifest_that_is_in_is_not_called_aborted(
 def test_what_was_asked_of_an_edit_is_not_left_to_the_job(
     job: SmallJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(*given: Any) -> StageSnapshot:
+    def asked(*given: Any, **named: Any) -> StageSnapshot:
         stop = Command("stop it", CommandKind.STOP, None, 0)
         Control.open(job.root).update(lambda s: ledger.ask(s, stop))
-        return same(*given)
+        return same(*given, **named)
 
     first = job.checkpoint(1)
     before = Command("before", CommandKind.SAVEPOINT, "mine", 0)

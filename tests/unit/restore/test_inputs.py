@@ -41,7 +41,15 @@ def checkpoint(log_offset: int) -> Manifest:
 
 
 def restored(to: int) -> ControlState:
-    begun = begin_attempt(begin_job("job", 0), AttemptId(1), CheckpointId(to), "{}", "here", 1, 0)
+    begun = begin_attempt(
+        begin_job("job", 0),
+        AttemptId(1),
+        checkpoint=CheckpointId(to),
+        plan="{}",
+        host="here",
+        pid=1,
+        now_ms=0,
+    )
     return finish_attempt(begun, AttemptId(2))
 
 

@@ -107,12 +107,14 @@ def planned_at(
 
 def restored(state: ControlState, plan: RestorePlan) -> ControlState:
     """Return the state after a whole restore, and a run that follows it."""
-    begun = begin_attempt(state, plan.parent, plan.checkpoint, plan.stored(), "here", 1, 0)
+    begun = begin_attempt(
+        state, plan.parent, checkpoint=plan.checkpoint, plan=plan.stored(), host="here", pid=1, now_ms=0
+    )
     return begin_run(finish_attempt(begun, plan.attempt), "here", 2, 0)
 
 
 def test_a_plan_fences_everything_before_it_changes_anything() -> None:
-    state, _ = claim(started(), RunId(1), CheckpointKind.CHECKPOINT, None, 0)
+    state, _ = claim(started(), RunId(1), kind=CheckpointKind.CHECKPOINT, name=None, now_ms=0)
     plan = planned(state, manifest(5), facts())
     assert plan.steps == (
         BeginAttempt(AttemptId(2), AttemptId(1), CheckpointId(5), RunId(1)),
@@ -184,7 +186,9 @@ def test_of_a_channel_that_did_not_exist_at_the_cut_nothing_counts() -> None:
 
 def test_a_channel_path_refuses_a_plan_that_was_altered() -> None:
     altered = '{"channels": {"clicks.main": "x"}}'
-    state = begin_attempt(started(), AttemptId(1), CheckpointId(5), altered, "here", 1, 0)
+    state = begin_attempt(
+        started(), AttemptId(1), checkpoint=CheckpointId(5), plan=altered, host="here", pid=1, now_ms=0
+    )
     with pytest.raises(DamageError, match="attempt 2"):
         channel_path(state, CLICKS)
 
@@ -204,7 +208,9 @@ def test_a_live_run_refuses_unless_forced() -> None:
 
 
 def test_two_restores_at_a_time_are_refused_even_when_forced() -> None:
-    begun = begin_attempt(started(), AttemptId(1), CheckpointId(5), STORED, "here", 1, 0)
+    begun = begin_attempt(
+        started(), AttemptId(1), checkpoint=CheckpointId(5), plan=STORED, host="here", pid=1, now_ms=0
+    )
     alive = replace(facts(), alive=LiveRun(RunId(2), "here", 77, 2000))
     with pytest.raises(RunAlive, match=r"being restored by process 77"):
         planned(begun, manifest(5), alive, *Force)
@@ -300,7 +306,9 @@ def test_a_sink_added_later_of_which_nothing_is_known_stays(unknown: dict[str, A
 
 def test_an_unfinished_restore_is_continued_or_given_up_for_another_target() -> None:
     plan = planned(started(), manifest(5), facts())
-    begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan.stored(), "here", 1, 0)
+    begun = begin_attempt(
+        started(), plan.parent, checkpoint=plan.checkpoint, plan=plan.stored(), host="here", pid=1, now_ms=0
+    )
     again = planned_at(begun, manifest(5), facts(), "native", lambda: "another")
     assert (again.attempt, again.continues) == (2, True)
     assert again.steps[1:] == plan.steps[1:]
@@ -323,9 +331,25 @@ def test_native_checkpoints_stay_where_they_were_unless_another_place_is_said() 
 
 def test_an_unfinished_restore_that_wrote_elsewhere_is_given_up() -> None:
     plan = planned(started(), manifest(5), facts())
-    begun = begin_attempt(started(), plan.parent, plan.checkpoint, plan.stored(), "here", 1, 0)
-    assert begin_attempt(begun, plan.parent, plan.checkpoint, STORED, "here", 1, 0).attempt.id == 2
-    other = begin_attempt(begun, plan.parent, plan.checkpoint, STORED, "here", 1, 0, "/disk/shop-1")
+    begun = begin_attempt(
+        started(), plan.parent, checkpoint=plan.checkpoint, plan=plan.stored(), host="here", pid=1, now_ms=0
+    )
+    assert (
+        begin_attempt(
+            begun, plan.parent, checkpoint=plan.checkpoint, plan=STORED, host="here", pid=1, now_ms=0
+        ).attempt.id
+        == 2
+    )
+    other = begin_attempt(
+        begun,
+        plan.parent,
+        checkpoint=plan.checkpoint,
+        plan=STORED,
+        host="here",
+        pid=1,
+        now_ms=0,
+        natives="/disk/shop-1",
+    )
     assert (other.attempt.id, other.attempt.natives) == (3, "/disk/shop-1")
 
 

@@ -89,7 +89,17 @@ def test_a_stage_without_state_is_refused_by_name_and_otherwise_left_alone() -> 
 
 def test_other_partitions_are_another_attempt() -> None:
     state = begin_run(begin_job("shop", 0), "here", 1, 0)
-    begun = begin_attempt(state, AttemptId(1), CheckpointId(5), "{}", "here", 1, 0, None, {"sum": 5})
+    begun = begin_attempt(
+        state,
+        AttemptId(1),
+        checkpoint=CheckpointId(5),
+        plan="{}",
+        host="here",
+        pid=1,
+        now_ms=0,
+        natives=None,
+        partitions={"sum": 5},
+    )
     assert (begun.attempt.id, begun.attempt.partitions) == (2, {"sum": 5})
     assert attempt_for(begun, AttemptId(1), CheckpointId(5), "native", {"sum": 5}) == 2
     assert attempt_for(begun, AttemptId(1), CheckpointId(5), "native", {"sum": 3}) == 3
@@ -215,6 +225,7 @@ def test_what_spark_cannot_do_is_said_and_what_it_leaves_is_looked_at(tmp_path: 
             raise RuntimeError("no such luck\n at somewhere")
 
     class Session:
+        streams = None
         _streamingCheckpointManager = Manager()  # noqa: N815 (Spark's name)
 
     session: Any = Session()

@@ -87,7 +87,7 @@ def test_the_directory_is_the_cut_under_another_id(
     copy, query = taken(kept, native), fresh_query_id()
     told: list[int] = []
     target = tmp_path / "new place"
-    materialise(root, copy.files, Place(str(target)), query, told.append)
+    materialise(root, copy.files, target=Place(str(target)), query_id=query, progress=told.append)
     found, original = tree(target), tree(native.directory)
     assert json.loads(found.pop("metadata")) == {"id": query}
     moved = found.pop("state/0/_metadata/v2/0").decode()
@@ -101,12 +101,12 @@ def test_it_is_repeatable_and_never_takes_a_directory_of_another_query(
     root: Root, kept: StateStorage, native: Native, tmp_path: Path
 ) -> None:
     copy, target = taken(kept, native), tmp_path / "new"
-    materialise(root, copy.files, Place(str(target)), "query")
+    materialise(root, copy.files, target=Place(str(target)), query_id="query")
     (target / "offsets/2").write_text("a batch planned since")
-    materialise(root, copy.files, Place(str(target)), "query")
+    materialise(root, copy.files, target=Place(str(target)), query_id="query")
     assert (target / "offsets/2").exists()
     with pytest.raises(Refused, match="belongs to query query"):
-        materialise(root, copy.files, Place(str(target)), "another")
+        materialise(root, copy.files, target=Place(str(target)), query_id="another")
 
 
 class Killed(Exception):
@@ -118,7 +118,7 @@ def test_killed_after_any_file_it_begins_again(
 ) -> None:
     """A directory without the id is not a checkpoint: it is emptied and written once more."""
     copy, put = taken(kept, native), module.put
-    materialise(root, copy.files, Place(str(tmp_path / "whole")), "query")
+    materialise(root, copy.files, target=Place(str(tmp_path / "whole")), query_id="query")
     for point in range(len(copy.files)):
         target, left = tmp_path / f"killed{point}", [point]
 
@@ -130,17 +130,17 @@ def test_killed_after_any_file_it_begins_again(
 
         monkeypatch.setattr(module, "put", dies)
         with pytest.raises(Killed):
-            materialise(root, copy.files, Place(str(target)), "query")
+            materialise(root, copy.files, target=Place(str(target)), query_id="query")
         monkeypatch.undo()
         assert not (target / "metadata").exists()
         (target / "offsets").mkdir(exist_ok=True)
         (target / "offsets/9").write_text("of something else")
-        materialise(root, copy.files, Place(str(target)), "query")
+        materialise(root, copy.files, target=Place(str(target)), query_id="query")
         assert tree(target).keys() == tree(tmp_path / "whole").keys()
 
 
 def test_a_stage_that_had_run_no_batch_starts_afresh(root: Root, tmp_path: Path) -> None:
-    materialise(root, (), Place(str(tmp_path / "new")), "query")
+    materialise(root, (), target=Place(str(tmp_path / "new")), query_id="query")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -155,7 +155,7 @@ def test_damage_leaves_nothing_that_looks_whole(
     else:
         state.rename(state.with_name("gone"))
     with pytest.raises(DamageError):
-        materialise(root, copy.files, Place(str(tmp_path / "new")), "query")
+        materialise(root, copy.files, target=Place(str(tmp_path / "new")), query_id="query")
     assert not (tmp_path / "new/metadata").exists()
 
 
@@ -166,7 +166,7 @@ def test_stored_paths_may_not_leave_the_directory(
     for path in ("../outside", "/etc/outside", "a/../../outside"):
         bad = type(file)(path, file.size, file.sha256, file.at)
         with pytest.raises(DamageError, match="leaves its root"):
-            materialise(root, [bad], Place(str(tmp_path / "new")), "query")
+            materialise(root, [bad], target=Place(str(tmp_path / "new")), query_id="query")
 
 
 def test_a_purge_during_the_copy_captures_again(

@@ -110,7 +110,7 @@ def test_a_pack_whose_footer_forgets_what_is_needed_is_said_and_not_swept(
     assert verify_state(root, retained) == ()
     with pytest.raises(DamageError, match=rf"{pack.name} does not name sha256 {files[0].sha256}"):
         sweep(kept, lambda: retained)
-    materialise(root, files, Place(str(tmp_path / "new")), "query")
+    materialise(root, files, target=Place(str(tmp_path / "new")), query_id="query")
 
 
 def test_bytes_that_sweeping_moves_meanwhile_are_not_damage(
@@ -204,7 +204,7 @@ def test_what_a_restore_wrote_is_held_against_the_manifest(
 ) -> None:
     """It has no checksum files until Spark writes its own."""
     files = snapshot_stage(kept, ONE, Place(str(native.directory)), BatchId(1)).files
-    materialise(root, files, Place(str(tmp_path / "new")), "query")
+    materialise(root, files, target=Place(str(tmp_path / "new")), query_id="query")
     assert verify_native(Place(str(tmp_path / "new")), files) == ()
     altered(tmp_path / "new/state/0/0/1.changelog")
     (found,) = verify_native(Place(str(tmp_path / "new")), files)

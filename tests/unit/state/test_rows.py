@@ -127,7 +127,16 @@ def test_a_function_goes_on_with_what_was_written() -> None:
         mine = arriving if number == home else arriving.slice(0, 0)
         time = BatchTime(BatchId(0), 0, 100)
         answers += tuples(
-            run_group(operator, per_key(operator, add, True), held, Cache(), "", number, mine, time)
+            run_group(
+                operator,
+                per_key(operator, add, True),
+                store=held,
+                cache=Cache(),
+                scope="",
+                group=number,
+                rows=mine,
+                time=time,
+            )
         )
     assert sorted(answers) == [("a", 7, False), ("b", 0, True)]
     left = {
