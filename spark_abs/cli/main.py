@@ -17,7 +17,6 @@ from spark_abs.cli.dispose import dispose
 from spark_abs.cli.forget import forget
 from spark_abs.cli.guide import guide
 from spark_abs.cli.history import history
-from spark_abs.cli.prepared import prepared
 from spark_abs.cli.restore import restore
 from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.cli.savepoint import savepoint
@@ -74,7 +73,7 @@ def _wants_json(args: Sequence[str]) -> bool:
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
-    Every command but `prepared`, `check` and `guide` takes the root of the job first: the directory or URI
+    Every command but `check` and `guide` takes the root of the job first: the directory or URI
     given as `root=` to the job.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found, 4 a savepoint that
@@ -96,7 +95,6 @@ for command in (
     dispose,
     restore,
     verify,
-    prepared,
     check,
     guide,
 ):

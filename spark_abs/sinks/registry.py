@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from spark_abs.codec import from_json, to_json
+from spark_abs.codec import from_json, parsed, to_json
 from spark_abs.errors import UsageError
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.root import Root
@@ -85,6 +85,31 @@ def _settings(kind: str, given: object, made: Callable[[str], object]) -> str:
     return to_json(given)
 
 
+def refuse_prepared(kind: str, settings: str) -> None:
+    """Refuse a PostgreSQL sink that an earlier version ran with prepared transactions.
+
+    A crash may have left a prepared transaction. It holds locks, and the mark may count its rows as
+    committed; only a version that prepares transactions can end it.
+
+    Args:
+        kind: the kind of a sink.
+        settings: its settings, as `control/` has them.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if kind != POSTGRES:
+        return
+    stored = parsed(settings, dict, "settings of a PostgreSQL sink")
+    if stored.get("prepared", False) is not False:
+        raise UsageError(
+            f"the sink of PostgreSQL table {stored.get('table')!r} ran with prepared=True, which this "
+            "version does not have, and its last run may have left a prepared transaction on the server: "
+            "start the job once with the earlier version and prepared=False, which ends that transaction, "
+            "then with this version"
+        )
+
+
 @extra_needed()
 def made_again(
     kind: str, settings: str, root: Root, session: Callable[[], SparkSession] = no_session
@@ -99,12 +124,14 @@ def made_again(
             predicate says which rows delete.
 
     Raises:
-        UsageError: the extra of the package that the kind needs is not installed.
+        UsageError: the extra of the package that the kind needs is not installed, or the sink prepared its
+            transactions, which this version does not.
     """
     match kind:
         case "postgres":
             from spark_abs.sinks.postgres.sink import Postgres, PostgresSink
 
+            refuse_prepared(kind, settings)
             return PostgresSink(from_json(Postgres, settings), session)
         case "kafka":
             from spark_abs.sinks.kafka.sink import Kafka, KafkaSink

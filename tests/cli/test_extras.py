@@ -6,9 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
-from spark_abs.cli.main import main
 from spark_abs.model import AttemptId, CheckpointId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Mark
@@ -43,10 +41,3 @@ def test_a_restore_names_it_and_can_be_forced(job: SmallJob, cli: Cli, missing: 
     shown = cli("restore", "--to", "1", "--yes", "--force", "outside").stderr
     assert f"pip install 'spark-abs[{missing}]'" in shown
     assert job.rows() == [1]
-
-
-@pytest.mark.parametrize("missing", ["postgres"], indirect=True)
-def test_prepared_names_it(missing: str) -> None:
-    result = CliRunner().invoke(main, ["prepared"])
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    assert f"pip install 'spark-abs[{missing}]'" in result.stderr

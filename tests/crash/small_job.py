@@ -107,7 +107,6 @@ def declare(
             key=("id", "kind"),
             history=True,
             visible="batch",
-            prepared=True,
         )
         job.sink("quick", events, postgres=quick)
         lake = spark_abs.Iceberg("shop.rows", catalog_env=f"CATALOG_{base.name}")

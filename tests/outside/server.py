@@ -27,9 +27,6 @@ _NOBODY = 65534
 class PostgresServer:
     """Ends with the test; `stop`, `start` and `restart` in between."""
 
-    prepared = 20
-    """How many transactions may be prepared, from the next start on."""
-
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="spark-abs-postgres-"))
         self._user = _NOBODY if os.getuid() == 0 else None  # the server refuses to be root
@@ -87,7 +84,6 @@ class PostgresServer:
             "fsync": "off",
             "shared_buffers": "16MB",
             "max_connections": "100",
-            "max_prepared_transactions": str(self.prepared),
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with (self._directory / "log").open("ab") as output:

@@ -35,7 +35,6 @@ CONFIGS = {
     "by sequence": BY_SEQUENCE,
     "nulls ignored": replace(BY_SEQUENCE, ignore_null_updates=True),
     "nulls ignored as they arrive": replace(PLAIN, ignore_null_updates=True, history=True),
-    "prepared": replace(BY_SEQUENCE, ignore_null_updates=True, prepared=True),
 }
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from spark_abs.errors import CommitConflict, SinkFailed, SinkUnreachable
 from spark_abs.sinks.postgres.changes import ChangeStatements
-from spark_abs.sinks.postgres.sink import Postgres, PostgresSink
+from spark_abs.sinks.postgres.sink import Postgres
 from spark_abs.sinks.postgres.sql import Statements
+from spark_abs.sinks.postgres.write import EpochWriter
 from tests.outside.server import PostgresServer
 from tests.outside.test_postgres import KEPT, Sending, Some, mark
 
 APPENDED = Postgres("sums")
-PREPARED = Postgres("sums", prepared=True)
 CHANGED = Postgres("sums", key="k", mode="upsert", sequence_by="v", ignore_null_updates=True)
 TRIES = 5
 
@@ -78,9 +78,7 @@ def wire(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wi
     made.close()
 
 
-@pytest.mark.parametrize(
-    "config", [APPENDED, KEPT, PREPARED, CHANGED], ids=["append", "history", "prepared", "changes"]
-)
+@pytest.mark.parametrize("config", [APPENDED, KEPT, CHANGED], ids=["append", "history", "changes"])
 def test_a_connection_that_is_lost_at_any_byte_loses_and_repeats_no_row(
     server: PostgresServer, wire: Wire, config: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +104,6 @@ def test_a_connection_that_is_lost_at_any_byte_loses_and_repeats_no_row(
             number += 1
     sending.sink.close()
     assert server.run("SELECT count(*), max(k) FROM sums") == [(number, number - 1)]
-    assert server.run("SELECT gid FROM pg_prepared_xacts") == []
 
 
 def test_a_deadlock_with_another_writer_is_tried_again(
@@ -123,7 +120,7 @@ def test_a_deadlock_with_another_writer_is_tried_again(
             other.execute("UPDATE sums SET v = 10")
             held = threading.Event()
             wait = threading.Thread(target=_want_the_mark, args=(other, held))
-            write = PostgresSink._write
+            write = EpochWriter.write
 
             def written(*given: object) -> None:
                 wait.start()
@@ -131,7 +128,7 @@ def test_a_deadlock_with_another_writer_is_tried_again(
                 write(*given)  # type: ignore[arg-type]
 
             with monkeypatch.context() as patched:
-                patched.setattr(PostgresSink, "_write", written)
+                patched.setattr(EpochWriter, "write", written)
                 with pytest.raises(SinkUnreachable, match="40P01"):
                     sending.send(Some({"k": [1], "v": [2]}))
             wait.join()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +28,7 @@ from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.restore.outside import OutsideFacts, Own, outside_facts, outside_steps
 from spark_abs.restore.steps import KeepSink
 from spark_abs.sinks.delta.epoch_sink import EpochTable
+from spark_abs.sinks.registry import refuse_prepared
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -76,6 +79,21 @@ def test_a_restore_says_of_a_sink_that_cannot_be_asked_why_and_may_go_on(kind: t
     assert found.gone == "it cannot be asked: no way"
     with pytest.raises(Refused, match="no way"):
         list(outside_steps([found], force=False))
+
+
+@pytest.mark.parametrize(("prepared", "refused"), [(True, True), ("no", True), (False, False), (None, False)])
+def test_a_sink_that_ran_with_prepared_transactions_is_refused_with_the_way_on(
+    monkeypatch: pytest.MonkeyPatch, prepared: object, refused: bool
+) -> None:
+    """Settings as earlier versions wrote them; where they are accepted, the server is asked next."""
+    monkeypatch.setenv("NOWHERE", "host=127.0.0.1 port=1")
+    stored = {"table": "orders", "schema": "public", "mode": "append", "dsn_env": "NOWHERE"}
+    settings = json.dumps(stored if prepared is None else {**stored, "prepared": prepared})
+    found = found_of("postgres", settings, {})
+    way = "start the job once with the earlier version and prepared=False"
+    assert (way in found.gone, "public.orders" in found.gone) == (refused, not refused)
+    with pytest.raises(UsageError, match=way) if refused else nullcontext():
+        refuse_prepared("postgres", settings)
 
 
 def test_a_table_that_another_root_has_taken_over_stands_in_no_way() -> None:

@@ -36,22 +36,16 @@ class ChangeStatements:
     @property
     def folded(self) -> Statements:
         """The statements whose stage has one change of each key."""
-        return replace(self.of, staged=_FOLDED, staging=self.of.staging and f"{self.of.staging}_f")
+        return replace(self.of, staged=_FOLDED)
 
     def make_stage(self) -> Sequence[Composed]:
         """Make the tables for changes as they come, and for those that count."""
         raw, folded = self.of, self.folded
         made = SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT *, false AS spark_abs_fresh FROM {} {}")
-        if raw.staging:
-            made = SQL("CREATE UNLOGGED TABLE {} AS SELECT *, false AS spark_abs_fresh FROM {} {}")
         delete = SQL("ALTER TABLE {} ADD COLUMN {} boolean NOT NULL DEFAULT false").format(
             raw.stage, Identifier(DELETE)
         )
         return (*raw.make_stage(), delete, made.format(folded.made_stage, raw.stage, SQL("WITH NO DATA")))
-
-    def drop_stage(self) -> Sequence[Composed]:
-        """Drop these tables again."""
-        return (self.of.drop_stage(), self.folded.drop_stage())
 
     def without_sequence(self) -> Composed:
         """Find the key of a change that says nothing of its place."""

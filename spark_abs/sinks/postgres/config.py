@@ -44,9 +44,6 @@ class Postgres:
     visible: str = "checkpoint"
     """When rows are seen: `checkpoint` sends them after each completed one, `batch` with each micro-batch of
     their stage. A restore then finds more of them after its checkpoint; with `history` it undoes them."""
-    prepared: bool = False
-    """Prepare each epoch with `PREPARE TRANSACTION` before the mark says that it counts, then commit it: the
-    mark is not locked while the rows are written. Needs `max_prepared_transactions` of the server."""
     service: str | None = None
     """A service of `pg_service.conf`."""
     dsn_env: str | None = None

@@ -15,7 +15,7 @@ try:
 except ImportError as missing:
     raise ImportError("a PostgreSQL sink needs psycopg 3: pip install 'spark-abs[postgres]'") from missing
 from psycopg import errors
-from psycopg.sql import SQL, Literal
+from psycopg.sql import SQL
 
 from spark_abs.errors import CommitConflict, Fenced, Refused, UsageError
 from spark_abs.model import AttemptId, CheckpointId, Version
@@ -32,9 +32,8 @@ from spark_abs.sinks.postgres.changes import (
 )
 from spark_abs.sinks.postgres.config import DELETED, HISTORY, Postgres
 from spark_abs.sinks.postgres.connection import Connection, Server
-from spark_abs.sinks.postgres.prepared import end, end_all, gid_of, is_there, require_prepared
 from spark_abs.sinks.postgres.schema import COLUMNS, UNIQUE, Column, ddl, misfits
-from spark_abs.sinks.postgres.sql import MARKER, Identifier, Statements, add_column, fit_column, staged_as
+from spark_abs.sinks.postgres.sql import MARKER, Identifier, Statements, add_column, fit_column
 from spark_abs.sinks.postgres.write import EpochWriter
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
@@ -80,8 +79,6 @@ class PostgresSink(TwoPhaseSink):
         with self._connection.working() as server:
             columns = self._columns(server, config.table)
             unique = bool(config.key) and self._is_unique(server)
-            if config.prepared:
-                require_prepared(server, config.target)
         if not columns:
             said = ddl((config.schema, config.table), schema, config.key)
             raise UsageError(f"table {config.target} was not found; this makes one:\n{said}")
@@ -104,27 +101,20 @@ class PostgresSink(TwoPhaseSink):
         return None if row is None else row.mark
 
     def rests(self, owner: Owner) -> bool:
-        """Say whether nothing can be prepared that waits for its end, and the mark is about this table."""
+        """Say whether the mark is about this table: no epoch is ever there in part."""
         with self._connection.working() as server:
-            row, prepared = self._row(server, owner), self._config.prepared or self._names_prepared(server)
-        return row is not None and not prepared and row.target == self._config.target
+            row = self._row(server, owner)
+        return row is not None and row.target == self._config.target
 
     def recover(self, owner: Owner) -> Mark | None:
-        """Fence older runs: their connections are ended, and the row says the newer run.
-
-        What they have prepared is then committed if the mark names it, and rolled back if not.
-        """
+        """Fence older runs: their connections are ended, and the row says the newer run."""
         config, of = self._config, self._statements()
         with self._connection.working() as server:
-            if config.prepared:
-                require_prepared(server, config.target)
             with server.transaction():
                 before = self._row(server, owner)
             self._refuse_replaced(owner, before)
             if not self._columns(server, MARKER):
                 self._make(server, of.make_marker())
-            if config.prepared and not self._names_prepared(server):
-                self._make(server, of.add_prepared())
             self._end_others(server, owner)
             if config.history:
                 self._ensure_history(server)
@@ -147,58 +137,17 @@ class PostgresSink(TwoPhaseSink):
                 elif begins is None:
                     begins = row.mark.version if row.mark is not None else 0
                 server.execute(of.take(), {**_of(owner), "run": int(owner.run), "history_from": begins})
-            if self._names_prepared(server):
-                named = server.execute(of.read_prepared(), _of(owner)).fetchone()
-                end_all(server, owner, named[0] if named is not None else None)
             return row.mark
 
     def commit(self, epoch: Epoch, rows: Rows) -> None:
-        """Lock the mark, take the rows, move the mark: one transaction, or with `prepared` two."""
-        with self._connection.working() as server:
-            if self._config.prepared and rows.count:
-                self._commit_prepared(server, epoch, rows)
-            else:
-                with server.transaction():
-                    self._lock(server, epoch.owner, None if epoch.first else epoch.after)
-                    if rows.count:
-                        self._write(server, epoch, rows)
-                    self._move_mark(server, epoch)
+        """Lock the mark, take the rows, move the mark: one transaction."""
+        with self._connection.working() as server, server.transaction():
+            self._lock(server, epoch.owner, None if epoch.first else epoch.after)
+            if rows.count:
+                self._writer.write(server, self._columns(server, self._config.table), epoch, rows)
+            self._move_mark(server, epoch)
         self._connection.settled()
         self._forgotten = max(self._forgotten, epoch.floor)
-
-    def _commit_prepared(self, server: Server, epoch: Epoch, rows: Rows) -> None:
-        """Prepare the rows, let the mark name them, commit them; killed in between, `recover` goes on."""
-        gid, expected = gid_of(epoch), None if epoch.first else epoch.after
-        self._compare(server, epoch.owner, expected)
-        try:
-            # Not `transaction()`: its end would be a COMMIT. What fails within closes the connection.
-            server.execute("BEGIN")
-            self._limit_waiting(server)
-            self._write(server, epoch, rows, staged_as(gid))
-            server.execute(SQL("PREPARE TRANSACTION {}").format(Literal(gid)))
-        except errors.DuplicateObject:
-            # A try of this run before, whose answer was lost, has come through after `recover`.
-            raise CommitConflict(f"{gid} is prepared already") from None
-        except errors.UniqueViolation:
-            server.execute("ROLLBACK")
-            self._compare(server, epoch.owner, expected)  # whoever has replaced this run may have sent them
-            raise
-        try:
-            with server.transaction():
-                self._lock(server, epoch.owner, expected)
-                if not is_there(server, gid):
-                    raise CommitConflict(f"{gid} was rolled back before the mark could name it")
-                self._move_mark(server, epoch)
-                server.execute(self._statements().name_prepared(), {**_of(epoch.owner), "gid": gid})
-        except (Fenced, CommitConflict):
-            end(server, gid, commit=False)
-            raise
-        end(server, gid, commit=True)
-
-    def _compare(self, server: Server, owner: Owner, expected: Mark | None) -> None:
-        """Refuse a run that was replaced or does not know the mark; locks nothing afterwards."""
-        with server.transaction():
-            self._lock(server, owner, expected)
 
     def _move_mark(self, server: Server, epoch: Epoch) -> None:
         of, changes = self._statements(), self._config.changes
@@ -266,10 +215,6 @@ class PostgresSink(TwoPhaseSink):
         self._connection.close()
 
     # -- the parts of a transaction
-
-    def _write(self, server: Server, epoch: Epoch, rows: Rows, staging: str = "") -> None:
-        table = self._columns(server, self._config.table)
-        self._writer.write(server, table, epoch, rows, staging)
 
     def _lock(self, server: Server, owner: Owner, expected: Mark | None, compare: bool = True) -> _Row:
         self._limit_waiting(server)
@@ -360,9 +305,6 @@ class PostgresSink(TwoPhaseSink):
         config = self._config
         found = server.execute(UNIQUE, [config.schema, config.table, sorted(config.key)]).fetchone()
         return found is not None and bool(found[0])
-
-    def _names_prepared(self, server: Server) -> bool:
-        return any(column.name == "prepared" for column in self._columns(server, MARKER))
 
     def _statements(self, columns: Sequence[str] = ()) -> Statements:
         config = self._config

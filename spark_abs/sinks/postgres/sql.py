@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,24 +36,18 @@ class Statements:
     table: str
     key: Sequence[str]
     columns: Sequence[str]
-    staging: str = ""
-    """A table of the schema in place of a temporary one, for a transaction that is prepared."""
     staged: str = _STAGED
-    """The name of the temporary one."""
+    """The name of the temporary table of rows before they are merged."""
 
     @property
     def stage(self) -> Identifier:
         """Where rows are before they are merged."""
-        return Identifier(*self._stage)
-
-    @property
-    def _stage(self) -> tuple[str, str]:
-        return (self.schema, self.staging) if self.staging else ("pg_temp", self.staged)
+        return Identifier("pg_temp", self.staged)
 
     @property
     def made_stage(self) -> Identifier:
         """That table in a statement that makes it."""
-        return self.stage if self.staging else Identifier(self.staged)
+        return Identifier(self.staged)
 
     @property
     def marker(self) -> Identifier:
@@ -86,7 +79,7 @@ class Statements:
         return SQL(
             "CREATE TABLE IF NOT EXISTS {} (root text, sink text, target text NOT NULL, run bigint NOT NULL, "
             "attempt bigint, checkpoint bigint, version bigint, history_from bigint, history_table bigint, "
-            "committed_at timestamptz, prepared text, PRIMARY KEY (root, sink))"
+            "committed_at timestamptz, PRIMARY KEY (root, sink))"
         ).format(self.marker)
 
     def add_marker(self) -> Composed:
@@ -116,29 +109,15 @@ class Statements:
             "committed_at = now() WHERE {}"
         ).format(self.marker, _OWN)
 
-    def add_prepared(self) -> Composed:
-        """Add the column for what was prepared to a table of marks that an earlier version made."""
-        return SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS prepared text").format(self.marker)
-
-    def read_prepared(self) -> Composed:
-        """Read which prepared transaction counts."""
-        return SQL("SELECT prepared FROM {} WHERE {}").format(self.marker, _OWN)
-
-    def name_prepared(self) -> Composed:
-        """Say which prepared transaction counts; `gid`."""
-        return SQL("UPDATE {} SET prepared = %(gid)s WHERE {}").format(self.marker, _OWN)
-
     def copy(self, staged: bool) -> Composed:
         """Take rows as CSV; the only statement that is executed without parameters."""
-        into = Quoted(*self._stage) if staged else Quoted(self.schema, self.table)
+        into = Quoted("pg_temp", self.staged) if staged else Quoted(self.schema, self.table)
         columns = SQL(", ").join(map(Quoted, self.columns))
         return SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, columns)
 
     def make_stage(self) -> Sequence[Composed]:
         """Make a table of the transaction's own for rows before they are merged, numbered as they come."""
         made = SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
-        if self.staging:  # what has touched a temporary table cannot be prepared
-            made = SQL("CREATE UNLOGGED TABLE {} AS SELECT {} FROM {} WITH NO DATA")
         return (
             made.format(self.made_stage, listed_names(self.columns), self.target),
             SQL(
@@ -146,10 +125,6 @@ class Statements:
                 "ADD COLUMN spark_abs_held boolean NOT NULL DEFAULT false"
             ).format(self.stage),
         )
-
-    def drop_stage(self) -> Composed:
-        """Drop that table again."""
-        return SQL("DROP TABLE {}").format(self.stage)
 
     def append(self) -> Composed:
         """Add what was staged."""
@@ -332,8 +307,3 @@ def same_key(key: Sequence[str], one: str, other: str) -> Composed:
 def listed_names(names: Sequence[str]) -> Composed:
     """Return names with commas between them."""
     return SQL(", ").join(map(Identifier, names))
-
-
-def staged_as(gid: str) -> str:
-    """Name the table of rows before they are merged in a transaction that is prepared."""
-    return f"{_STAGED}_{hashlib.sha256(gid.encode()).hexdigest()[:16]}"

@@ -26,9 +26,7 @@ class EpochWriter:
     def __init__(self, config: Postgres, deletes: DeletePredicate) -> None:
         self._config, self._deletes = config, deletes
 
-    def write(
-        self, server: Server, table: Sequence[Column], epoch: Epoch, rows: Rows, staging: str = ""
-    ) -> None:
+    def write(self, server: Server, table: Sequence[Column], epoch: Epoch, rows: Rows) -> None:
         """Write the rows of an epoch, and keep what they replace if the sink has a history.
 
         Args:
@@ -36,11 +34,10 @@ class EpochWriter:
             table: the columns of the table.
             epoch: whose rows.
             rows: the rows.
-            staging: see `Statements.staging`.
         """
         config = self._config
         stored = config.changes.stored(rows.schema.names)
-        of = Statements(config.schema, config.table, config.key, stored, staging)
+        of = Statements(config.schema, config.table, config.key, stored)
         columns = {column.name: column for column in table}
         said = {"root": epoch.owner.root, "sink": epoch.owner.sink, "after": int(epoch.after.version)}
         said |= {"checkpoint": int(epoch.mark.checkpoint), "version": int(epoch.mark.version)}
@@ -72,8 +69,6 @@ class EpochWriter:
                 server.execute(statement, {})
         else:
             server.execute(of.upsert() if config.mode == "upsert" else of.append(), {})
-        if of.staging:
-            server.execute(of.drop_stage(), {})
 
     def _apply(
         self,
@@ -96,9 +91,6 @@ class EpochWriter:
         if changes.options.keeps_tombstones:
             for statement in changes.remember():
                 server.execute(statement, said)
-        if changes.of.staging:
-            for statement in changes.drop_stage():
-                server.execute(statement, {})
 
     def _require_sequences(self, server: Server, changes: ChangeStatements) -> None:
         found = server.execute(changes.without_sequence(), {}).fetchone()
@@ -123,7 +115,7 @@ class EpochWriter:
     ) -> None:
         """Copy the rows; with `marked` each with whether it deletes its key."""
         arrays = [name in table and table[name].is_array for name in of.columns]
-        to = Statements(of.schema, of.table, of.key, (*of.columns, DELETE), of.staging) if marked else of
+        to = Statements(of.schema, of.table, of.key, (*of.columns, DELETE)) if marked else of
         try:
             with server.cursor() as cursor, cursor.copy(to.copy(staged)) as copy:
                 for batch in self._marked(of, rows) if marked else self._stored(of, rows):
