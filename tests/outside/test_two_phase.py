@@ -101,7 +101,8 @@ def test_without_a_lock_on_its_mark_postgres_is_caught(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.run("CREATE TABLE orders (id bigint, text text)")
-    monkeypatch.setattr(PostgresSink, "_refuse_replaced", lambda *_: None)
+    for check_of_the_mark in ("refuse_replaced", "require_mark"):
+        monkeypatch.setattr(postgres, check_of_the_mark, lambda *_: None)
     monkeypatch.setattr(PostgresSink, "_lock", lambda *_: None)
     with server.connect() as connection:
 

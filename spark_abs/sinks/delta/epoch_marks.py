@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spark_abs.errors import DamageError, Fenced, TakenOver
+from spark_abs.errors import DamageError, TakenOver
 from spark_abs.model import FENCED, RunId, Version, owner_of, run_app_id
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.sinks.delta.commit_metadata import CommittedEpoch, note_of
 from spark_abs.sinks.delta.marks import epochs_app, notes_of_root
+from spark_abs.sinks.mark_checks import refuse_replaced
 from spark_abs.store.table import Table
 
 _BITS = 32
@@ -78,8 +79,7 @@ def require_newest(table: Table, owner: Owner) -> Newest | None:
         Fenced: a newer run has been here.
     """
     found = newest(table, owner)
-    if found is not None and found.run > owner.run:
-        raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {found.run}")
+    refuse_replaced(owner, found)
     return found
 
 

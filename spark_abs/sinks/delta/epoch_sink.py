@@ -43,6 +43,7 @@ from spark_abs.sinks.delta.others import rows_there
 from spark_abs.sinks.delta.rollback import bring_back, why_not_back
 from spark_abs.sinks.delta.spark_writer import Stamp
 from spark_abs.sinks.delta.tombstones import said_at
+from spark_abs.sinks.mark_checks import mark_changed, refuse_kept, require_mark
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
@@ -154,10 +155,7 @@ class DeltaEpochSink(TwoPhaseSink):
 
     def commit(self, epoch: Epoch, rows: Rows) -> None:
         """Commit the rows and the mark; a table that is not plain, or has a key, by Delta's own writer."""
-        owner, known = epoch.owner, self._known
-        expected = None if epoch.first else epoch.after
-        if known is None or known.run != owner.run or known.mark != expected:
-            raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
+        owner, known = epoch.owner, require_mark(epoch, self._known)
         self._known = None
         table = self._read()
         self._require(table, owner, known)
@@ -180,9 +178,7 @@ class DeltaEpochSink(TwoPhaseSink):
 
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
         """Bring the rows back to the version of a mark, in a commit that says so, or only the mark."""
-        why = "" if keep else self.why_not(owner, back)
-        if why:
-            raise Refused(f"what sink {owner.sink!r} has committed cannot be taken back: {why}")
+        refuse_kept(owner, "" if keep else self.why_not(owner, back))
         if self._known is None or self._known.run != owner.run:
             self.recover(owner)
         known = self._known
@@ -237,7 +233,7 @@ class DeltaEpochSink(TwoPhaseSink):
         """
         if table.transaction(app_of(owner)) != known.number:
             require_newest(table, owner)
-            raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
+            raise mark_changed(owner, known)
         newest(table, owner)  # and it was not taken over
 
     def _append(self, table: Table, owner: Owner, known: Newest, mark: Marked, rows: Rows) -> bool:

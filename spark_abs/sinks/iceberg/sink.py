@@ -30,7 +30,6 @@ from spark_abs.codec import to_json
 from spark_abs.errors import (
     CommitConflict,
     CommitStateUnknown,
-    Fenced,
     Refused,
     SinkFailed,
     SinkUnreachable,
@@ -56,6 +55,7 @@ from spark_abs.sinks.iceberg.mark import (
     summary_of,
     tag_of,
 )
+from spark_abs.sinks.mark_checks import mark_changed, refuse_kept, refuse_replaced, require_mark, require_run
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
 __all__ = ["Iceberg", "IcebergSink"]
@@ -129,10 +129,9 @@ class IcebergSink(TwoPhaseSink):
         owner = epoch.owner
         with self._working() as catalog:
             table = catalog.load_table(self._config.table)
-            known = self._mark_of(table, owner)
-            expected = None if epoch.first else epoch.after
-            if known is None or self._run != known.run or known.run != owner.run or known.mark != expected:
-                raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
+            known = require_mark(epoch, self._mark_of(table, owner))
+            if self._run != known.run:
+                raise mark_changed(owner, known)
             self._run = None
             self._add(catalog, table, epoch, known, rows)
         self._run = known.run
@@ -167,16 +166,12 @@ class IcebergSink(TwoPhaseSink):
 
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
         """Let the branch go back to the snapshot of a mark; where it stood stays under a tag."""
-        why = "" if keep else self.why_not(owner, back)
-        if why:
-            raise Refused(f"what sink {owner.sink!r} has committed cannot be taken back: {why}")
+        refuse_kept(owner, "" if keep else self.why_not(owner, back))
         if self._run != owner.run:
             self.recover(owner)
         with self._working() as catalog:
             table = catalog.load_table(self._config.table)
-            known = self._mark_of(table, owner)
-            if known is None or known.run != owner.run:
-                raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
+            known = require_run(owner, self._mark_of(table, owner))
             head = head_of(table.metadata, self._config.branch)
             if known.mark is None or known.mark == back or head is None:
                 return
@@ -211,8 +206,7 @@ class IcebergSink(TwoPhaseSink):
         found = mark_in(table.metadata, owner)
         if found is None:
             return None
-        if found.run > owner.run:
-            raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {found.run}")
+        refuse_replaced(owner, found)
         newest = found.kept[-1].snapshot if found.kept else None
         branch = self._config.branch
         if (

@@ -17,10 +17,7 @@ except ImportError as missing:
 
 from spark_abs.codec import to_json
 from spark_abs.errors import (
-    CommitConflict,
     CommitStateUnknown,
-    Fenced,
-    Refused,
     SinkFailed,
     SinkUnreachable,
     UsageError,
@@ -40,6 +37,7 @@ from spark_abs.sinks.kafka.rows import (
     proposal,
     slices,
 )
+from spark_abs.sinks.mark_checks import refuse_kept, refuse_moved, refuse_replaced, require_mark
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
 _ABORT_S = 5.0
@@ -136,21 +134,17 @@ class KafkaSink(TwoPhaseSink):
         config = self._config
         self._known = None
         with self._working(owner) as marks:
-            _refuse_replaced(owner, marks.read(owner))
+            refuse_replaced(owner, marks.read(owner))
             marks.ensure(owner)
             self._undelivered.clear()
             producer = self._connection.producer(name_of("spark_abs", owner), self._undelivered)
             self._producer = producer
             producer.init_transactions(PATIENCE_S)
             found = marks.read(owner)
-            _refuse_replaced(owner, found)
+            refuse_replaced(owner, found)
             if found is None:
                 found = KafkaMark(FORMAT, owner.root, owner.sink, config.topic or "", 0)
-            if found.topic != (config.topic or ""):
-                raise Refused(
-                    f"sink {owner.sink!r} has written to topic {found.topic or 'of each row'}, and now says "
-                    f"{config.target}: its mark is about that one; give the sink another name"
-                )
+            refuse_moved(owner, _topic(found.topic), _topic(config.topic or ""))
             found = replace(found, run=int(owner.run))
             producer.begin_transaction()
             self._commit(owner, found)
@@ -159,10 +153,7 @@ class KafkaSink(TwoPhaseSink):
 
     def commit(self, epoch: Epoch, rows: Rows) -> None:
         """Send the rows and the mark in one transaction, or if they are many, in several."""
-        owner, known = epoch.owner, self._known
-        expected = None if epoch.first else epoch.after
-        if known is None or known.run != owner.run or known.mark != expected:
-            raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {known}")
+        owner, known = epoch.owner, require_mark(epoch, self._known)
         with self._working(owner) as marks:
             self._known = None
             known = self._send(marks, known, epoch, rows)
@@ -185,9 +176,7 @@ class KafkaSink(TwoPhaseSink):
 
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
         """Let the mark go back; records stay."""
-        why = "" if keep else self.why_not(owner, back)
-        if why:
-            raise Refused(f"what sink {owner.sink!r} has sent cannot be taken back: {why}")
+        refuse_kept(owner, "" if keep else self.why_not(owner, back))
         if self._known is None or self._known.run != owner.run:
             self.recover(owner)
         known = self._known
@@ -338,14 +327,13 @@ class KafkaSink(TwoPhaseSink):
         """
         if error.code() in FENCED and owner is not None:
             with self._working() as marks:
-                _refuse_replaced(owner, marks.read(owner))
+                refuse_replaced(owner, marks.read(owner))
             self.close()
         self._connection.say(error, self._config.target)
 
 
-def _refuse_replaced(owner: Owner, found: KafkaMark | None) -> None:
-    if found is not None and found.run > owner.run:
-        raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {found.run}")
+def _topic(name: str) -> str:
+    return f"topic {name}" if name else "the topic of each row"
 
 
 def _behind(rows: Rows, done: int, most: int) -> Iterator[pa.RecordBatch]:

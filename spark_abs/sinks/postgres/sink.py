@@ -17,11 +17,18 @@ except ImportError as missing:
 from psycopg import errors
 from psycopg.sql import SQL
 
-from spark_abs.errors import CommitConflict, Fenced, Refused, UsageError
+from spark_abs.errors import UsageError
 from spark_abs.model import AttemptId, CheckpointId, Version
 from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.delete_predicate import DeletePredicate
+from spark_abs.sinks.mark_checks import (
+    refuse_kept,
+    refuse_moved,
+    refuse_replaced,
+    require_mark,
+    require_run,
+)
 from spark_abs.sinks.postgres.changes import (
     forget_tombstones,
     index_tombstones,
@@ -112,7 +119,7 @@ class PostgresSink(TwoPhaseSink):
         with self._connection.working() as server:
             with server.transaction():
                 before = self._row(server, owner)
-            self._refuse_replaced(owner, before)
+            refuse_replaced(owner, before)
             if not self._columns(server, MARKER):
                 self._make(server, of.make_marker())
             self._end_others(server, owner)
@@ -125,12 +132,8 @@ class PostgresSink(TwoPhaseSink):
                 server.execute(of.add_marker(), {**_of(owner), "target": config.target})
                 row = self._row(server, owner, lock=True)
                 assert row is not None
-                self._refuse_replaced(owner, row)
-                if row.target != config.target:
-                    raise Refused(
-                        f"sink {owner.sink!r} has written to {row.target}, and now says {config.target}: "
-                        "its mark is about that one; give the sink another name"
-                    )
+                refuse_replaced(owner, row)
+                refuse_moved(owner, f"table {row.target}", f"table {config.target}")
                 begins = row.history_from
                 if not config.history:
                     begins = None
@@ -142,7 +145,7 @@ class PostgresSink(TwoPhaseSink):
     def commit(self, epoch: Epoch, rows: Rows) -> None:
         """Lock the mark, take the rows, move the mark: one transaction."""
         with self._connection.working() as server, server.transaction():
-            self._lock(server, epoch.owner, None if epoch.first else epoch.after)
+            require_mark(epoch, self._lock(server, epoch.owner))
             if rows.count:
                 self._writer.write(server, self._columns(server, self._config.table), epoch, rows)
             self._move_mark(server, epoch)
@@ -186,11 +189,9 @@ class PostgresSink(TwoPhaseSink):
 
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
         """Undo epochs, newest first, and move the mark back: one transaction."""
-        why = "" if keep else self.why_not(owner, back)
-        if why:
-            raise Refused(f"what sink {owner.sink!r} has sent cannot be taken back: {why}")
+        refuse_kept(owner, "" if keep else self.why_not(owner, back))
         with self._connection.working() as server, server.transaction():
-            row = self._lock(server, owner, None, compare=False)
+            row = self._lock(server, owner)
             if row.mark == back:
                 return
             of, config = self._statements(), self._config
@@ -216,20 +217,15 @@ class PostgresSink(TwoPhaseSink):
 
     # -- the parts of a transaction
 
-    def _lock(self, server: Server, owner: Owner, expected: Mark | None, compare: bool = True) -> _Row:
+    def _lock(self, server: Server, owner: Owner) -> _Row:
+        """Lock the mark for the run that owns it."""
         self._limit_waiting(server)
         row = self._row(server, owner, lock=True)
-        self._refuse_replaced(owner, row)
-        if row is None or row.run != owner.run or (compare and row.mark != expected):
-            raise CommitConflict(f"the mark of sink {owner.sink!r} is not what was read: {row}")
-        return row
+        refuse_replaced(owner, row)
+        return require_run(owner, row)
 
     def _limit_waiting(self, server: Server) -> None:
         server.execute(SQL("SELECT set_config('lock_timeout', {}, true)").format(_LOCK_TIMEOUT))
-
-    def _refuse_replaced(self, owner: Owner, row: _Row | None) -> None:
-        if row is not None and row.run > owner.run:
-            raise Fenced(f"run {owner.run} of sink {owner.sink!r} was replaced by run {row.run}")
 
     def _row(self, server: Server, owner: Owner, lock: bool = False) -> _Row | None:
         if not self._columns(server, MARKER):
