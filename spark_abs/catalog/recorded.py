@@ -56,10 +56,10 @@ def refuse_moved(
     place = "" if same_place(target.uri, newest.table) else f" at {target.uri}"
     by_path = f"declare it by its path, {newest.table}; " if there else ""
     raise Refused(
-        f"{what}: {target.name} led to the table {before or 'of the job'} at {newest.table}, and leads to "
-        f"{f'table {now}' if now else 'no table'}{place} now: it was dropped, renamed or made anew, and its "
-        f"rows are not those that belong to the recorded positions. Put the recorded table back under the "
-        f"name; {by_path}or, if the other table is meant, {otherwise}"
+        f"{what}: {target.name} led to the table {before or 'of the job'} at {newest.table}, and now leads "
+        f"to {f'table {now}' if now else 'no table'}{place}: the table was dropped, renamed or recreated, "
+        "and its rows do not match the recorded positions. Put the recorded table back under the name; "
+        f"{by_path}or, if the other table is meant, {otherwise}"
     )
 
 

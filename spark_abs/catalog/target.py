@@ -66,13 +66,13 @@ def find_target(session: SparkSession, storage: Storage, text: str, location: st
             ways. Says what to write.
     """
     if not isinstance(text, str):
-        raise UsageError(f"a table is given as text, its path, URI or name, not as {text!r}")
+        raise UsageError(f"a table is given as text (its path, URI or name), not as {text!r}")
     parsed = parse(text)
     if isinstance(parsed, str):
         if location:
             raise UsageError(
-                f"table {text!r} is a path, and location={location!r} says where a table with a name is "
-                "made: leave one of them out"
+                f"table {text!r} is a path, and location={location!r} is only for a table that has a name in "
+                "a catalog: leave one of them out"
             )
         return TableTarget(text, location_of(parsed))
     found = _by_name(session, parsed, text, location) if parsed is not None else None
@@ -93,8 +93,8 @@ def find_again(session: SparkSession, storage: Storage, declared: TableTarget) -
     found = find_target(session, storage, declared.text, "" if declared.managed else declared.uri)
     if not same_place(found.uri, declared.uri):
         raise UsageError(
-            f"table {declared.name} led to {declared.uri} when it was declared, and leads to {found.uri} "
-            "now: declare the job again"
+            f"table {declared.name} led to {declared.uri} when it was declared, and now leads to "
+            f"{found.uri}: declare the job again"
         )
     return found
 
@@ -115,7 +115,7 @@ def enter(session: SparkSession, target: TableTarget) -> None:
     if entry is None or not same_place(_location(entry.location), target.uri):
         there = entry.location if entry is not None else "nothing"
         raise UsageError(
-            f"table {name} should lead to {target.uri}, and leads to {there} now: others have made it "
+            f"table {name} should lead to {target.uri}, and leads to {there}: somebody else created it "
             "meanwhile; declare the job again"
         )
 
@@ -138,12 +138,13 @@ def _by_name(session: SparkSession, written: TableName, text: str, location: str
         return None
     if not name.in_session_catalog:
         raise UsageError(
-            f"table {name} is not there, and catalog {name.catalog!r} does not say where it would be: create "
-            "it with CREATE TABLE first"
+            f"table {name} does not exist, and catalog {name.catalog!r} does not say where it would be: "
+            "create it with CREATE TABLE first"
         )
     if not _CREATABLE.fullmatch(name.table):
         raise UsageError(
-            f"table {name} is not there and cannot be made: the catalog takes letters, digits and _ in names"
+            f"table {name} does not exist and cannot be created: the catalog takes only letters, digits "
+            "and _ in names"
         )
     planned = location or session_catalog.planned_location(session, name)
     return TableTarget(text, _location(planned), name, managed=not location)

@@ -74,7 +74,7 @@ class LogTail:
         commit = read_commit(self._fs, self._path, wanted)
         if commit is None:
             raise DamageError(
-                f"commit {wanted} of {self._path} is missing below newer ones: restore to a checkpoint"
+                f"commit {wanted} of {self._path} is missing below newer ones: restore a checkpoint"
             )
         self.version = Version(wanted)
         return commit

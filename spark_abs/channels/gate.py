@@ -185,8 +185,9 @@ class GateReader(DataSourceStreamReader):
         spec, own = self._spec, position_of(start)
         if own.channel != spec.start.channel:
             raise DamageError(
-                f"the offset of {own.channel} was handed to the gate of {spec.start.channel}: the inputs "
-                "of the stage are not in the order of its native checkpoint: restore to a checkpoint"
+                f"Spark gave the offset of channel {own.channel} to the gate of channel "
+                f"{spec.start.channel}: the stage's inputs are in another order than in its native "
+                "checkpoint; restore a checkpoint"
             )
         everything = isinstance(limit, ReadAllAvailable)
         limits = Limits(_UNLIMITED, _UNLIMITED) if everything else Limits(spec.max_entries, spec.max_bytes)

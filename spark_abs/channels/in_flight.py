@@ -38,7 +38,7 @@ def problems_in_flight(root: Root, path: Sequence[Branch], flight: InFlight) -> 
             for file in entry.files:
                 info = root.fs.get_file_info(f"{table}/{file.path}")
                 if info.type is not fs.FileType.File or info.size != file.size:
-                    yield f"in flight to {flight.stage}: {file.path} of entry {entry.version} is not there"
+                    yield f"in flight to {flight.stage}: {file.path} of entry {entry.version} is missing"
     except DamageError as error:
         yield str(error)
 

@@ -76,4 +76,4 @@ def offset_lines(text: str, where: str) -> list[str]:
             return lines
         case "v2":
             return [line.partition(":")[2] for line in lines]
-    raise DamageError(f"{where} has offset log format {version!r}; v1 and v2 are known")
+    raise DamageError(f"{where} has offset log format {version!r}; this version of spark_abs reads v1 and v2")

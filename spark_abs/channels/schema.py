@@ -59,7 +59,9 @@ def _plain(kind: t.DataType, where: str) -> t.DataType:
             return kind
         case _ if isinstance(kind, _CARRIED):
             return kind
-    raise UsageError(f"column {where[:-1]!r} is {kind.simpleString()}, which a table cannot carry: cast it")
+    raise UsageError(
+        f"column {where[:-1]!r} is {kind.simpleString()}, which a Delta table cannot store: cast it"
+    )
 
 
 def arrow_schema(schema: t.StructType) -> pa.Schema:
@@ -91,7 +93,7 @@ def differences(stored: str, schema: t.StructType, may_lack: bool = False) -> li
         if have.get(name) != want.get(name) and name not in {*renamed, *renamed.values()}
     ]
     return lines + [
-        f"  {name}: the table has it as {other}: name it so, with withColumnRenamed('{name}', '{other}')"
+        f"  {name}: spelled {other} in the table: use withColumnRenamed('{name}', '{other}')"
         for name, other in sorted(renamed.items())
     ]
 
@@ -105,8 +107,8 @@ def check_schema(what: str, stored: str, schema: t.StructType, may_lack: bool = 
     lines = differences(stored, schema, may_lack)
     if lines:
         raise UsageError(
-            f"{what} holds rows of another schema; cast in the query, or use another name:\n"
-            + "\n".join(lines)
+            f"{what} has another schema than the query: cast the columns in the query, or write to another "
+            "name\n" + "\n".join(lines)
         )
 
 
@@ -140,5 +142,5 @@ def struct_of(schema: str) -> t.StructType:
     """
     found = t.StructType.fromDDL(schema)
     if not isinstance(found, t.StructType):
-        raise UsageError(f"{schema!r} is not the schema of rows: name each column and its type")
+        raise UsageError(f"{schema!r} is not the schema of rows: give each column a name and a type")
     return found

@@ -78,7 +78,8 @@ def copy_files(files: Files, place: Place, directory: str) -> Files:
         copied = place.fs.get_file_info(f"{place.path}/{target}")
         if copied.size != file.size:
             raise DamageError(
-                f"{place}/{target} has {copied.size} bytes, {files.place}/{file.path} {file.size}"
+                f"the copy {place}/{target} has {copied.size} bytes, its original {files.place}/{file.path} "
+                f"has {file.size}"
             )
 
     if len(originals) == 1:
@@ -110,14 +111,17 @@ def find_staged(root: Root, staged: Staged, attempt: AttemptId, batch: BatchId) 
         return Files(place, Written())
     made_for = evaluation_of(os.path.basename(checked_relative(staged.directory)))
     if made_for is None or (made_for.attempt, made_for.batch) != (attempt, batch):
-        raise DamageError(f"a commit of batch {batch} names {staged.directory!r}, which was not made for it")
+        raise DamageError(
+            f"a commit of batch {batch} names the directory {staged.directory!r}, which was written for "
+            "another batch"
+        )
     found = read_written(place.fs, place.path, staged.directory)
     if (len(found.files), found.rows, found.size) != (staged.files, staged.rows, staged.size):
         raise DamageError(
-            f"batch {batch} is committed to one output and not to all, and of the rows of output "
-            f"{staged.output!r}, {staged.files} files in {place}/{staged.directory}, {len(found.files)} are "
-            "left: what deletes files there (a VACUUM without retention, a lifecycle rule) must spare what a "
-            "job that is down still needs. Bring them back, or go back with restart='checkpoint'"
+            f"files of batch {batch} were deleted before all outputs had committed it: "
+            f"{place}/{staged.directory} had {staged.files} files of output {staged.output!r} and has "
+            f"{len(found.files)}. A VACUUM without retention or a lifecycle rule must spare the files of a "
+            "stopped job. Put the files back, or go back with restart='checkpoint'"
         )
     return Files(place, found)
 

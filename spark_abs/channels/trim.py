@@ -103,7 +103,7 @@ def _forget_missing(table: Table) -> None:
     try:
         table.delta.repair(post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False))
     except DeltaError as error:
-        raise CommitConflict(f"{table.uri} changed while it was cleaned up: {error}") from error
+        raise CommitConflict(f"{table.uri} changed during clean-up: {error}") from error
     table.refresh()
 
 

@@ -331,12 +331,14 @@ class ChannelWriter:
                 entry = self._find(is_it)
                 if entry is None:
                     raise DamageError(
-                        f"{self._table.uri} has recorded {app} {last}, and no commit of {number} is in its "
-                        "log: restore to a checkpoint"
+                        f"the log of {self._table.uri} lacks the commit of {app} {number}, though a later "
+                        f"one, {last}, is recorded: restore a checkpoint"
                     )
                 return Standing(entry, fresh=False)
             if at is not None and self._table.version != at:
-                raise CommitConflict(f"{self.channel} is at version {self._table.version}, no longer at {at}")
+                raise CommitConflict(
+                    f"{self.channel} is at version {self._table.version}, and the decision was made at {at}"
+                )
             try:
                 version = self._table.commit_next(commit)
             except CommitConflict:

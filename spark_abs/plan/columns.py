@@ -79,7 +79,7 @@ def used_columns(plan: Any | None) -> Mapping[ChannelId, frozenset[int]] | None:
             for place, channel in _MARK.findall(str(expression.sql())):
                 found.setdefault(ChannelId(channel), set()).add(int(place))
     except Py4JJavaError as error:
-        log.debug("whole rows are read, an expression has no SQL: %s", error)
+        log.debug("gates read whole rows, since an expression has no SQL: %s", error)
         return None
     return {channel: frozenset(places) for channel, places in found.items()}
 

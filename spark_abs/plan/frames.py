@@ -136,8 +136,8 @@ def check_feedback(feedback: Feedback, written: StructType) -> None:
         names = sorted({*declared.items()} ^ {*found.items()})
         differing = ", ".join(dict.fromkeys(name for name, _ in names))
         raise GraphError(
-            f"feedback {feedback.name!r} was declared as {_shown(declared)}, and {feedback.channel!r} has "
-            f"{_shown(found)}: they differ in {differing}"
+            f"feedback {feedback.name!r} was declared as {_shown(declared)}, and its channel "
+            f"{feedback.channel!r} has {_shown(found)}: they differ in {differing}"
         )
 
 
@@ -214,11 +214,11 @@ def _with_lookups(stage: StageId, facts: PlanFacts, frames: Frames) -> PlanFacts
     said = f"stage {stage!r} reads lookup {', '.join(sorted(tables.values())) or 'tables'}"
     if facts.keeps_state:
         raise GraphError(
-            f"{said} and keeps state: a lookup is read at another version in each batch, outside of Spark's "
-            "state; join in a stage of its own, and keep state in a stage before or after it"
+            f"{said} and keeps state: each batch may read another version of a lookup, which Spark's state "
+            "does not record; join in a stage without state, and keep state in a stage before or after it"
         )
     if len(facts.watermarks) > len(plan_facts(frames.streams[stage]).watermarks):
-        raise GraphError(f"{said} and has a watermark: a watermark works in a stage with state, set it there")
+        raise GraphError(f"{said} and has a watermark: a watermark needs a stage with state, set it there")
     static = {path: version for path, version in facts.static_tables.items() if path not in tables}
     return replace(facts, static_tables=static, lookup_tables=tuple(tables))
 

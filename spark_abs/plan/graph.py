@@ -123,16 +123,16 @@ class JobGraph:
                 continue
             if channels := self.consumed(stage.name):
                 raise GraphError(
-                    f"stage {stage.name!r} has the output mode 'complete', and its output {channels[0]!r} "
-                    "goes on to a stage or a sink outside: a channel is a log and would get all rows with "
-                    "every batch; use 'update', and a Delta table with a key, or for a table that is to "
-                    "have all rows, one with visible='batch'"
+                    f"stage {stage.name!r} has output mode 'complete', and a stage or a sink outside reads "
+                    f"its output {channels[0]!r}: every batch would write all rows to the channel again; use "
+                    "'update' and a Delta table with a key, or, for a table that holds all rows, one with "
+                    "visible='batch'"
                 )
             for sink in self.sinks_of(stage.name):
                 if sink.key:
                     raise GraphError(
-                        f"sink {sink.name!r} has a key, and stage {stage.name!r} the output mode 'complete': "
-                        "all rows are replaced with every batch, leave the key out, or use 'update'"
+                        f"sink {sink.name!r} has a key, and stage {stage.name!r} has output mode 'complete', "
+                        "which replaces all rows with every batch: leave the key out, or use 'update'"
                     )
 
     def loops(self) -> tuple[Loop, ...]:
@@ -146,13 +146,13 @@ class JobGraph:
                 loop = around.get(stage.name)
                 if loop is None or producer(channel) not in loop.stages:
                     raise GraphError(
-                        f"stage {stage.name!r} gets {channel!r} as feedback, and nothing of it comes from "
-                        "that stage: it closes no loop, give the output itself as an input"
+                        f"stage {stage.name!r} reads {channel!r} as feedback, but {channel!r} does not "
+                        "depend on that stage, so there is no loop: give the output itself as an input"
                     )
             if stage.name in around and stage.has_native:
                 raise GraphError(
-                    f"stage {stage.name!r} is part of a loop and reads a native stream: declare that as a "
-                    "source of its own, so that the loop can tell when its input has ended"
+                    f"stage {stage.name!r} is part of a loop and reads a native stream: declare the stream "
+                    "as a source of its own, so that the loop can tell when its input has ended"
                 )
 
     def consumed(self, stage: StageId) -> tuple[str, ...]:
@@ -216,7 +216,10 @@ def check_plans(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> None:
             )
         for channel in stage.inputs:
             if channel not in facts.channels:
-                raise GraphError(f"stage {stage.name!r} was given {channel!r} and its plan does not read it")
+                raise GraphError(
+                    f"stage {stage.name!r} has the input {channel!r}, and its plan does not read it: remove "
+                    "the input"
+                )
 
 
 def watermark_findings(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> tuple[str, ...]:
@@ -244,8 +247,8 @@ def watermark_findings(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> t
 def _goes_round(stage: StageDecl, watermark: Watermark) -> Sequence[str]:
     return [
         f"stage {stage.name!r}: a watermark on {watermark.column!r} of the feedback {channel!r}: rows get "
-        "later with every round, and while none goes round the watermark of the whole stage stands still; "
-        "put the watermark after the loop, or set spark.abs.graph.watermarkCheck=warn"
+        "later with every round, and without rows in the loop the watermark of the whole stage stops; put "
+        "the watermark after the loop, or set spark.abs.graph.watermarkCheck=warn"
         for channel in watermark.channels
         if channel in stage.feedback
     ]
@@ -263,8 +266,8 @@ def _too_short(
             more = " and more" if held else ""
             found.append(
                 f"stage {stage.name!r}: a watermark delay of {watermark.delay_ms} ms on {watermark.column!r} "
-                f"is too short: {producer(channel)!r} may send rows {late} ms late{more}, which would be "
-                "dropped in silence; use a longer delay (that of the stage before plus the time bound of "
+                f"is too short: {producer(channel)!r} may send rows {late} ms late{more}, which Spark would "
+                "drop silently; use a longer delay (that of the stage before plus the time bound of "
                 "its join or window), or set spark.abs.graph.watermarkCheck=warn"
             )
     return found

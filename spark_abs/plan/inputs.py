@@ -41,7 +41,10 @@ def given_inputs(
         if isinstance(given, (Output, Feedback, Lookup)):
             if given.job is not job:
                 said = given.channel if isinstance(given, Output) else given.name
-                raise GraphError(f"stage {stage!r} reads {said!r} of another job: a channel has one job")
+                raise GraphError(
+                    f"stage {stage!r} reads {said!r} of another job: a stage reads channels of its own job "
+                    "only"
+                )
             found.append(given)
         elif hasattr(given, "isStreaming"):
             frame, table = cast("DataFrame", given), None
@@ -81,7 +84,8 @@ def declared_lookup(job: NamedJob, name: str, table: str, refresh: str) -> Looku
         age = known[refresh] if refresh in known else duration_ms(refresh)
     except ValueError:
         raise UsageError(
-            f"lookup {name!r}: refresh={refresh!r} is none of 'batch', 'never' and a duration such as '30s'"
+            f"lookup {name!r}: refresh must be 'batch', 'never' or a duration such as '30s', found "
+            f"{refresh!r}"
         ) from None
     return Lookup(job, checked_name(name, "lookup"), table, age)
 
@@ -100,7 +104,7 @@ def refuse_options(
     """
     if MAIN_OUTPUT in outputs:
         raise GraphError(
-            f"stage {stage!r}: output {MAIN_OUTPUT!r} is the stage's own frame, choose another name"
+            f"stage {stage!r}: output {MAIN_OUTPUT!r} is the stage's main output, choose another name"
         )
     if state_provider is not None and state_provider not in PROVIDERS:
         raise GraphError(

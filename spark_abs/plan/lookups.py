@@ -26,8 +26,11 @@ from spark_abs.store.version_files import lacks_vectors, place_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_BACK = "start with restart='checkpoint', or restore a checkpoint: batches after it choose versions anew"
-_ANEW = "it is never refreshed, in no run: declare it as a lookup of another name, which begins at the newest"
+_BACK = "start with restart='checkpoint', or restore a checkpoint: later batches then choose versions anew"
+_ANEW = (
+    "refresh='never' keeps the version in every run: declare a lookup of another name, which begins at the "
+    "newest"
+)
 
 
 class LookupTable:
@@ -73,8 +76,8 @@ class LookupTable:
                 self._seen = self._commit_file()
         except FileNotFoundError as error:
             raise DamageError(
-                f"lookup {self.lookup.name!r}: there is no table at {self._place} any more: put it back, or "
-                "declare the job without the lookup"
+                f"lookup {self.lookup.name!r}: the table at {self._place} is gone: put it back, or declare "
+                "the job without the lookup"
             ) from error
         return LookupVersion(self.lookup.name, self._place.uri, self._table.id, self._table.version, at_ms)
 
@@ -88,15 +91,15 @@ class LookupTable:
             frame = read_version(self._spark, self._place.uri, at.version)
         except PySparkException as error:
             raise DamageError(
-                f"lookup {at.lookup!r}: version {at.version} of {at.table} cannot be read any more, and a "
-                f"batch reads it: {self.way_on} ({str(error).splitlines()[0]})"
+                f"lookup {at.lookup!r}: a batch reads version {at.version} of {at.table}, which cannot be "
+                f"read any more: {self.way_on} ({str(error).splitlines()[0]})"
             ) from error
         (found,) = read_tables(frame)
         if found.id != at.table_id:
             raise DamageError(
-                f"lookup {at.lookup!r}: a batch reads version {at.version} of table {at.table_id}, and "
-                f"{at.table} is table {found.id} there: put the table back, or declare the new one as a "
-                "lookup of another name"
+                f"lookup {at.lookup!r}: a batch reads version {at.version} of the table {at.table_id}, and "
+                f"{at.table} is now another table, {found.id}: put the table back, or declare the new one as "
+                "a lookup of another name"
             )
         return frame, found
 
@@ -166,8 +169,8 @@ def as_planned(frame: DataFrame, opened: OpenedLookup, version: Version) -> Data
     have, want = frame.schema, opened.schema
     if not _has(have, want, version < opened.at.version):
         raise Refused(
-            f"lookup {opened.lookup.name!r}: {opened.at.table} has {have.simpleString()} at version "
-            f"{version}, and the job was started with {want.simpleString()}: start it again, with a "
+            f"lookup {opened.lookup.name!r}: the job was started with {want.simpleString()}, and "
+            f"{opened.at.table} has {have.simpleString()} at version {version}: start the job again, with a "
             "function that fits the table"
         )
     same = [(f.name, f.dataType) for f in have] == [(f.name, f.dataType) for f in want]

@@ -100,11 +100,11 @@ class Feedback:
         """
         if self.source is not None:
             raise GraphError(
-                f"feedback {self.name!r} is closed by {self.source.channel!r}: a feedback edge has one "
-                "beginning, union the frames, or declare a second one"
+                f"feedback {self.name!r} is already closed by {self.source.channel!r}: union the frames, or "
+                "declare a second feedback edge"
             )
         if not isinstance(source, Output) or source.job is not self.job:
-            raise GraphError(f"feedback {self.name!r} is closed by an output of a stage of this job")
+            raise GraphError(f"feedback {self.name!r} must be closed by an output of a stage of this job")
         self.source = source
 
     @property
@@ -115,7 +115,9 @@ class Feedback:
             GraphError: it is not closed.
         """
         if self.source is None:
-            raise GraphError(f"feedback {self.name!r} is not closed: say what goes round with its close()")
+            raise GraphError(
+                f"feedback {self.name!r} is not closed: give its close() the output that it reads"
+            )
         return self.source.channel
 
 
@@ -300,7 +302,9 @@ class JobSpec:
         read = {id(i) for s in self.stages.values() for i in s.inputs}
         for feedback in self.feedbacks:
             if id(feedback) not in read:
-                raise GraphError(f"feedback {feedback.name!r} is no stage's input: nothing would come back")
+                raise GraphError(
+                    f"feedback {feedback.name!r} is the input of no stage: give it to a stage as an input"
+                )
         return JobGraph(tuple(s.decl() for s in self.stages.values()), tuple(s.decl() for s in self.sinks))
 
 
@@ -326,7 +330,7 @@ def require_stream(source: str, frame: object) -> None:
     """
     if isinstance(frame, (Output, Feedback, Lookup)):
         raise GraphError(
-            f"source {source!r} takes a native stream, and {frame!r} is given to a stage: "
+            f"source {source!r} takes a native stream, and {frame!r} is an input of a stage: "
             f"job.stage({source!r}, [input], function)"
         )
     if not hasattr(frame, "isStreaming") and not callable(frame):
@@ -335,8 +339,8 @@ def require_stream(source: str, frame: object) -> None:
         )
     if not getattr(frame, "isStreaming", True):
         raise GraphError(
-            f"source {source!r} is a static frame, and a source is a stream: read it with spark.readStream, "
-            "or give it to a stage beside a stream, job.stage(NAME, [stream, frame], …)"
+            f"source {source!r} has a static frame, and a source needs a stream: read it with "
+            "spark.readStream, or give it to a stage beside a stream, job.stage(NAME, [stream, frame], …)"
         )
 
 
@@ -352,8 +356,8 @@ def require_one_kind(sink: str, **kinds: object) -> None:
         raise UsageError(f"sink {sink!r} needs one of {', '.join(others)} and {last}")
     if len(given) > 1:
         raise UsageError(
-            f"sink {sink!r} has {' and '.join(given)}: a sink writes to one place; declare a sink for each, "
-            "with a name of its own"
+            f"sink {sink!r} has {' and '.join(given)}, and a sink writes to one place: declare a sink for "
+            "each, with a name of its own"
         )
     own, function = kinds.get("two_phase"), kinds.get("foreach_batch")
     if function is not None:

@@ -54,8 +54,8 @@ def refuse_shared_sinks(sinks: Sequence[SinkDecl], storage: Storage) -> None:
         for other, same in found[:number]:
             if table.is_same(same):
                 raise GraphError(
-                    f"table {_paths(same, table)} is the target of two sinks, {other.name!r} and "
-                    f"{sink.name!r}: one writer a table"
+                    f"sinks {other.name!r} and {sink.name!r} write the same table {_paths(same, table)}: a "
+                    "table has one writer; give one of them another table"
                 )
 
 
@@ -77,10 +77,10 @@ def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storag
                 if table.is_same(read):
                     raise GraphError(
                         f"stage {stage.name!r} reads {_paths(table, read)}, the table of sink {sink.name!r} "
-                        "of this job: no barrier goes through a table, no checkpoint has both at one cut; "
-                        f"read the output of the stage as a channel instead: give {sink.stage}.{sink.output} "
-                        "as an input; a query that is adopted and reads the table of another keeps on with "
-                        "that in a job of its own, with a root of its own"
+                        "of this job: barriers do not pass through tables, so a checkpoint would not have "
+                        f"both at one cut; read the channel instead: give {sink.stage}.{sink.output} as an "
+                        "input; an adopted query that reads the table of another goes into a job of its "
+                        "own, with a root of its own"
                     )
 
 

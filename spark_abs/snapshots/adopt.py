@@ -37,7 +37,7 @@ def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = l
     if target.below(METADATA).exists():
         return
     if not source.below(METADATA).exists():
-        raise DamageError(f"{source} is not the checkpoint of a query: it has no {METADATA} file")
+        raise DamageError(f"{source} is not the checkpoint of a query: file {METADATA} is missing")
     gone: FileNotFoundError | None = None
     for _ in range(_COPIES):
         try:
@@ -47,7 +47,7 @@ def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = l
             gone = error
     else:
         raise Refused(
-            f"{source} has changed each time while it was copied: its query still runs somewhere; stop that"
+            f"{source} changed during each attempt to copy it, so its query is still running: stop that query"
         ) from gone
     with source.fs.open_input_stream(f"{source.path}/{METADATA}") as stream:
         put(target, METADATA, [stream.read()])

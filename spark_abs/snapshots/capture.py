@@ -124,9 +124,9 @@ class _Reader:
         self._need("", "metadata", "the query's id")
         offsets_text = self._text(self._need("offsets", str(b), f"the offsets of batch {b}"))
         offsets = parse_offsets(offsets_text)
-        commit = parse_commit(self._text(self._need("commits", str(b), f"the end of batch {b}")))
+        commit = parse_commit(self._text(self._need("commits", str(b), f"the commit of batch {b}")))
         if b > 0:
-            self._need("offsets", str(b - 1), "the offsets of the batch before, which a start needs")
+            self._need("offsets", str(b - 1), "the offsets of the batch before, which a start reads")
             self._chosen.update(f for f in [self._dirs["commits"].get(str(b - 1))] if f)
         for source in self._children("sources"):
             self._source(source, offsets)
@@ -176,11 +176,13 @@ class _Reader:
         top = f"state/{operator}"
         metadata = self._operator_metadata(top)
         if metadata.operator_id != int(operator):
-            raise DamageError(f"{self._base}/{top} holds the metadata of operator {metadata.operator_id}")
+            raise DamageError(
+                f"{self._base}/{top} holds the metadata of another operator, {metadata.operator_id}"
+            )
         try:
             provider = Provider(offsets.provider)
         except ValueError:
-            raise Refused(f"the files of state store provider {offsets.provider!r} are not known") from None
+            raise Refused(f"state store provider {offsets.provider!r} is not supported") from None
         recorded = metadata.partitions
         if metadata.version == 1:
             # Written once, when the operator first ran; a repartitioning shows in the offset log alone.
@@ -189,7 +191,7 @@ class _Reader:
         ids = None if commit.unique_ids is None else commit.unique_ids.get(metadata.operator_id, ())
         partitions = self._partitions(top, recorded) if ids is None else len(ids)
         if partitions == 0:
-            raise self._incomplete(top, LookupError("the commit has no ids of its state"))
+            raise self._incomplete(top, LookupError("the commit lacks stateUniqueIds"))
         for store in metadata.stores:
             for partition in range(partitions):
                 wanted = None if ids is None else frozenset(ids[partition])
@@ -241,7 +243,7 @@ class _Reader:
             return parse_operator(self._text(first))
         dated = self._up_to_cut(f"{top}/_metadata/v2")
         if not dated:
-            raise self._incomplete(top, LookupError(f"no operator metadata of batch {self._batch} or before"))
+            raise self._incomplete(top, LookupError(f"no operator metadata up to batch {self._batch}"))
         self._chosen.update(dated.values())
         return parse_operator(self._text(dated[max(dated)]))
 
@@ -291,7 +293,7 @@ class _Reader:
     def _need(self, directory: str, name: str, what: str) -> CapturedFile:
         file = self._dirs[directory].get(name)
         if file is None:
-            raise self._incomplete(f"{directory}/{name}".lstrip("/"), LookupError(f"{what} is not there"))
+            raise self._incomplete(f"{directory}/{name}".lstrip("/"), LookupError(f"{what} is missing"))
         self._chosen.add(file)
         return file
 

@@ -49,11 +49,11 @@ def missing(wanted: Mapping[Partition, int], available: Mapping[Partition, Avail
     for (topic, number), at in sorted(wanted.items()):
         found = available.get((topic, number))
         if found is None:
-            yield f"{topic}[{number}] from {at}, and there is no such partition"
+            yield f"{topic}[{number}] from {at}, but the partition does not exist"
         elif at < found.earliest:
-            yield f"{topic}[{number}] from {at}, and its records begin at {found.earliest}"
+            yield f"{topic}[{number}] from {at}, but its records begin at {found.earliest}"
         elif at > found.end:
-            yield f"{topic}[{number}] from {at}, and it ends at {found.end}: the topic was made anew"
+            yield f"{topic}[{number}] from {at}, but it ends at {found.end}: the topic was recreated"
 
 
 def topics_of(wanted: Collection[Partition]) -> list[str]:

@@ -245,7 +245,7 @@ def file_source_logs(files: Mapping[str, SourceLogFile], offset: int) -> tuple[s
     after = {f.number: name for name, f in files.items() if not f.compact and base < f.number <= offset}
     missing = [n for n in range(base + 1, offset + 1) if n not in after]
     if missing:
-        raise LookupError(f"log file {missing[0]} of {base + 1}..{offset}")
+        raise LookupError(f"file {missing[0]} of {base + 1} to {offset} is missing from the log")
     kept = set(compact[-2:])
     names = [name for name, f in files.items() if f.compact and f.number in kept]
     return (*sorted(names), *(after[n] for n in sorted(after)))
@@ -299,7 +299,7 @@ def parse_operator(text: str) -> OperatorMetadata:
             version, _int(info["operatorId"], "operatorId"), str(info["operatorName"]), stores
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise DamageError(f"operator metadata: {error} is missing or of another type") from error
+        raise DamageError(f"operator metadata: field {error} is missing or has the wrong type") from error
 
 
 def relocate_operator(text: str, state_uri: str) -> str:
@@ -336,10 +336,10 @@ def _header(text: str, what: str, known: Sequence[int]) -> tuple[int, list[str]]
     first, *rest = text.split("\n")
     match = re.fullmatch(r"v(\d+)", first.strip())
     if not match:
-        raise DamageError(f"{what}: it begins with {first[:40]!r}, not with a version")
+        raise DamageError(f"{what}: the first line is {first[:40]!r}, not a version")
     version = int(match[1])
     if version not in known:
-        raise Refused(f"{what} version {version} is not known, only {', '.join(map(str, known))}")
+        raise Refused(f"{what} version {version} is not supported, only {', '.join(map(str, known))}")
     return version, rest
 
 

@@ -35,7 +35,9 @@ def parse_lineage(head: bytes) -> tuple[LineageItem, ...]:
     try:
         version, rest = _utf(head)
         if version not in ("v3", "v4"):
-            raise Refused(f"changelog version {version[:20]!r} is not known: v3 and v4 carry a lineage")
+            raise Refused(
+                f"changelog version {version[:20]!r} is not supported: only v3 and v4 have a lineage"
+            )
         items, _ = _utf(rest)
         return tuple(LineageItem(int(i["version"]), str(i["checkpointUniqueId"])) for i in json.loads(items))
     except (struct.error, ValueError, KeyError, TypeError, IndexError) as error:
@@ -64,8 +66,8 @@ def decompress(data: bytes, codec: str, most: int | None = None) -> bytes:
                 return _decompress_snappy_blocks(data)
             case _:
                 raise Refused(
-                    f"state is compressed with {codec!r}, whose lineage cannot be read: "
-                    f"set {CODEC_KEY} to lz4, zstd or snappy"
+                    f"state is compressed with {codec!r}, so its lineage cannot be read: set {CODEC_KEY} to "
+                    "lz4, zstd or snappy"
                 )
     except (struct.error, pa.ArrowException, OSError) as error:
         raise DamageError(f"not {codec} data: {error}") from error
@@ -75,7 +77,7 @@ def _decompress_lz4_blocks(data: bytes) -> bytes:
     lz4, out, at = pa.Codec("lz4_raw"), bytearray(), 0
     while at + 21 <= len(data):
         if data[at : at + 8] != b"LZ4Block":
-            raise DamageError("not lz4 data: no block begins where one should")
+            raise DamageError("not lz4 data: a block header is missing")
         packed, size, _ = struct.unpack_from("<iii", data, at + 9)
         block = data[at + 21 : at + 21 + packed]
         if len(block) < packed:
@@ -108,7 +110,7 @@ def _snappy_size(block: bytes) -> int:
         if byte < 0x80:
             return size
         shift += 7
-    raise DamageError("not snappy data: no length")
+    raise DamageError("not snappy data: the length is missing")
 
 
 def _utf(data: bytes) -> tuple[str, bytes]:

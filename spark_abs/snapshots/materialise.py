@@ -98,7 +98,7 @@ def is_whole(target: Place, query_id: str) -> bool:
     """
     found = _query_id(target)
     if found is not None and found != query_id:
-        raise Refused(f"{target} belongs to query {found}: a restored stage needs a fresh directory")
+        raise Refused(f"{target} belongs to query {found}: a restored stage needs an empty directory")
     return found is not None
 
 

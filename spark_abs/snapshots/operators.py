@@ -111,5 +111,5 @@ def _properties(text: str) -> dict[str, Any]:
         for variable in plain["stateVariables"]:
             _ = variable["stateName"], variable["stateVariableType"]
     except (KeyError, TypeError, ValueError) as error:
-        raise DamageError(f"operator metadata: {error} is missing or of another type") from error
+        raise DamageError(f"operator metadata: field {error} is missing or has the wrong type") from error
     return dict(plain)

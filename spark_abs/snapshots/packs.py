@@ -138,7 +138,7 @@ def checked(chunks: Iterable[Chunk], sha256: str, size: int, where: str) -> Iter
             yield last
         last = chunk
     if (count, digest.hexdigest()) != (size, sha256):
-        raise DamageError(f"{where}: the bytes are not those of sha256 {sha256}")
+        raise DamageError(f"{where}: the bytes do not have sha256 {sha256}")
     if last is not None:
         yield last
 

@@ -37,7 +37,9 @@ def source_offsets(text: str) -> tuple[str | None, ...]:
         return tuple(None if line == VOID_OFFSET else line for line in lines)
     names = [line.partition(":")[0] for line in lines]
     if names != [str(place) for place in range(len(names))]:
-        raise Refused(f"the sources of the query have names ({', '.join(names)}): they cannot be rearranged")
+        raise Refused(
+            f"the query names its sources ({', '.join(names)}), so they cannot be added, removed or reordered"
+        )
     return tuple(parsed.offsets.get(name) for name in names)
 
 
@@ -133,6 +135,6 @@ def finish_batch(native: Place, batch: BatchId) -> None:
     else:
         text = native.read(f"commits/{int(batch) - 1}")
     if text is None:
-        raise DamageError(f"{native}/commits/{int(batch) - 1} is missing: see `spark-abs verify`")
+        raise DamageError(f"{native}/commits/{int(batch) - 1} is missing: run `spark-abs verify`")
     make_directory(native, "commits")
     put(native, f"commits/{int(batch)}", [text])

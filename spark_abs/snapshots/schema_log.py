@@ -48,7 +48,7 @@ def schema_entry(text: str) -> SchemaEntry:
     plain = _plain(text)
     version, match = plain.get("deltaCommitVersion"), _SOURCE.fullmatch(str(plain.get("sourceMetadataPath")))
     if type(version) is not int or match is None:
-        raise DamageError(f"schema tracking log: no version or no source in {text[:200]!r}")
+        raise DamageError(f"schema tracking log: the version or the source is missing in {text[:200]!r}")
     return SchemaEntry(version, match[1])
 
 
@@ -85,5 +85,5 @@ def relocate_entry(text: str, native: str, source: str) -> str:
 def _plain(text: str) -> dict[str, Any]:
     head, _, body = text.partition("\n")
     if head != "v1":
-        raise Refused(f"schema tracking log: version {head[:20]!r} is not known")
+        raise Refused(f"schema tracking log: version {head[:20]!r} is not supported")
     return parsed(body, dict, "schema tracking log")

@@ -304,8 +304,8 @@ class StateStorage:
         """Reuse nothing of damaged packs; warn of each once, with what is wrong with it."""
         for pack in sorted(damaged.keys() - self._damaged):
             log.warning(
-                "%s: new checkpoints copy anew what they need of it, older ones that need it cannot be "
-                "restored; `spark-abs verify` names them",
+                "%s: the next checkpoints copy again the files that they need from it; older checkpoints "
+                "that need it cannot be restored, `spark-abs verify` lists them",
                 damaged[pack],
             )
         if damaged:
@@ -345,7 +345,7 @@ def locate(root: Root, reader: PackReader, files: Sequence[StoredFile]) -> dict[
     where = resolve(reader, active, files)
     for file in files:
         if (file.sha256, file.at.pack) not in where:
-            raise DamageError(f"the bytes of {file.path} (sha256 {file.sha256}) are not in {PATH}/ any more")
+            raise DamageError(f"{PATH}/ no longer has the bytes of {file.path} (sha256 {file.sha256})")
     return where
 
 

@@ -104,8 +104,8 @@ def _by_version(version: int, found: Iterable[StateFile]) -> tuple[_Way, ...]:
     needed = range(bases[0] + 1, version + 1)
     if missing := [v for v in needed if v not in changes]:
         raise LookupError(
-            f"no changes of version {missing[0]} after snapshot {bases[0]}, for version {version}: "
-            f"{missing[0]}.changelog or {missing[0]}.delta is missing"
+            f"version {version} cannot be loaded: {missing[0]}.changelog or {missing[0]}.delta, which "
+            f"follows snapshot {bases[0]}, is missing"
         )
     first = min(takewhile(lambda v: v in changes, range(version, 0, -1)), default=version + 1)
     return tuple(
@@ -136,7 +136,7 @@ def _by_lineage(
     by_id = {(f.kind, f.version, f.unique_id): f for f in found}
     targets = {f.unique_id for f in found if f.version == wanted.version and f.unique_id in unique_ids}
     if len(targets) != 1:
-        raise LookupError(f"{len(targets)} versions {wanted.version} among the ids of the commit, not one")
+        raise LookupError(f"the commit has {len(targets)} ids for version {wanted.version}, not one")
     target = LineageItem(wanted.version, str(targets.pop()))
     newest = by_id.get((StateFileKind.CHANGES, target.version, target.unique_id))
     lineage: tuple[LineageItem, ...] = ()
@@ -154,10 +154,12 @@ def _by_lineage(
         if change is None or item.version != wanted.version - len(changes):
             if ways:
                 return tuple(ways)
-            raise LookupError(f"no changes of version {item.version}_{item.unique_id}, nor a snapshot of it")
+            raise LookupError(
+                f"version {item.version}_{item.unique_id} has neither a changelog nor a snapshot"
+            )
         changes.insert(0, change.name)
     if wanted.version - len(changes) > 0 and not ways:
-        raise LookupError(f"no snapshot that version {wanted.version} builds on")
+        raise LookupError(f"version {wanted.version} has no snapshot to start from")
     return tuple(ways) or (_Way(None, tuple(changes)),)
 
 
@@ -166,9 +168,9 @@ def _referred(name: str, data: bytes, sizes: Mapping[str, int]) -> list[str]:
     referred = []
     for path, size in snapshot_references(name, data).items():
         if path not in sizes:
-            raise LookupError(f"{path} of snapshot {name} is gone")
+            raise LookupError(f"snapshot {name} needs {path}, which is missing")
         if sizes[path] != size:
-            raise DamageError(f"{path} has {sizes[path]} bytes, {size} in the metadata of {name}")
+            raise DamageError(f"{path} has {sizes[path]} bytes, the metadata of snapshot {name} says {size}")
         referred.append(path)
     return referred
 

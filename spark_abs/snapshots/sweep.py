@@ -100,8 +100,8 @@ def _require_named(indexes: Mapping[str, Mapping[str, Packed]], live: Iterable[t
     lost = sorted((p, sha256) for sha256, p in live if p in indexes and sha256 not in indexes[p])
     if lost:
         raise DamageError(
-            f"the footer of {PATH}/{lost[0][0]} does not name sha256 {lost[0][1]}, which is still needed: "
-            "nothing is removed from packs; see `spark-abs verify`"
+            f"the footer of {PATH}/{lost[0][0]} lacks sha256 {lost[0][1]}, which a checkpoint needs: "
+            "clean-up removed no packs; run `spark-abs verify`"
         )
 
 

@@ -129,7 +129,7 @@ def _verify_packs(root: Root, manifests: tuple[Manifest, ...]) -> tuple[Finding,
                         except DamageError:
                             indexes[pack] = {}
                     if indexes[pack].get(file.sha256) != Packed(file.size, file.at):
-                        problem = f"its footer does not name sha256 {file.sha256} ({file.path})"
+                        problem = f"its footer lacks sha256 {file.sha256} ({file.path})"
                         found.append(Finding(f"{PATH}/{pack}", problem, manifest.id, stage.stage))
     return tuple(found)
 
@@ -286,9 +286,7 @@ def _crc_problem(filesystem: fs.FileSystem, path: str, sidecar: str) -> str | No
     with filesystem.open_input_stream(path) as stream:
         for block in iter(lambda: bytes(stream.read(step)), b""):
             if count >= len(wanted) or zlib.crc32(block) != wanted[count]:
-                return (
-                    f"altered: the checksum of bytes {count * step} to {count * step + len(block)} is wrong"
-                )
+                return f"altered: bytes {count * step} to {count * step + len(block)} have a wrong checksum"
             count += 1
     return None if count == len(wanted) else f"torn: it ends after {count * step} bytes or less"
 
@@ -334,7 +332,7 @@ def _parquet_problem(root: Root, path: str, size: int) -> str | None:
     if info.type is fs.FileType.NotFound:
         return "missing"
     if info.size != size:
-        return f"torn: {info.size} bytes, {size} in the log"
+        return f"torn: it has {info.size} bytes, the log says {size}"
     try:
         file = _Reads(root.fs.open_input_file(root.path(path)))
     except FileNotFoundError:

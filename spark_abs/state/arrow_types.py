@@ -67,13 +67,13 @@ def type_of(text: str) -> pa.DataType:
             return pa.map_(type_of(parts[0]), pa.field("value", type_of(item), nullable))
         case "struct", _ if angle:
             return pa.struct([_field(part) for part in parts])
-    raise Refused(f"{text!r} does not say the type of a column of state")
+    raise Refused(f"{text!r} is not the type of a state column")
 
 
 def _field(text: str) -> pa.Field:
     name, colon, kind = text.partition(": ")
     if not colon:
-        raise Refused(f"{text!r} is not the name and type of a column of state")
+        raise Refused(f"{text!r} is not the name and type of a state column")
     kind, nullable = _nullable(kind)
     return pa.field(name, type_of(kind), nullable)
 

@@ -77,7 +77,7 @@ def match_functions(held: Functions | None, declared: Functions) -> Matched:
         fates[form.uid] = Fate.KEPT
         if evolved.obstacles:
             said = difference(stored[form.uid], form, evolved.obstacles)
-            obstacles.append(f"function {form.uid!r} cannot go on from its state: {said}")
+            obstacles.append(f"function {form.uid!r} does not fit its state: {said}")
     return Matched(tuple(forms), {} if obstacles else fates, tuple(obstacles))
 
 
@@ -94,8 +94,8 @@ def _misplaced(held: Functions, declared: Functions) -> Iterator[str]:
         if heir is not None:
             added.remove(heir)
             yield (
-                f"function {uid!r} has state and is no longer declared, and {heir!r} stands in its place: if "
-                f"that is the same one, give it uid={uid!r}"
+                f"function {uid!r} has state and is no longer declared, and {heir!r} takes its place in the "
+                f"plan: if {heir!r} is the same function, give it uid={uid!r}"
             )
         else:
             yield f"function {uid!r} has state and is no longer declared"
@@ -103,12 +103,15 @@ def _misplaced(held: Functions, declared: Functions) -> Iterator[str]:
         return
     for uid in added:
         if any(place >= len(held.places) or held.places[place] for place in _at(now, uid)):
-            yield f"function {uid!r} is new in a stage that has run: give it a stage of its own"
+            yield (
+                f"function {uid!r} is new, and a stage that has run takes no new functions: give it a stage "
+                "of its own"
+            )
     moved = [uid for uid in stored if uid in uids and _at(held.places, uid) != _at(now, uid)]
     if moved:
         yield (
-            f"functions have changed places, {_listed(moved)}: the plan that the state is of has "
-            f"{_listed(held.places)}, this one {_listed(now)}, and each would be given another's state"
+            f"functions {_listed(moved)} changed places, so Spark would give each the state of another: the "
+            f"state was written by a plan with {_listed(held.places)}, this plan has {_listed(now)}"
         )
 
 
@@ -135,15 +138,16 @@ def function_obstacles(
     if not found:
         return ()
     ways = [
-        "declare its functions with the uids and in the places that they had, and in a form that fits: "
-        "fields may be new, renamed with renamed=, given up with dropped=, or of a wider type",
-        "give the stage another name, so that it begins anew, and start with allow_non_restored_state=True",
+        "declare its functions with their earlier uids, in their earlier places, in a form that fits the "
+        "state: a field may be new, renamed (renamed=), dropped (dropped=) or of a wider type",
+        "give the stage another name and start with allow_non_restored_state=True: it then begins without "
+        "state",
     ]
     if checkpoint is not None:
         edit = f"spark_abs.open(root).edit({checkpoint})"
         ways[1:1] = [
-            f"write the state of a function in another form with {edit}.rekey, or empty it and keep the "
-            "stage's positions with .remove, and restore what that wrote"
+            f"edit a checkpoint: {edit}.rekey writes the state of a function in another form, .remove "
+            "deletes it and keeps the stage's positions; then restore the savepoint that the edit wrote"
         ]
     return (*(f"stage {stage!r}: {one}" for one in found), f"stage {stage!r}: " + "; or ".join(ways))
 

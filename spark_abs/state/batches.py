@@ -91,7 +91,7 @@ class _Answer:
         places = [self._places(t, what) for t, what in ((states, "its states"), (removed, "its removals"))]
         changed = np.concatenate(places)
         if len(np.unique(changed)) != len(changed):
-            raise _failed(operator, self._given, "a key is there twice in its states and removals")
+            raise _failed(operator, self._given, "its states and removals name a key twice")
         silent = self._passed(changed)
         kept = self._given.has_state[silent]
         old = self._given.states.take(pa.array(np.cumsum(self._given.has_state)[silent[kept]] - 1))
@@ -124,14 +124,18 @@ class _Answer:
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table):
-            raise _failed(self._operator, self._given, f"{what} is {type(table).__name__}, not a table")
+            raise _failed(
+                self._operator,
+                self._given,
+                f"{what} is {type(table).__name__}, not an Arrow table",
+            )
         missing = [n for n in schema.names if n not in table.column_names]
         unknown = [n for n in table.column_names if n not in schema.names]
         if missing or unknown:
             raise _failed(
                 self._operator,
                 self._given,
-                f"{what} has the columns {table.column_names}, its schema {schema.names}",
+                f"{what} has the columns {table.column_names}, its schema has {schema.names}",
             )
         try:
             return table.select(schema.names).cast(schema)

@@ -55,8 +55,8 @@ class Declared:
         if any(f.uid == function.uid for f in self.functions):
             where = f"stage {self.stage!r}" if self.stage else "the query"
             raise GraphError(
-                f"{where}: two stateful functions have the uid {function.uid!r}: the uid is what state is "
-                "found by, give each its own with uid=…"
+                f"{where}: two stateful functions have the uid {function.uid!r}. State is found by the uid: "
+                "give each function its own with uid=…"
             )
         self.functions.append(function)
         self.late.append(late)

@@ -175,17 +175,18 @@ def _compared(stored: StateFunction, declared: StateFunction) -> Iterator[tuple[
 def _fixed(stored: StateFunction, declared: StateFunction) -> Iterator[str]:
     """Say what cannot change: it says where a key is kept, and by which clock."""
     if stored.uid != declared.uid:
-        yield "it is another function's: those of a stage keep their order"
+        yield "the state belongs to another function: the functions of a stage keep their order"
     if stored.key != declared.key:
-        yield "its key is another one, and so each state would be another key's"
+        yield "the key columns changed: state would be assigned to wrong keys"
     if stored.key_groups != declared.key_groups:
         yield (
-            f"it has {stored.key_groups} key groups and not {declared.key_groups}: they say where keys are"
+            f"the state has {stored.key_groups} key groups, {declared.key_groups} are declared: the number "
+            "decides where a key is kept"
         )
     if stored.timeout != declared.timeout:
         yield (
-            f"its timeouts go by {stored.timeout} and not {declared.timeout}: Spark fixes that for a stage, "
-            "so give it another name"
+            f"the timeout was {stored.timeout} when the state was written and is now {declared.timeout}: "
+            "Spark fixes the kind of timeout of a stage, so give the stage another name"
         )
 
 
@@ -199,18 +200,18 @@ def _mixed(
         source, before = sources[name], declared.renamed.get(name, ())
         if source is None:
             if before:
-                yield f"field {name!r} is renamed from {_any(before)}, which the state does not have"
+                yield f"renamed= says that field {name!r} was {_any(before)}, which the state does not have"
             elif name in taken:
-                yield f"the state had a field {name!r} before: give the new one another name"
+                yield f"an earlier form of the state had a field {name!r}: give the new field another name"
             continue
         if source == name and (both := [other for other in before if other != name and other in old]):
-            yield f"field {name!r} is renamed from {_any(both)}, and the state has both"
+            yield f"renamed= says that field {name!r} was {_any(both)}, and the state has both"
         if list(sources.values()).count(source) > 1:
-            yield f"field {source!r} is to be two fields"
+            yield f"renamed= makes two fields of field {source!r}"
         if source != name and name in taken - set(stored.renamed.get(source, ())):
-            yield f"the state had a field {name!r} before: give the renamed one another name"
+            yield f"an earlier form of the state had a field {name!r}: give the renamed field another name"
         if old[source] != kind and not widens(old[source], kind):
-            yield f"field {name!r} goes from {old[source]} to {kind}, which may lose values"
+            yield f"the type of field {name!r} changes from {old[source]} to {kind}, which may lose values"
 
 
 def _lost(stored: StateFunction, declared: StateFunction, sources: Mapping[str, str | None]) -> Iterator[str]:
@@ -222,7 +223,7 @@ def _lost(stored: StateFunction, declared: StateFunction, sources: Mapping[str, 
         heirs = [other for other, wider in new.items() if kind == wider or widens(kind, wider)]
         heir = heirs[0] if heirs else "<its new name>"
         yield (
-            f"field {name!r} is gone, and with it its value in every key: say "
+            f"field {name!r} is no longer declared, and its values would be lost: give "
             f"renamed={{{heir!r}: {name!r}}} if it has another name now, or dropped={name!r} to give it up"
         )
 

@@ -186,7 +186,9 @@ def _stateful(
         raise UsageError(f"timeout {timeout!r} is not one of {', '.join(Timeout)}")
     kind, event_time = Timeout(timeout), _event_time(frame)
     if kind is Timeout.EVENT_TIME and event_time is None:
-        raise UsageError("timeout='event-time' needs withWatermark before, and its column in the frame")
+        raise UsageError(
+            "timeout='event-time' needs a watermark: call withWatermark before, and keep its column"
+        )
     provider = declared.provider if declared is not None else None
     if not (provider or spark.conf.get(_PROVIDER) or "").endswith(_ROCKSDB):
         where = f"stage {declared.stage!r}: " if declared is not None else ""
@@ -255,8 +257,8 @@ def _check_collations(frame: DataFrame, key: Sequence[str]) -> None:
         kind = field.dataType
         if field.name in key and isinstance(kind, StringType) and kind.collation != "UTF8_BINARY":
             raise UsageError(
-                f"key column {field.name!r} has the collation {kind.collation}: keys are told apart by their "
-                "bytes, cast it to string first"
+                f"key column {field.name!r} has the collation {kind.collation}, and keys are compared by "
+                "their bytes: cast it to string first"
             )
 
 

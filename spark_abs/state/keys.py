@@ -37,7 +37,7 @@ def check_key_groups(groups: int, who: str) -> None:
         UsageError: names whose it is.
     """
     if not 1 <= groups <= 2**15:
-        raise UsageError(f"{who}: the number of key groups is {groups}, not 1 to 32768")
+        raise UsageError(f"{who}: the number of key groups must be 1 to 32768, found {groups}")
 
 
 def check_key_type(name: str, kind: pa.DataType) -> None:
@@ -47,7 +47,7 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
         UsageError: names the column.
     """
     if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_dictionary(kind):
-        raise UsageError(f"key column {name!r} is {kind}: a key is of one or more atomic types")
+        raise UsageError(f"key column {name!r} is {kind}: a key has one or more columns of atomic types")
 
 
 def canonical(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -74,17 +74,21 @@ class Operator:
             raise UsageError(f"{self.name}: give at least one key column")
         for name in self.key:
             if self.rows.names.count(name) != 1:
-                raise UsageError(f"{self.name}: the rows have no one key column {name!r}: {self.rows.names}")
+                raise UsageError(
+                    f"{self.name}: the rows need exactly one key column {name!r}, found {self.rows.names}"
+                )
             check_key_type(name, self.rows.field(name).type)
         for name in self.state.names:
             if name in self.key or self.state.names.count(name) > 1:
-                raise UsageError(f"{self.name}: state field {name!r} is there twice, or is a key column too")
+                raise UsageError(
+                    f"{self.name}: state field {name!r} is declared twice, or is also a key column"
+                )
         for name in (*self.renamed, *self.defaults):
             if name not in self.state.names:
-                raise UsageError(f"{self.name}: the state has no field {name!r}: {self.state.names}")
+                raise UsageError(f"{self.name}: the state has no field {name!r}, only {self.state.names}")
         for name in self.dropped:
             if name in self.state.names:
-                raise UsageError(f"{self.name}: field {name!r} is dropped, and the state has it")
+                raise UsageError(f"{self.name}: dropped= names field {name!r}, which the state declares")
         object.__setattr__(self, "segment", segment_schema(self.key_schema, self.state))
         note = StateFunction(
             self.uid,
@@ -110,7 +114,7 @@ class Operator:
         evolved = evolve(stored, self.note)
         if evolved.obstacles:
             said = difference(stored, self.note, evolved.obstacles)
-            raise StateFunctionFailed(f"{self.name}: its state cannot be read as it is declared: {said}")
+            raise StateFunctionFailed(f"{self.name}: its state does not fit its declaration: {said}")
         return self.as_form(evolved.form)
 
     def as_form(self, form: StateFunction) -> Operator:

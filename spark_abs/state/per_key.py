@@ -109,7 +109,7 @@ class GroupState:
         if isinstance(at, datetime.datetime):
             at = int(at.timestamp() * 1000)
         if at <= 0:
-            raise ValueError(f"a timeout is at a time above 0, found {at!r}")
+            raise ValueError(f"a timeout timestamp is a number of milliseconds above 0, found {at!r}")
         watermark = self._time.watermark_ms
         if watermark is not None and at < watermark:
             raise ValueError(f"a timeout at {at} is before the watermark, {watermark}")
@@ -169,7 +169,7 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
                         operator,
                         given.time,
                         key,
-                        f"the state has {len(value)} values, its schema {len(operator.state)}",
+                        f"the state has {len(value)} values, its schema has {len(operator.state)}",
                     )
                 changed.append(number)
                 values.append(value)

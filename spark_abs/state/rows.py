@@ -135,7 +135,9 @@ def write_groups(rows: StateRows, table: pa.Table) -> dict[int, HeldGroup]:
     hashed = hashes(keys)
     _, starts = by_key(keys, hashed)
     if len(starts) - 1 != table.num_rows:
-        raise UsageError(f"{table.num_rows} rows of state have {len(starts) - 1} keys: give each key one row")
+        raise UsageError(
+            f"{table.num_rows} rows of state have only {len(starts) - 1} keys: give each key one row"
+        )
     removed = np.asarray(table["value"].is_null())
     if bool(np.any(removed & np.asarray(table[TIMEOUT_MS].is_null()))):
         raise UsageError("a row of state has neither a value nor a timeout: leave it out")

@@ -48,7 +48,7 @@ class Segment:
         self.keys = [_one(table, name) for name in table.column_names if name.startswith(KEY)]
         self.hashes = hashes(self.keys)
         if len(self.hashes) and bool(np.any(self.hashes[1:] < self.hashes[:-1])):
-            raise DamageError("a segment of state is not in the order of its keys' hashes")
+            raise DamageError("a segment of state is not sorted by the hashes of its keys")
 
     @classmethod
     def sorted(cls, table: pa.Table) -> Segment:

@@ -56,10 +56,10 @@ def bytes_of(row: bytes) -> bytes:
         DamageError: it is no such row.
     """
     if len(row) < 2 * _WORD or row[:_WORD] != bytes(_WORD):
-        raise DamageError("a row of state is not in the form in which functions write it")
+        raise DamageError("a row of state does not have the layout that stateful functions write")
     size, at = struct.unpack_from("<ii", row, _WORD)
     if at != 2 * _WORD or not 0 <= size <= len(row) - at:
-        raise DamageError("a row of state is not in the form in which functions write it")
+        raise DamageError("a row of state does not have the layout that stateful functions write")
     return row[at : at + size]
 
 

@@ -45,12 +45,12 @@ def table(values: Sequence[Any], schema: pa.Schema) -> pa.Table:
             plain.append([None] * width)
         elif isinstance(value, dict):
             if unknown := set(value) - set(names):
-                raise ValueError(f"a row has the fields {sorted(unknown)}, its schema {names}")
+                raise ValueError(f"a row has the fields {sorted(unknown)}, its schema has {names}")
             plain.append([value.get(name) for name in names])
         elif not isinstance(value, (tuple, list)):
             raise TypeError(f"a row is a tuple, a Row or a dict, found {type(value).__name__}: {value!r}")
         elif len(value) != width:
-            raise ValueError(f"a row has {len(value)} values, its schema {width}: {value!r}")
+            raise ValueError(f"a row has {len(value)} values, its schema has {width}: {value!r}")
         else:
             plain.append(value)
     columns = zip(*plain, strict=True) if plain else [()] * width

@@ -74,8 +74,8 @@ class Control:
             return cls(root, Table.open(root.place(PATH)))
         except FileNotFoundError:
             raise RootNotFound(
-                f"{root.uri} is not the root of a job: {_missing(root)}; give the root as the job has it, "
-                "and if it is on a disk of its own, mount that disk"
+                f"{root.uri} is not the root of a job: {_missing(root)}; give the root that the job "
+                "declares, and if it is on a disk of its own, mount the disk"
             ) from None
 
     @classmethod
@@ -91,13 +91,16 @@ class Control:
         if required:
             control = cls.open(root)
             if control._current() is None:
-                raise RootNotFound(f"{root.uri} was begun and never became the root of a job (require_root)")
+                raise RootNotFound(
+                    f"{root.uri} is not the root of a job (require_root): its first start failed before it "
+                    "recorded the job"
+                )
         else:
             control = cls(root, _open_or_make(root, missing))
         if control._current() is None:
             log.info(
-                "job %s begins at a new root, %s: %s; if the job has run before, stop it and look where its "
-                "root is, or whether the disk is mounted (require_root=True refuses to make one)",
+                "job %s begins with a new root, %s: %s; if the job has run before, stop it and check its "
+                "root and whether the disk is mounted (require_root=True refuses to create a root)",
                 job,
                 root.uri,
                 missing,
@@ -192,7 +195,7 @@ def _open_or_make(root: Root, missing: str) -> Table:
     try:
         return Table.ensure(place, SCHEMA)
     except (OSError, DeltaError) as error:  # FileNotFoundError: it is not there after it was made
-        raise RootNotFound(f"the root {root.uri} cannot be made: {missing}: {error}") from error
+        raise RootNotFound(f"the root {root.uri} cannot be created: {missing}: {error}") from error
 
 
 def _missing(root: Root) -> str:

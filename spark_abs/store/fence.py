@@ -27,12 +27,12 @@ def require_current(table: Table, job: str, run: RunId, app: str) -> None:
     newest = table.transaction(run_app_id(job))
     if newest == FENCED:
         raise TakenOver(
-            f"{table.uri} was taken over by another root: {job} writes nothing more to it; give its sink "
-            "another table, or declare the job without that sink"
+            f"another root took over {table.uri}: {job} can no longer write to it; give the sink another "
+            "table, or declare the job without that sink"
         )
     if newest is not None and newest > run:
         raise Fenced(
-            f"run {run} of {job} was replaced by run {newest}: it writes nothing more to {table.uri}"
+            f"run {run} of {job} was replaced by run {newest}: it can no longer write to {table.uri}"
         )
 
 

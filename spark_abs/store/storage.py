@@ -26,7 +26,7 @@ def location_of(uri: str) -> str:
         UsageError: it is empty, or names more than a bucket and a path in it.
     """
     if not uri:
-        raise UsageError("an empty path")
+        raise UsageError("the path is empty")
     try:
         parsed = urlparse(uri)
     except ValueError:  # whose text may show credentials
@@ -35,8 +35,8 @@ def location_of(uri: str) -> str:
         # What a location holds is stored and shown: credentials must not be part of it.
         if "@" in parsed.netloc or parsed.query or parsed.fragment or not parsed.netloc:
             raise UsageError(
-                f"a location in an object store is {parsed.scheme}://BUCKET/PATH and nothing else: "
-                "credentials and options are settings, spark.abs.storage.*"
+                f"a location in an object store is {parsed.scheme}://BUCKET/PATH without credentials or "
+                "options: these are settings, spark.abs.storage.*"
             )
         return f"s3a://{parsed.netloc}{parsed.path.rstrip('/')}"
     if parsed.scheme == "file":
@@ -96,11 +96,11 @@ class Storage:
             UsageError: they do not.
         """
         if bool(self.access_key_id) != bool(self.secret_access_key):
-            raise UsageError(
-                "storage needs accessKeyId and secretAccessKey, or neither of them: one alone opens nothing"
-            )
+            raise UsageError("storage has only one of accessKeyId and secretAccessKey: set both, or neither")
         if self.session_token and not self.access_key_id:
-            raise UsageError("storage has a sessionToken without the accessKeyId that it belongs to")
+            raise UsageError(
+                "storage has a sessionToken and no accessKeyId: set the keys that belong to the token"
+            )
         try:
             scheme = urlparse(self.endpoint).scheme
         except ValueError:
@@ -109,7 +109,7 @@ class Storage:
             raise UsageError("the endpoint of storage must be a URL such as https://HOST:PORT")
         if scheme == "http" and not self.allow_http:
             raise UsageError(
-                f"the endpoint {self.endpoint} is not encrypted: use https, or say allowHttp=true"
+                f"the endpoint {self.endpoint} is not encrypted: use https, or set allowHttp=true"
             )
 
     @classmethod

@@ -263,7 +263,7 @@ class Table:
             self.refresh()
         except (DeltaError, OSError, DamageError) as error:  # it stands; what else does is not known
             raise CommitStateUnknown(
-                f"version {target} of {self.uri} was committed, and its log cannot be read: {error}"
+                f"version {target} of {self.uri} was committed, but its log cannot be read: {error}"
             ) from error
         return target
 
@@ -288,8 +288,8 @@ class Table:
         except (DeltaError, OSError) as error:
             self.refresh()
             if self.version != before:
-                raise CommitConflict(f"{self.uri} has moved on from {before}") from error
-            raise DamageError(f"{self.uri} cannot be brought back to version {version}: {error}") from error
+                raise CommitConflict(f"{self.uri} has a newer version than {before}") from error
+            raise DamageError(f"{self.uri} cannot be restored to version {version}: {error}") from error
 
     def commit(self, decide: Callable[[Table], Commit | None]) -> Version | None:
         """Refresh, let `decide` look, commit exactly; again until it stands or `decide` returns None."""
@@ -319,8 +319,10 @@ class Table:
         except DeltaError as error:
             self.refresh()
             if self.version != before:
-                raise CommitConflict(f"{self.uri} has moved on from {before}") from error
-            raise UsageError(f"{self.uri} does not take {', '.join(schema.names)}: {error}") from error
+                raise CommitConflict(f"{self.uri} has a newer version than {before}") from error
+            raise UsageError(
+                f"{self.uri} cannot take the columns {', '.join(schema.names)}: {error}"
+            ) from error
         self.refresh()
 
     def sweep(self, hours: int, most: int, kept: int) -> None:
@@ -373,9 +375,11 @@ class Table:
         except (OSError, DamageError):
             found = None
         if found is None:
-            raise CommitStateUnknown(f"commit of version {target} to {self.uri}: {error}") from error
+            raise CommitStateUnknown(
+                f"the store did not confirm version {target} of {self.uri}: {error}"
+            ) from error
         if found.token != token:
-            raise CommitConflict(f"version {target} of {self.uri} was taken") from error
+            raise CommitConflict(f"another writer took version {target} of {self.uri}") from error
 
 
 def _is_of_store(error: Exception) -> bool:

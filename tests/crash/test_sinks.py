@@ -223,13 +223,13 @@ def test_records_that_are_gone_stop_restores_and_starts_until_they_are_given_up(
         ends = _ends(broker, "gone-in")
         assert ends[0] > wanted[0] > 0
         _delete_before(broker, "gone-in", {0: ends[0]})
-        with pytest.raises(Refused, match=rf"gone-in\[0\] from \d+, and its records begin at {ends[0]}"):
+        with pytest.raises(Refused, match=rf"gone-in\[0\] from \d+, but its records begin at {ends[0]}"):
             spark_abs.open(root).restore(late)
         plan = spark_abs.open(root).restore(late, force=["inputs"]).plan
         assert any("their rows will be missing" in note for note in plan.notes)
         assert finish() == "Refused"
         said = driver.message(relay.base)
-        assert f"and its records begin at {ends[0]}" in said
+        assert f"but its records begin at {ends[0]}" in said
         assert 'option("failOnDataLoss", "false")' in said
         allowed = {"failOnDataLoss": "false"}
         assert finish(options=allowed) == "", driver.message(relay.base)
@@ -238,14 +238,14 @@ def test_records_that_are_gone_stop_restores_and_starts_until_they_are_given_up(
         relay.feed(100)
         _delete_before(broker, "gone-in", _ends(broker, "gone-in"))
         assert finish(restart="checkpoint") == "Refused"
-        assert "and its records begin at" in driver.message(relay.base)
+        assert "but its records begin at" in driver.message(relay.base)
         assert finish(restart="checkpoint", options=allowed) == "", driver.message(relay.base)
 
         # A topic of the same name is not the same topic.
         broker.drop("gone-in")
         broker.make("gone-in")
         assert finish() == "Refused"
-        assert "the topic was made anew" in driver.message(relay.base)
+        assert "the topic was recreated" in driver.message(relay.base)
 
 
 def _promised(plan: RestorePlan) -> dict[str, str]:

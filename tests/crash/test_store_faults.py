@@ -55,7 +55,7 @@ def test_a_commit_that_cannot_be_read_back_fails_the_stage_and_the_next_run_goes
     first.store(None)
     assert first.ended(job.base) == "StageFailed"
     assert "stage 'pair' failed in batch" in first.message(job.base)
-    assert "CommitStateUnknown: commit of version" in first.message(job.base)
+    assert "CommitStateUnknown: the store did not confirm version" in first.message(job.base)
     assert str(job.base / "pairs") in first.message(job.base)
     check(job.base)
     job.finish(first)

@@ -163,7 +163,7 @@ def test_a_version_whose_files_are_gone_is_damage(spark: SparkSession, uri: str,
     DeltaTable(uri).optimize.compact()
     DeltaTable(uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     before = DeltaTable(uri).version()
-    with pytest.raises(DamageError, match=f"cannot be brought back to version {cut}"):
+    with pytest.raises(DamageError, match=f"cannot be restored to version {cut}"):
         sink(attempt=2, run=2, begin=False).restore_to(Version(cut), OWN)
     assert DeltaTable(uri).version() == before
 

@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
     ),
     "an input that is not used": (
         lambda job: job.stage("s", [source(job), source(job, "tocks")], lambda one, two: one),
-        "stage 's' was given 'tocks.main' and its plan does not read it",
+        "stage 's' has the input 'tocks.main', and its plan does not read it",
     ),
     "a function that fails": (
         lambda job: job.stage("s", [source(job)], lambda frame: frame.select("nothing")),
@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
     ),
     "an output called main": (
         lambda job: job.source("s", rate(job), outputs={"main": lambda batch: batch}),
-        "output 'main' is the stage's own frame",
+        "output 'main' is the stage's main output",
     ),
     "an unknown output mode": (
         lambda job: job.stage("s", [source(job)], counted, output_mode="all"),  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
     ),
     "complete mode before another stage": (
         lambda job: job.stage("t", [job.stage("s", [source(job)], counted, output_mode="complete")], counted),
-        "stage 's' has the output mode 'complete', and its output 'main' goes on to a stage",
+        "stage 's' has output mode 'complete', and a stage",
     ),
     "complete mode before a table with a key": (
         lambda job: job.sink(
@@ -127,7 +127,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
             job.stage("s", [source(job)], counted, output_mode="complete"),
             table=Delta("./out", key="value"),
         ),
-        "sink 'out' has a key, and stage 's' the output mode 'complete'",
+        "sink 'out' has a key, and stage 's' has output mode 'complete'",
     ),
     "an unknown provider": (
         lambda job: job.source("s", rate(job), state_provider="redis"),  # type: ignore[arg-type]
@@ -146,9 +146,9 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
     "a sink of nothing": (lambda job: job.sink("out", source(job)), "needs one of table=, foreach_batch="),
     "a sink of two kinds": (
         lambda job: job.sink("out", source(job), table="/tmp/t", kafka="orders"),
-        "sink 'out' has table= and kafka=: a sink writes to one place",
+        "sink 'out' has table= and kafka=, and a sink writes to one place",
     ),
-    "one table for two sinks": (two_sinks, "is the target of two sinks"),
+    "one table for two sinks": (two_sinks, "write the same table"),
     "an aggregation that appends without a watermark": (
         lambda job: job.stage("s", [source(job)], lambda frame: frame.groupBy("value").count()),
         "stage 's' cannot run in output mode 'append': [STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION]",
@@ -209,7 +209,7 @@ def test_a_job_without_stages_and_settings_that_are_none(spark: SparkSession, tm
 
 def test_a_static_frame_is_no_source(spark: SparkSession, tmp_path: Path) -> None:
     job = Job("a", root=str(tmp_path / "root"), spark=spark)
-    with pytest.raises(GraphError, match=r"source 'x' is a static frame.*spark\.readStream"):
+    with pytest.raises(GraphError, match=r"source 'x' has a static frame.*spark\.readStream"):
         job.source("x", spark.range(3))
     assert not job.stages
 
@@ -229,10 +229,10 @@ def test_an_argument_of_another_kind_is_refused_where_it_is_given(
         job.stage("x", [made], "upper")
     with pytest.raises(UsageError, match="stage 'x': output 'late' takes a function, not 3"):
         job.stage("x", [made], lambda frame: frame, outputs={"late": 3})
-    with pytest.raises(UsageError, match=r"a table is given as text, .* not as PosixPath"):
+    with pytest.raises(UsageError, match=r"a table is given as text .* not as PosixPath"):
         job.lookup("x", table=tmp_path)
     sinks = {
-        "table": "a table is given as text, .* not as 3",
+        "table": "a table is given as text .* not as 3",
         "foreach_batch": "sink 'x': foreach_batch= takes a function, not 3",
         "two_phase": "sink 'x': two_phase= takes a spark_abs.TwoPhaseSink, not 3",
         "postgres": "postgres= takes a name as text or a spark_abs.Postgres, not 3",

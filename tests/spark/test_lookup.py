@@ -276,7 +276,7 @@ def test_columns_that_come_are_left_out_and_one_that_changes_ends_the_stage(shop
     frame = shop.spark.createDataFrame([(1, 5)], "customer long, name int")
     frame.write.format("delta").mode("overwrite").option("overwriteSchema", True).save(shop.customers)
     shop.order(1)
-    with pytest.raises(StageFailed, match=r"name:int.*at version 2.*started with.*name:string"):
+    with pytest.raises(StageFailed, match=r"started with.*name:string.*name:int.*at version 2"):
         running.await_termination(120)
 
 
@@ -299,7 +299,7 @@ def test_fields_that_come_are_left_out_however_deep(spark: SparkSession) -> None
     assert as_planned(less, planned, Version(4)).collect() == [
         (None, {"k": (None, 4)}, [(3, None)], (None, 2), 1)
     ]
-    with pytest.raises(Refused, match="start it again"):
+    with pytest.raises(Refused, match="start the job again"):
         as_planned(less, planned, Version(6))
     other = spark.sql(f"SELECT 1 AS id, struct('2' AS a) AS s, {rest}")
     with pytest.raises(Refused, match="s:struct<a:string>"):
@@ -349,7 +349,9 @@ def test_what_a_lookup_cannot_do_is_refused_with_the_way_that_works(shop: Shop, 
     more = job.source("more", shop.feed.stream())
     with pytest.raises(GraphError, match=r"beside 2 streams.*in a stage before it"):
         job.stage("two", [orders, more, customers], lambda a, b, c: a.union(b).join(c, "customer"))
-    with pytest.raises(UsageError, match=r"refresh='often' is none of 'batch', 'never' and a duration"):
+    with pytest.raises(
+        UsageError, match=r"refresh must be 'batch', 'never' or a duration such as '30s', found 'often'"
+    ):
         job.lookup("often", table=shop.customers, refresh="often")
     for name, function, said in (
         ("counts", lambda o, c: join(o, c).groupBy("name").count(), "keep state in a stage before or after"),

@@ -51,6 +51,8 @@ def test_two_sinks_that_write_one_table(spark: SparkSession, tmp_path: Path) -> 
     ticks = job.source("ticks", spark.readStream.format("rate").load().select("value"))
     job.sink("one", ticks, table=str(tmp_path / "out"))
     job.sink("two", ticks, table=link)
-    with pytest.raises(GraphError, match=re.escape(f"{link} is the same) is the target of two sinks, 'one'")):
+    with pytest.raises(
+        GraphError, match=re.escape(f"'two' write the same table {tmp_path / 'out'} ({link} is the same)")
+    ):
         job.start()
     assert not (tmp_path / "root").exists()

@@ -165,7 +165,7 @@ def test_files_that_somebody_has_deleted_are_missed(torn: Torn) -> None:
     (directory,) = Path(torn.lake[1], "data").iterdir()
     shutil.rmtree(directory)
     with pytest.raises(
-        DamageError, match=r"'keyed', 1 files in .*two/data/.*, 0 are left.*restart='checkpoint'"
+        DamageError, match=r"two/data/.* had 1 files of output 'keyed' and has 0.*restart='checkpoint'"
     ):
         torn.complete()
 

@@ -142,7 +142,7 @@ def test_a_checkpoint_whose_data_in_flight_is_gone_is_not_restored(
     flown: Flown, harm: Callable[[Flown], None]
 ) -> None:
     harm(flown)
-    with pytest.raises(DamageError, match=r"in flight to b: data/.* of entry 4 is not there"):
+    with pytest.raises(DamageError, match=r"in flight to b: data/.* of entry 4 is missing"):
         spark_abs.open(flown.job.root.uri).restore(int(flown.barrier.id))
     assert flown.job.state.attempt.id == 1
 

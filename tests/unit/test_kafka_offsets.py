@@ -45,9 +45,9 @@ def test_offsets_of_other_sources_are_none_of_kafkas(
     [
         (Available(12, 12), []),
         (Available(0, 99), []),
-        (Available(13, 99), ["orders[0] from 12, and its records begin at 13"]),
-        (Available(0, 11), ["orders[0] from 12, and it ends at 11: the topic was made anew"]),
-        (None, ["orders[0] from 12, and there is no such partition"]),
+        (Available(13, 99), ["orders[0] from 12, but its records begin at 13"]),
+        (Available(0, 11), ["orders[0] from 12, but it ends at 11: the topic was recreated"]),
+        (None, ["orders[0] from 12, but the partition does not exist"]),
     ],
 )
 def test_records_are_missing_where_the_next_one_is_not_there(

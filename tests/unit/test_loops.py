@@ -219,7 +219,7 @@ def test_rows_that_go_two_ways_go_through_the_stages_of_the_longer_one() -> None
 @pytest.mark.parametrize(
     ("stages", "why"),
     [
-        ((stage("a"), stage("b", "a"), stage("c", "a", feedback="b")), "'c' gets 'b.main' as feedback, and"),
+        ((stage("a"), stage("b", "a"), stage("c", "a", feedback="b")), "'c' reads 'b.main' as feedback, but"),
         ((stage("a"), stage("b", "a", "c"), stage("c", "b")), "form a cycle: .*; declare its feedback edge"),
         ((stage("a"), stage("b", feedback="b")), "'b' has nothing but feedback to read"),
         (

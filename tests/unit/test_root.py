@@ -30,12 +30,14 @@ def test_a_new_root_is_said_and_made_only_where_it_may_be(
         Control.create(root, "job", 6)
         Control.create(root, "job", 6, required=True)
     (said,) = caplog.messages
-    assert re.search(f"job job begins at a new root, .*: {disk}; .*require_root=True", said)
+    assert re.search(f"job job begins with a new root, .*: {disk}; .*require_root=True", said)
 
 
 def test_a_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "disk").write_text("a file")
-    with pytest.raises(RootNotFound, match=rf"{tmp_path}/disk/root cannot be made: .*disk/root is missing"):
+    with pytest.raises(
+        RootNotFound, match=rf"{tmp_path}/disk/root cannot be created: .*disk/root is missing"
+    ):
         Control.create(Root(str(tmp_path / "disk" / "root")), "job", 5)
 
 

@@ -85,13 +85,13 @@ def test_no_secret_is_shown() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"access_key_id": "who"}, "accessKeyId and secretAccessKey, or neither"),
-        ({"secret_access_key": "SeCrEt"}, "accessKeyId and secretAccessKey, or neither"),
-        ({"session_token": "ToKeN"}, "without the accessKeyId"),
+        ({"access_key_id": "who"}, "only one of accessKeyId and secretAccessKey"),
+        ({"secret_access_key": "SeCrEt"}, "only one of accessKeyId and secretAccessKey"),
+        ({"session_token": "ToKeN"}, "and no accessKeyId"),
         ({"endpoint": "127.0.0.1:9000"}, "must be a URL"),
         ({"endpoint": "https://who:SeCrEt@host"}, "must be a URL"),
         ({"endpoint": "https://SeCrEt]"}, "must be a URL"),
-        ({"endpoint": "http://host"}, "say allowHttp=true"),
+        ({"endpoint": "http://host"}, "set allowHttp=true"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(options: dict[str, str], message: str) -> None:

@@ -78,5 +78,5 @@ def test_rows_of_another_form_have_no_past() -> None:
     assert form == replace(FORM, key=("user: int64",), state=("sum: int64",))
     declared = replace(form, state=("sum: int64", "total: int64", "last: int64"))
     assert evolve(form, declared).obstacles == ()
-    with pytest.raises(UsageError, match="number of key groups is 32769, not 1 to 32768"):
+    with pytest.raises(UsageError, match="number of key groups must be 1 to 32768, found 32769"):
         form_of_frame(plain, replace(FORM, key_groups=2**15 + 1))

@@ -66,6 +66,8 @@ def test_a_query_that_runs_on_is_not_copied(source: Path, tmp_path: Path) -> Non
     def run_on() -> None:
         (source / f"offsets/{next(numbers)}").write_text("more")
 
-    with pytest.raises(Refused, match="has changed each time while it was copied: its query still runs"):
+    with pytest.raises(
+        Refused, match="changed during each attempt to copy it, so its query is still running"
+    ):
         copy(source, tmp_path / "native", run_on)
     assert not (tmp_path / "native/metadata").exists()

@@ -397,7 +397,7 @@ def bad(kind: str) -> Callable[[Key, Iterator[Row], GroupState], Any]:
     ("kind", "said"),
     [
         ("raise", r"key \('b',\), batch 1: ZeroDivisionError: poison"),
-        ("state", r"key \('b',\), batch 1: the state has 3 values, its schema 2"),
+        ("state", r"key \('b',\), batch 1: the state has 3 values, its schema has 2"),
         ("state type", r"batch 1: its state does not fit its schema: ValueError: field 'total'"),
         ("output", r"batch 1: its output does not fit its schema: ValueError: field 'total'"),
         ("width", r"batch 1: its output does not fit its schema: ValueError: a row has 2 values"),
@@ -419,10 +419,10 @@ def test_a_function_that_breaks_its_contract_is_named_and_leaves_no_trace(kind: 
     [
         (None, "it returned NoneType"),
         ((pa.table({"k": ["a"]}), None), r"its states has the columns \['k'\]"),
-        ((pa.table({"k": ["a", "a"], "total": [1, 2]}), None), "a key is there twice"),
+        ((pa.table({"k": ["a", "a"], "total": [1, 2]}), None), "name a key twice"),
         ((pa.table({"k": ["z"], "total": [1]}), None), r"its states name the key \('z',\), which neither"),
         ((pa.table({"k": ["a"], "total": ["x"]}), None), "its states does not fit its schema"),
-        ((None, [1]), "its output is list, not a table"),
+        ((None, [1]), "its output is list, not an Arrow table"),
     ],
 )
 def test_an_answer_that_cannot_be_is_refused(answer: Any, said: str) -> None:
@@ -454,10 +454,10 @@ def test_state_of_another_form_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"key_groups": 0}, "the number of key groups is 0"),
-        ({"key": ["nope"]}, "the rows have no one key column 'nope'"),
+        ({"key_groups": 0}, "key groups must be 1 to 32768, found 0"),
+        ({"key": ["nope"]}, "the rows need exactly one key column 'nope'"),
         ({"key": []}, "give at least one key column"),
-        ({"state": pa.schema([("k", pa.int64())])}, "state field 'k' is there twice"),
+        ({"state": pa.schema([("k", pa.int64())])}, "state field 'k' is declared twice"),
     ],
 )
 def test_an_operator_that_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:

@@ -98,5 +98,5 @@ def test_keys_are_spread_over_all_groups() -> None:
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.null()])
 def test_a_key_that_is_not_atomic_is_refused(kind: pa.DataType) -> None:
-    with pytest.raises(UsageError, match="a key is of one or more atomic types"):
+    with pytest.raises(UsageError, match="a key has one or more columns of atomic types"):
         canonical(pa.nulls(1, kind))

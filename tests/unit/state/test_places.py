@@ -60,26 +60,26 @@ def test_what_becomes_of_functions(before: Functions | None, now: Functions, fat
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        (held("b", "a"), declared("a", "b"), ["places, 'a', 'b': .* 'b', 'a', this one 'a', 'b',"]),
-        (held("a", "b"), declared("b"), ["'a' has state and is no", "places, 'b': .* 'a', 'b', this one"]),
+        (held("b", "a"), declared("a", "b"), ["'a', 'b' changed places.* 'b', 'a', this plan has 'a', 'b'"]),
+        (held("a", "b"), declared("b"), ["'a' has state and is no", "'b' changed.* 'a', 'b', this plan"]),
         (held("a", "b"), declared("a"), ["'b' has state and is no longer declared$"]),
-        (held("a"), declared("a", "b"), ["'b' is new in a stage that has run"]),
-        (held("a"), declared("b", "a"), ["places, 'a': .* 'a', this one 'b', 'a'"]),
-        (held(), declared("a"), ["'a' is new in a stage that has run"]),
-        (held("a"), declared("b"), ["'a' .* no longer declared, and 'b' stands in its place: .* uid='a'"]),
-        (held("b", "a"), declared("c", "a"), ["'b' .* and 'c' stands in its place: .* uid='b'"]),
-        (Functions((A,), None), declared("b"), ["'a' .* and 'b' stands in its place"]),
+        (held("a"), declared("a", "b"), ["'b' is new, and a stage that has run"]),
+        (held("a"), declared("b", "a"), ["'a' changed places.* with 'a', this plan has 'b', 'a'"]),
+        (held(), declared("a"), ["'a' is new, and a stage that has run"]),
+        (held("a"), declared("b"), ["'a' .* no longer .*'b' takes its place in the plan: .* uid='a'"]),
+        (held("b", "a"), declared("c", "a"), ["'b' .* and 'c' takes its place in the plan: .* uid='b'"]),
+        (Functions((A,), None), declared("b"), ["'a' .* and 'b' takes its place"]),
         (Functions((A, B), None), declared("a", "c"), ["'b' has state and is no longer declared"]),
         # One was removed by an edit, and the other does not stand where its state is.
-        (held("", "a"), declared("a", "b"), ["places, 'a': .* \\(none\\), 'a', this one 'a', 'b'"]),
-        (held("", "a"), declared("a"), ["places, 'a'"]),
-        (held("a", "a"), declared("a"), ["places, 'a'"]),
+        (held("", "a"), declared("a", "b"), ["'a' changed places.* \\(none\\), 'a', this plan has 'a', 'b'"]),
+        (held("", "a"), declared("a"), ["'a' changed places"]),
+        (held("a", "a"), declared("a"), ["'a' changed places"]),
         # Other forms.
-        (held("a"), changed(A, key=("k: string",)), ["'a' cannot go on .*its key is another one"]),
-        (held("a"), changed(A, key_groups=8), ["it has 16 key groups and not 8"]),
-        (held("a"), changed(A, timeout="event-time"), ["its timeouts go by none"]),
-        (held("a"), changed(A, state=("n: int32",)), ["field 'n' goes from int64 to int32"]),
-        (held("a"), changed(A, state=("m: int64",)), ["field 'n' is gone, .*renamed={'m': 'n'}"]),
+        (held("a"), changed(A, key=("k: string",)), ["'a' does not fit .*the key columns changed"]),
+        (held("a"), changed(A, key_groups=8), ["the state has 16 key groups, 8 are declared"]),
+        (held("a"), changed(A, timeout="event-time"), ["timeout was none"]),
+        (held("a"), changed(A, state=("n: int32",)), ["field 'n' changes from int64 to int32"]),
+        (held("a"), changed(A, state=("m: int64",)), ["field 'n' is no longer .*renamed={'m': 'n'}"]),
     ],
 )  # fmt: skip
 def test_what_is_refused_and_why(before: Functions, now: Functions, said: list[str]) -> None:
@@ -90,7 +90,7 @@ def test_what_is_refused_and_why(before: Functions, now: Functions, said: list[s
     *sentences, ways = function_obstacles(MATCH, before, now, CheckpointId(7))
     assert len(sentences) == len(found.obstacles)
     assert all(s.startswith("stage 'match': ") for s in sentences)
-    for way in ("uids and in the places", "open(root).edit(7).rekey", ".remove", "allow_non_restored"):
+    for way in ("their earlier uids", "open(root).edit(7).rekey", ".remove", "allow_non_restored"):
         assert way in ways
     assert "edit" not in function_obstacles(MATCH, before, now, None)[-1]
 

@@ -161,7 +161,7 @@ def test_a_function_does_not_go_on_with_the_state_of_another_one() -> None:
     """Two of one stage, in the other order: each would find what the other has left, in the same form."""
     store = Store()
     batch(store, 0, 5)
-    with pytest.raises(StateFunctionFailed, match="another function's"):
+    with pytest.raises(StateFunctionFailed, match="belongs to another function"):
         batch(store, 0, 5, uid="other")
 
 

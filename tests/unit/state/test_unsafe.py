@@ -41,5 +41,5 @@ def test_what_a_head_row_holds_is_read_again() -> None:
     assert row.key.hex() == f"{ZERO}ffffffff00000000"
     assert bytes_of(row.value) == b"record"
     for wrong in (b"", row.value[:12], row.value[:-8], bytes(8) + b"\1" * 16):
-        with pytest.raises(DamageError, match="not in the form in which functions write it"):
+        with pytest.raises(DamageError, match="does not have the layout that stateful functions write"):
             bytes_of(wrong)
