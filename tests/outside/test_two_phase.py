@@ -19,7 +19,7 @@ from spark_abs.testing.two_phase import NotOnce, Row, check
 from tests.markdown_support import GUIDE, blocks
 from tests.outside.server import PostgresServer
 
-PAGE = GUIDE / "outside-world.md"
+PAGE = GUIDE / "sinks-of-your-own.md"
 
 
 def example(
