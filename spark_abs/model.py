@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -35,6 +35,7 @@ FENCED = 2**62
 RowOutputMode = Literal["append", "update"]
 OutputMode = Literal[RowOutputMode, "complete"]
 ProviderName = Literal["rocksdb", "hdfs"]
+PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 
 MAIN_OUTPUT = "main"
 FORMAT = 1
@@ -77,6 +78,16 @@ def channel_id(stage: str, output: str = MAIN_OUTPUT) -> ChannelId:
 def producer(channel: ChannelId) -> StageId:
     """Return the stage that writes a channel."""
     return StageId(channel.partition(".")[0])
+
+
+class Provider(StrEnum):
+    """A provider of Spark's state stores whose files we know."""
+
+    ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+
+PROVIDERS: Mapping[ProviderName, Provider] = {"rocksdb": Provider.ROCKSDB, "hdfs": Provider.HDFS}
 
 
 class CheckpointKind(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_abs.snapshots.layout import Provider
+from spark_abs.model import PROVIDER_KEY, Provider
 
 SCHEMA = b"\x00\x02v2 a state schema"
 
@@ -65,7 +65,7 @@ class Native:
     ) -> None:
         """A batch that was planned and has ended."""
         conf = {
-            "spark.sql.streaming.stateStore.providerClass": self.provider,
+            PROVIDER_KEY: self.provider,
             "spark.sql.streaming.stateStore.compression.codec": self.codec,
             "spark.sql.shuffle.partitions": str(self.partitions),
         }

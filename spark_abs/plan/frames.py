@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from spark_abs.channels.schema import plain_schema
 from spark_abs.errors import AbsError, GraphError
-from spark_abs.model import MAIN_OUTPUT, ChannelId, StageId, channel_id
+from spark_abs.model import MAIN_OUTPUT, PROVIDERS, ChannelId, StageId, channel_id
 from spark_abs.plan.columns import unread_columns, used_columns
 from spark_abs.plan.fingerprint import kafka_sources, kept_by_place, operator_shapes, source_shapes
 from spark_abs.plan.graph import JobGraph, check_plans, watermark_findings
 from spark_abs.plan.lookups import OpenedLookup
-from spark_abs.plan.specs import PROVIDERS, Feedback, Input, JobSpec, Lookup, Output, StageSpec, TrackedSource
+from spark_abs.plan.specs import Feedback, Input, JobSpec, Lookup, Output, StageSpec, TrackedSource
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.spark.plans import DRAFT, as_active, optimized, plan_facts, refusal
 from spark_abs.state.declared import NOTHING, Before, Declared, gathering

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, cast, get_args
 
 from spark_abs.errors import GraphError, UsageError
-from spark_abs.model import MAIN_OUTPUT, checked_name
+from spark_abs.model import MAIN_OUTPUT, PROVIDERS, checked_name
 from spark_abs.plan.specs import (
-    PROVIDERS,
     Feedback,
     Given,
     Input,

@@ -30,11 +30,6 @@ BatchFunction = Callable[["DataFrame", int], None]
 Existing = Literal["append", "take_over"]
 Restart = Literal["native", "checkpoint"]
 
-PROVIDERS: Mapping[ProviderName, str] = {
-    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-}
-
 
 class NamedJob(Protocol):
     """A job as its outputs know it: by its identity, and by its name for messages."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.manifest import Manifest, StateFunction
 from spark_abs.manifests.find import check_savepoint_name
-from spark_abs.model import CheckpointId, ProviderName, StageId
+from spark_abs.model import PROVIDERS, CheckpointId, Provider, ProviderName, StageId
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.state import form_of, state_frame
 from spark_abs.observe.state_at import StateAt, choose_operator, find_stage, find_state
 from spark_abs.restore.edited import StageChange, write_edited
 from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, require_one_row_a_key
 from spark_abs.restore.rewrite import NewState, require_rewritable
-from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.operators import TRANSFORM
 from spark_abs.state.rows import StateRows
 from spark_abs.store.root import Root
@@ -128,9 +126,9 @@ class Edit:
             Refused: it has an operator that RocksDB alone can keep the state of, or its state cannot be
                 written anew.
         """
-        if provider not in _PROVIDERS:
-            raise UsageError(f"provider {provider!r} is not one of {', '.join(_PROVIDERS)}")
-        at, keeper = find_stage(self._root, stage, self._manifest.id), _PROVIDERS[provider]
+        if provider not in PROVIDERS:
+            raise UsageError(f"provider {provider!r} is not one of {', '.join(PROVIDERS)}")
+        at, keeper = find_stage(self._root, stage, self._manifest.id), PROVIDERS[provider]
         bound = [f"{o.id} ({o.name})" for o in at.operators if o.name in TRANSFORM]
         if keeper is Provider.HDFS and bound:
             raise Refused(f"stage {stage!r}: only RocksDB can keep the state of operator {', '.join(bound)}")
@@ -206,9 +204,6 @@ class Edit:
                 with suppress(DamageError):  # an edit by an earlier version has removed its state
                     found[operator.id] = form_of(self._session, self._root, state).uid
         return {number: uid for number, uid in found.items() if uid}
-
-
-_PROVIDERS: Mapping[ProviderName, Provider] = {"rocksdb": Provider.ROCKSDB, "hdfs": Provider.HDFS}
 
 
 def _named(found: StateAt, form: StateFunction) -> str:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive
 from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
 from spark_abs.manifests.checkpoints import Checkpoints, abort_open
-from spark_abs.model import NO_ATTEMPT, Barrier, CheckpointId, CheckpointKind, RunId, RunKind, StageId
+from spark_abs.model import (
+    NO_ATTEMPT,
+    Barrier,
+    CheckpointId,
+    CheckpointKind,
+    Provider,
+    RunId,
+    RunKind,
+    StageId,
+)
 from spark_abs.observe.checkpoint_check import damaged_rows, require_intact
 from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import Progress
@@ -22,7 +31,6 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Aborted
 from spark_abs.restore.edited_rows import require_one_row_a_key, require_something
 from spark_abs.restore.rewrite import NewState, OperatorChange, rewrite_stage
-from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.passing import clear_ahead, passing_place
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.store.clock import now_ms

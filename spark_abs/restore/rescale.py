@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from spark_abs.advice import way
 from spark_abs.errors import AbsError, DamageError, Refused, UsageError
 from spark_abs.manifest import Manifest, OperatorState, StageSnapshot
-from spark_abs.model import NO_BATCH, BatchId
+from spark_abs.model import NO_BATCH, BatchId, Provider
 from spark_abs.snapshots.capture import capture
-from spark_abs.snapshots.layout import PARTITIONS_KEY, Provider, parse_offsets, state_file
+from spark_abs.snapshots.layout import PARTITIONS_KEY, parse_offsets, state_file
 from spark_abs.snapshots.operators import JOIN, TRANSFORM
 from spark_abs.store.storage import Place
 

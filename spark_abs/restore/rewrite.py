@@ -13,16 +13,9 @@ import pyarrow as pa
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import Refused
 from spark_abs.manifest import StageSnapshot, StateFunction
-from spark_abs.model import CheckpointId
+from spark_abs.model import PROVIDER_KEY, CheckpointId, Provider
 from spark_abs.restore.hdfs_store import ENTRY, WRITTEN_WITH, keyed_as, read_snapshots, write_snapshots
-from spark_abs.snapshots.layout import (
-    CODEC_KEY,
-    PROVIDER_KEY,
-    Provider,
-    parse_commit,
-    parse_offsets,
-    with_settings,
-)
+from spark_abs.snapshots.layout import CODEC_KEY, parse_commit, parse_offsets, with_settings
 from spark_abs.snapshots.materialise import fresh_query_id, materialise, put
 from spark_abs.snapshots.operators import HEADS, stored_texts
 from spark_abs.snapshots.state_storage import StateStorage

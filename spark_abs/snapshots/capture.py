@@ -17,14 +17,13 @@ from pyarrow import fs
 
 from spark_abs.errors import AbsError, DamageError, Refused
 from spark_abs.manifest import OperatorState
-from spark_abs.model import NO_BATCH, BatchId
+from spark_abs.model import NO_BATCH, BatchId, Provider
 from spark_abs.snapshots.layout import (
     DEFAULT_STORE,
     PARTITIONS_KEY,
     CommitFile,
     OffsetFile,
     OperatorMetadata,
-    Provider,
     file_source_logs,
     file_source_offset,
     is_file_source_log,

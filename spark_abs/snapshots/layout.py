@@ -16,6 +16,7 @@ from typing import Any
 
 from spark_abs.codec import parsed
 from spark_abs.errors import DamageError, Refused
+from spark_abs.model import PROVIDER_KEY
 
 OFFSET_LOG_VERSIONS = (1, 2)
 COMMIT_LOG_VERSIONS = (1, 2, 3)
@@ -24,16 +25,8 @@ VOID_OFFSET = "-"
 END_OF_TIME_MS = 253_402_300_799_000
 """The last second of the year 9999, as a watermark: after it no event time can be written as a date."""
 DEFAULT_STORE = "default"
-PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 CODEC_KEY = "spark.sql.streaming.stateStore.compression.codec"
 PARTITIONS_KEY = "spark.sql.shuffle.partitions"
-
-
-class Provider(StrEnum):
-    """A state store provider whose files we know."""
-
-    ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from spark_abs.errors import DamageError, Refused
-from spark_abs.snapshots.layout import Provider, StateFile, StateFileKind, state_file
+from spark_abs.model import Provider
+from spark_abs.snapshots.layout import StateFile, StateFileKind, state_file
 from spark_abs.snapshots.lineage import LineageItem, decompress_head, parse_lineage
 
 Read = Callable[[str], bytes]

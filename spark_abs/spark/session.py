@@ -15,6 +15,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_abs.errors import SparkNotStarted, UsageError
+from spark_abs.model import PROVIDER_KEY, Provider
 from spark_abs.spark.gateway import KnownJars, may_name_jars, quiet_log
 from spark_abs.store.storage import Storage
 
@@ -24,9 +25,7 @@ SESSION_CONF: Mapping[str, str] = {
     # Each stage has a pool of its own, so that a long batch of one does not starve the others; the names of
     # the pools say who comes first.
     "spark.scheduler.mode": "FAIR",
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
+    PROVIDER_KEY: Provider.ROCKSDB.value,
     # A batch then writes what it changed, not all of RocksDB: a checkpoint copies as little.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # Hive's jars bring another one, which renames no file onto a file that is there: state that is written

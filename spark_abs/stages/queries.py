@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from pyspark.errors import StreamingQueryException
 
 from spark_abs.errors import StageFailed
-from spark_abs.model import BatchId
-from spark_abs.plan.specs import PROVIDERS, StageSpec, query_name
+from spark_abs.model import PROVIDER_KEY, PROVIDERS, BatchId
+from spark_abs.plan.specs import StageSpec, query_name
 from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import PARTITIONS_KEY
 from spark_abs.spark.causes import cause_of, is_slow_start
@@ -111,9 +111,10 @@ def _begun(
     spark: SparkSession, ctx: RunContext, start: QueryStart, writer: DataStreamWriter
 ) -> StreamingQuery:
     """Start a query once, and wait until it has opened its sources, or has ended."""
-    spec, runner, conf, slots = start.spec, start.runner, {}, task_slots(spark)
+    spec, runner, slots = start.spec, start.runner, task_slots(spark)
+    conf: dict[str, str] = {}
     if spec.state_provider is not None:
-        conf["spark.sql.streaming.stateStore.providerClass"] = PROVIDERS[spec.state_provider]
+        conf[PROVIDER_KEY] = PROVIDERS[spec.state_provider]
     with _copying:
         session = spark.conf.get(PARTITIONS_KEY, None)
         partitions = partitions_of(runner.native, spec.shuffle_partitions, session, slots)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from spark_abs.errors import GraphError, UsageError
-from spark_abs.model import RowOutputMode, checked_name
+from spark_abs.model import PROVIDER_KEY, Provider, RowOutputMode, checked_name
 from spark_abs.quantities import duration_ms
 from spark_abs.settings import Settings
 from spark_abs.spark.worker_start import quick_start
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     Renamed = Mapping[str, str | Sequence[str]]
 
 KEY_GROUPS = 16
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "RocksDBStateStoreProvider"
+_ROCKSDB = Provider.ROCKSDB.rpartition(".")[2]
 _DELAY = "spark.watermarkDelayMs"
 TimeoutName = Literal["none", "processing-time", "event-time"]
 
@@ -190,7 +189,7 @@ def _stateful(
             "timeout='event-time' needs a watermark: call withWatermark before, and keep its column"
         )
     provider = declared.provider if declared is not None else None
-    if not (provider or spark.conf.get(_PROVIDER) or "").endswith(_ROCKSDB):
+    if not (provider or spark.conf.get(PROVIDER_KEY) or "").endswith(_ROCKSDB):
         where = f"stage {declared.stage!r}: " if declared is not None else ""
         raise GraphError(
             f"{where}stateful functions keep their state in RocksDB: use state_provider='rocksdb'"

@@ -10,10 +10,9 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from spark_abs.manifest import StageSnapshot
-from spark_abs.model import CheckpointId, RunId, StageId
+from spark_abs.model import CheckpointId, Provider, RunId, StageId
 from spark_abs.restore.hdfs_store import loaded
 from spark_abs.restore.rewrite import rewrite_stage
-from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import StageCopy

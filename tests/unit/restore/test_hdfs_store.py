@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from spark_abs.errors import DamageError
+from spark_abs.model import PROVIDER_KEY, Provider
 from spark_abs.restore.hdfs_store import loaded, write_snapshot
-from spark_abs.snapshots.layout import CODEC_KEY, PROVIDER_KEY, Provider, parse_offsets, with_settings
+from spark_abs.snapshots.layout import CODEC_KEY, parse_offsets, with_settings
 
 
 def test_entries_are_written_with_their_sizes_and_an_end() -> None:

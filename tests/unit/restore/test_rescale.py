@@ -15,13 +15,22 @@ from pyspark.sql import SparkSession
 import spark_abs
 from spark_abs.errors import AttemptNotReady, DamageError, Refused, UsageError
 from spark_abs.manifest import Location, Manifest, OperatorState, StageSnapshot, StoredFile
-from spark_abs.model import NO_BATCH, AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    BatchId,
+    CheckpointId,
+    CheckpointKind,
+    Provider,
+    RunId,
+    StageId,
+)
 from spark_abs.protocol.attempt_changes import attempt_for, begin_attempt
 from spark_abs.protocol.control import begin_job, begin_run
 from spark_abs.restore import steps as module
 from spark_abs.restore.rescale import changes, is_rescaled, rescale
 from spark_abs.restore.steps import Materialise, Rescale, RestorePlan
-from spark_abs.snapshots.layout import PARTITIONS_KEY, Provider
+from spark_abs.snapshots.layout import PARTITIONS_KEY
 from spark_abs.store.storage import Place
 from tests.root_support import SmallJob, offsets_of, with_failpoint
 

@@ -11,10 +11,9 @@ import pytest
 from pyarrow import fs
 
 from spark_abs.errors import DamageError, Refused
-from spark_abs.model import NO_BATCH, BatchId
+from spark_abs.model import NO_BATCH, BatchId, Provider
 from spark_abs.snapshots import capture as module
 from spark_abs.snapshots.capture import Captured, CapturedFile, CaptureIncomplete, capture
-from spark_abs.snapshots.layout import Provider
 from spark_abs.snapshots.lineage import HEAD_BYTES
 from tests.native_support import Native
 
