@@ -14,7 +14,7 @@ from spark_abs.model import FENCED, RunId, Version, owner_of, run_app_id
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.sinks.delta.commit_metadata import CommittedEpoch, note_of
 from spark_abs.sinks.delta.marks import epochs_app, notes_of_root
-from spark_abs.sinks.mark_checks import refuse_replaced
+from spark_abs.sinks.marked import refuse_replaced
 from spark_abs.store.table import Table
 
 _BITS = 32

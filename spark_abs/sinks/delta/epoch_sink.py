@@ -43,8 +43,8 @@ from spark_abs.sinks.delta.others import rows_there
 from spark_abs.sinks.delta.rollback import bring_back, why_not_back
 from spark_abs.sinks.delta.spark_writer import Stamp
 from spark_abs.sinks.delta.tombstones import said_at
-from spark_abs.sinks.mark_checks import mark_changed, refuse_kept, require_mark
-from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+from spark_abs.sinks.marked import MarkedSink, mark_changed
+from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
 from spark_abs.store.table import Commit, Table
@@ -72,7 +72,7 @@ class EpochTable:
     """The name in a catalog that led to it; empty if the sink was declared by its path."""
 
 
-class DeltaEpochSink(TwoPhaseSink):
+class DeltaEpochSink(MarkedSink[Newest]):
     """The sink behind `Delta(…, visible="checkpoint")`. Not thread-safe."""
 
     def __init__(self, config: EpochTable, root: Root, session: Callable[[], SparkSession]) -> None:
@@ -87,8 +87,6 @@ class DeltaEpochSink(TwoPhaseSink):
         self._kept: Table | None = None
         self._fit: Fit | None = None
         """Of the table that is kept."""
-        self._known: Newest | None = None
-        """What this object has committed last, while it may commit."""
 
     # -- what the job and a restore call
 
@@ -104,11 +102,6 @@ class DeltaEpochSink(TwoPhaseSink):
         there = rows_there(table) if table.transaction(app_of(owner)) is None else ""
         return there if there and next(notes_of_root(table, owner.job, owner.root), None) is None else ""
 
-    def mark(self, owner: Owner) -> Mark | None:
-        """Return the mark; changes nothing, needs no Spark."""
-        found = newest(self._read(), owner)
-        return None if found is None else found.mark
-
     def rests(self, owner: Owner) -> bool:
         """Say whether the newest commit stays readable for long, and no other root is to be fenced."""
         table = self._read()
@@ -121,9 +114,29 @@ class DeltaEpochSink(TwoPhaseSink):
         """Return the table if only Spark can write it, else nothing."""
         return self._config.path if why_not_native(self._read().delta) is not None else ""
 
-    def recover(self, owner: Owner) -> Mark | None:
+    def why_not(self, owner: Owner, back: Mark) -> str:
+        """Say what keeps the table from going back; needs no Spark."""
+        table = self._read()
+        found = newest(table, owner)
+        if found is None or found.mark is None or found.mark == back:
+            return ""
+        target = version_to(table, owner, back)
+        if target is None:
+            return "the log of the table does not say any more which version that is"
+        return why_not_back(table, target, _own(owner))
+
+    def close(self) -> None:
+        """Let go of the table."""
+        super().close()
+        self._kept = self._fit = None
+
+    # -- the mark, and the commits
+
+    def _read_mark(self, owner: Owner) -> Newest | None:
+        return newest(self._read(), owner)
+
+    def _fence(self, owner: Owner) -> Newest:
         """Commit a number of this run: what an older one has made fits no more."""
-        self._known = None
         while True:
             table = self._read()
             found = require_newest(table, owner)
@@ -150,58 +163,30 @@ class DeltaEpochSink(TwoPhaseSink):
                 if self._read().transaction(app_of(owner)) == number:
                     break
         delete_rows(self._root.top, self._staging(owner))
-        self._known = Newest(number, mark)
-        return mark
+        return Newest(number, mark)
 
-    def commit(self, epoch: Epoch, rows: Rows) -> None:
+    def _add(self, epoch: Epoch, known: Newest, rows: Rows) -> Newest:
         """Commit the rows and the mark; a table that is not plain, or has a key, by Delta's own writer."""
-        owner, known = epoch.owner, require_mark(epoch, self._known)
-        self._known = None
-        table = self._read()
+        owner, table = epoch.owner, self._read()
         self._require(table, owner, known)
         done = Newest(known.number + 1, epoch.mark)
         mark = Marked({app_of(owner): done.number}, _note(owner, CommittedEpoch(epoch.mark, epoch.after)))
         if not self._append(table, owner, known, mark, rows):
             self._write_by_spark(table, owner, known, mark, rows)
-        self._known = done
+        return done
 
-    def why_not(self, owner: Owner, back: Mark) -> str:
-        """Say what keeps the table from going back; needs no Spark."""
-        table = self._read()
-        found = newest(table, owner)
-        if found is None or found.mark is None or found.mark == back:
-            return ""
-        target = version_to(table, owner, back)
-        if target is None:
-            return "the log of the table does not say any more which version that is"
-        return why_not_back(table, target, _own(owner))
-
-    def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
+    def _go_back(self, owner: Owner, known: Newest, back: Mark, *, keep: bool) -> Newest:
         """Bring the rows back to the version of a mark, in a commit that says so, or only the mark."""
-        refuse_kept(owner, "" if keep else self.why_not(owner, back))
-        if self._known is None or self._known.run != owner.run:
-            self.recover(owner)
-        known = self._known
-        assert known is not None
-        if known.mark is None or known.mark == back:
-            return
-        self._known = None
         done = Newest(known.number + 1, back)
         mark = Marked({app_of(owner): done.number}, _note(owner, CommittedEpoch(back, kept=keep)))
         while True:
             table = self._read()
             self._require(table, owner, known)
             with suppress(CommitConflict):
-                self._go_back(table, owner, back, mark, keep)
+                self._bring_back(table, owner, back, mark, keep)
                 if self._read().transaction(app_of(owner)) == done.number:
                     break
-        self._known = done
-
-    def close(self) -> None:
-        """Let go of the table."""
-        self._kept = self._known = self._fit = None
-
-    # -- the parts of a commit
+        return done
 
     def _read(self) -> Table:
         if self._kept is None:
@@ -294,7 +279,7 @@ class DeltaEpochSink(TwoPhaseSink):
             raise CommitStateUnknown(f"number {number} was written to {table.uri}, and its log has {found}")
         self._takes_files(rows)  # others may have changed the table between our look and Delta's
 
-    def _go_back(self, table: Table, owner: Owner, back: Mark, mark: Marked, keep: bool) -> None:
+    def _bring_back(self, table: Table, owner: Owner, back: Mark, mark: Marked, keep: bool) -> None:
         if keep:
             commit_mark(table, mark, self._session)
             return

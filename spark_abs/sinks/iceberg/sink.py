@@ -55,20 +55,18 @@ from spark_abs.sinks.iceberg.mark import (
     summary_of,
     tag_of,
 )
-from spark_abs.sinks.mark_checks import mark_changed, refuse_kept, refuse_replaced, require_mark, require_run
-from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+from spark_abs.sinks.marked import MarkedSink, refuse_replaced, require_unchanged
+from spark_abs.sinks.two_phase import Rows
 
 __all__ = ["Iceberg", "IcebergSink"]
 
 
-class IcebergSink(TwoPhaseSink):
+class IcebergSink(MarkedSink[IcebergMark]):
     """The sink behind `Iceberg`. Not thread-safe."""
 
     def __init__(self, config: Iceberg) -> None:
         self._config = config
         self._reached: Reached | None = None
-        self._run: int | None = None
-        """The run that this object has recovered for, while it may commit."""
 
     # -- what the job and a restore call
 
@@ -97,44 +95,10 @@ class IcebergSink(TwoPhaseSink):
             metadata = catalog.load_table(self._config.table).metadata
         return "" if has_marks(metadata, owner.root) else rows_of(metadata, self._config.branch)
 
-    def mark(self, owner: Owner) -> Mark | None:
-        """Return the mark; changes nothing."""
-        with self._working() as catalog:
-            found = mark_in(catalog.load_table(self._config.table).metadata, owner)
-        return None if found is None else found.mark
-
     def rests(self, owner: Owner) -> bool:
         """Say yes: an epoch is in the table whole, and nothing forgets the mark."""
         del owner
         return True
-
-    def recover(self, owner: Owner) -> Mark | None:
-        """Add an empty snapshot that says the newest run: what an older one has made fits no more."""
-        self._run = None
-        with self._working() as catalog:
-            table = catalog.load_table(self._config.table)
-            found = self._mark_of(table, owner)
-            known = found or IcebergMark(FORMAT, owner.root, owner.sink, 0)
-            self._commit(
-                catalog, table, owner=owner, state=replace(known, run=int(owner.run)), mark=known.mark
-            )
-        self._run = int(owner.run)
-        return known.mark
-
-    def commit(self, epoch: Epoch, rows: Rows) -> None:
-        """Write the rows to files, and add these and the mark in one commit.
-
-        Without rows the mark alone is changed, and the table has no snapshot more.
-        """
-        owner = epoch.owner
-        with self._working() as catalog:
-            table = catalog.load_table(self._config.table)
-            known = require_mark(epoch, self._mark_of(table, owner))
-            if self._run != known.run:
-                raise mark_changed(owner, known)
-            self._run = None
-            self._add(catalog, table, epoch, known, rows)
-        self._run = known.run
 
     def why_not(self, owner: Owner, back: Mark) -> str:
         """Say what keeps the branch from going back."""
@@ -164,18 +128,45 @@ class IcebergSink(TwoPhaseSink):
             return "snapshots between have expired, so whether others have committed since is not known"
         return ""
 
-    def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
-        """Let the branch go back to the snapshot of a mark; where it stood stays under a tag."""
-        refuse_kept(owner, "" if keep else self.why_not(owner, back))
-        if self._run != owner.run:
-            self.recover(owner)
+    def close(self) -> None:
+        """Let go of the catalog."""
+        super().close()
+        reached, self._reached = self._reached, None
+        if reached is not None:
+            with suppress(Exception):
+                reached.catalog.close()
+
+    # -- the mark, and the commits
+
+    def _read_mark(self, owner: Owner) -> IcebergMark | None:
+        with self._working() as catalog:
+            return mark_in(catalog.load_table(self._config.table).metadata, owner)
+
+    def _fence(self, owner: Owner) -> IcebergMark:
+        """Add an empty snapshot that says the newest run: what an older one has made fits no more."""
         with self._working() as catalog:
             table = catalog.load_table(self._config.table)
-            known = require_run(owner, self._mark_of(table, owner))
+            found = self._mark_of(table, owner) or IcebergMark(FORMAT, owner.root, owner.sink, 0)
+            known = replace(found, run=int(owner.run))
+            self._commit(catalog, table, owner=owner, state=known, mark=known.mark)
+        return known
+
+    def _add(self, epoch: Epoch, known: IcebergMark, rows: Rows) -> IcebergMark:
+        """Write the rows to files, and add these and the mark in one commit.
+
+        Without rows the mark alone is changed, and the table has no snapshot more.
+        """
+        with self._working() as catalog:
+            table = catalog.load_table(self._config.table)
+            known = require_unchanged(epoch.owner, known, self._mark_of(table, epoch.owner))
+            return self._append(catalog, table, epoch, known, rows)
+
+    def _go_back(self, owner: Owner, known: IcebergMark, back: Mark, *, keep: bool) -> IcebergMark:
+        """Let the branch go back to the snapshot of a mark; where it stood stays under a tag."""
+        with self._working() as catalog:
+            table = catalog.load_table(self._config.table)
+            known = require_unchanged(owner, known, self._mark_of(table, owner))
             head = head_of(table.metadata, self._config.branch)
-            if known.mark is None or known.mark == back or head is None:
-                return
-            self._run = None
             going = head if keep else snapshot_to(table.metadata, owner, known, back)
             if going is None:
                 raise Refused(f"which snapshot of table {self._config.target} that is is not known any more")
@@ -185,16 +176,7 @@ class IcebergSink(TwoPhaseSink):
             self._commit(
                 catalog, table, owner=owner, state=state, mark=back, going=None if going == head else going
             )
-        self._run = known.run
-
-    def close(self) -> None:
-        """Let go of the catalog."""
-        reached, self._reached, self._run = self._reached, None, None
-        if reached is not None:
-            with suppress(Exception):
-                reached.catalog.close()
-
-    # -- the parts of a commit
+        return state
 
     def _mark_of(self, table: Table, owner: Owner) -> IcebergMark | None:
         """Read the mark, and refuse a table that does not hold what it says.
@@ -221,7 +203,9 @@ class IcebergSink(TwoPhaseSink):
             )
         return found
 
-    def _add(self, catalog: Catalog, table: Table, epoch: Epoch, known: IcebergMark, rows: Rows) -> None:
+    def _append(
+        self, catalog: Catalog, table: Table, epoch: Epoch, known: IcebergMark, rows: Rows
+    ) -> IcebergMark:
         making = table.transaction()
         written: list[DataFile] = []
         if rows.count:
@@ -249,6 +233,7 @@ class IcebergSink(TwoPhaseSink):
             if catalog.load_table(self._config.table).metadata.snapshot_by_id(snapshot) is None:
                 delete(table.io, written)
             raise
+        return state
 
     def _write(self, making: Transaction, table: Table, rows: Rows) -> list[DataFile]:
         """Write the rows to data files; if a part cannot be written, those of the others are deleted."""

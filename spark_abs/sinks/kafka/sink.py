@@ -37,8 +37,8 @@ from spark_abs.sinks.kafka.rows import (
     proposal,
     slices,
 )
-from spark_abs.sinks.mark_checks import refuse_kept, refuse_moved, refuse_replaced, require_mark
-from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+from spark_abs.sinks.marked import MarkedSink, refuse_moved, refuse_replaced
+from spark_abs.sinks.two_phase import Rows
 
 _ABORT_S = 5.0
 _FOLLOWING = (KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
@@ -84,7 +84,7 @@ class Kafka:
         return self.topic or "of each row"
 
 
-class KafkaSink(TwoPhaseSink):
+class KafkaSink(MarkedSink[KafkaMark]):
     """The sink behind `Kafka`. Not thread-safe.
 
     One transactional id stands for the sink, whoever runs it: initialising it ends every older transaction,
@@ -97,8 +97,6 @@ class KafkaSink(TwoPhaseSink):
         self._marks: MarkerTopic | None = None
         self._producer: Producer | None = None
         self._undelivered: list[KafkaError] = []
-        self._known: KafkaMark | None = None
-        """The mark, once this object has initialised the transactional id, and while it may commit."""
 
     # -- what the job and a restore call
 
@@ -118,21 +116,43 @@ class KafkaSink(TwoPhaseSink):
             raise UsageError(f"there is no topic {config.topic}: make it, with the partitions it should have")
 
     def mark(self, owner: Owner) -> Mark | None:
-        """Return the mark; changes nothing."""
-        with self._working() as marks:
-            found = marks.read(owner)
+        """Return the mark; of an epoch that is there in part, its own."""
+        found = self._read_mark(owner)
         return None if found is None else found.part.mark if found.part is not None else found.mark
 
     def rests(self, owner: Owner) -> bool:
         """Say whether no epoch is there in part, and the mark is about this topic."""
-        with self._working() as marks:
-            found = marks.read(owner)
+        found = self._read_mark(owner)
         return found is not None and found.part is None and found.topic == (self._config.topic or "")
 
-    def recover(self, owner: Owner) -> Mark | None:
+    def why_not(self, owner: Owner, back: Mark) -> str:
+        """Say that no record is taken back, and where those are that would have to be."""
+        found = self._read_mark(owner)
+        if found is None or (found.mark == back and found.part is None):
+            return ""
+        where = found.behind(back.version)
+        if where is None:
+            return "Kafka keeps what is committed, and from which offset on is not known any more"
+        if not where:  # epochs without rows
+            return ""
+        return f"Kafka keeps what is committed; readers may leave it out, it is within these offsets: {where}"
+
+    def close(self) -> None:
+        """End the connections; what is open is aborted by the broker, or by whoever comes next."""
+        super().close()
+        marks, self._marks, self._producer = self._marks, None, None
+        if marks is not None:
+            marks.close()
+
+    # -- the mark, and the transactions
+
+    def _read_mark(self, owner: Owner) -> KafkaMark | None:
+        with self._working() as marks:
+            return marks.read(owner)
+
+    def _fence(self, owner: Owner) -> KafkaMark:
         """Initialise the transactional id, which fences older producers, and mark the run as the newest."""
         config = self._config
-        self._known = None
         with self._working(owner) as marks:
             refuse_replaced(owner, marks.read(owner))
             marks.ensure(owner)
@@ -148,61 +168,32 @@ class KafkaSink(TwoPhaseSink):
             found = replace(found, run=int(owner.run))
             producer.begin_transaction()
             self._commit(owner, found)
-        self._known = found
-        return found.mark
+        return found
 
-    def commit(self, epoch: Epoch, rows: Rows) -> None:
+    def _add(self, epoch: Epoch, known: KafkaMark, rows: Rows) -> KafkaMark:
         """Send the rows and the mark in one transaction, or if they are many, in several."""
-        owner, known = epoch.owner, require_mark(epoch, self._known)
-        with self._working(owner) as marks:
-            self._known = None
+        with self._working(epoch.owner) as marks:
             known = self._send(marks, known, epoch, rows)
             final = replace(known, mark=epoch.mark, part=None)
-            self._commit(owner, final)
-        self._known = final
+            self._commit(epoch.owner, final)
+        return final
 
-    def why_not(self, owner: Owner, back: Mark) -> str:
-        """Say that no record is taken back, and where those are that would have to be."""
-        with self._working() as marks:
-            found = marks.read(owner)
-        if found is None or (found.mark == back and found.part is None):
-            return ""
-        where = found.behind(back.version)
-        if where is None:
-            return "Kafka keeps what is committed, and from which offset on is not known any more"
-        if not where:  # epochs without rows
-            return ""
-        return f"Kafka keeps what is committed; readers may leave it out, it is within these offsets: {where}"
+    def _is_at(self, known: KafkaMark, back: Mark) -> bool:
+        return known.part is None and super()._is_at(known, back)
 
-    def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
-        """Let the mark go back; records stay."""
-        refuse_kept(owner, "" if keep else self.why_not(owner, back))
-        if self._known is None or self._known.run != owner.run:
-            self.recover(owner)
-        known = self._known
-        assert known is not None
-        if (known.mark is None or known.mark == back) and known.part is None:
-            return
+    def _go_back(self, owner: Owner, known: KafkaMark, back: Mark, *, keep: bool) -> KafkaMark:
+        """Let the mark go back; records stay, and `why_not` says so."""
+        del keep
         mark = known.mark
         if mark is not None and mark.version > back.version:  # a part may lie after `back`, the mark before
             mark = back
         ends = tuple(e for e in known.ends if e.version <= back.version)
         final = replace(known, mark=mark, part=None, ends=ends)
         with self._working(owner):
-            self._known = None
             assert self._producer is not None
             self._producer.begin_transaction()
             self._commit(owner, final)
-        self._known = final
-
-    def close(self) -> None:
-        """End the connections; what is open is aborted by the broker, or by whoever comes next."""
-        marks, self._marks = self._marks, None
-        self._producer = self._known = None
-        if marks is not None:
-            marks.close()
-
-    # -- the parts of a transaction
+        return final
 
     def _send(self, marks: MarkerTopic, known: KafkaMark, epoch: Epoch, rows: Rows) -> KafkaMark:
         """Hand over the rows after those of `known.part`, and commit all transactions but the last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,13 +22,7 @@ from spark_abs.model import AttemptId, CheckpointId, Version
 from spark_abs.protocol.changes import FIRST_ENTRY
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.delete_predicate import DeletePredicate
-from spark_abs.sinks.mark_checks import (
-    refuse_kept,
-    refuse_moved,
-    refuse_replaced,
-    require_mark,
-    require_run,
-)
+from spark_abs.sinks.marked import MarkedSink, refuse_moved, refuse_replaced, require_unchanged
 from spark_abs.sinks.postgres.changes import (
     forget_tombstones,
     index_tombstones,
@@ -42,7 +36,7 @@ from spark_abs.sinks.postgres.connection import Connection, Server
 from spark_abs.sinks.postgres.schema import COLUMNS, UNIQUE, Column, ddl, misfits
 from spark_abs.sinks.postgres.sql import MARKER, Identifier, Statements, add_column, fit_column
 from spark_abs.sinks.postgres.write import EpochWriter
-from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
+from spark_abs.sinks.two_phase import Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +46,7 @@ __all__ = ["Postgres", "PostgresSink"]
 _LOCK_TIMEOUT = "10s"
 
 
-class PostgresSink(TwoPhaseSink):
+class PostgresSink(MarkedSink["_Row"]):
     """The sink behind `Postgres`. Not thread-safe."""
 
     def __init__(self, config: Postgres, session: Callable[[], SparkSession] | None = None) -> None:
@@ -101,20 +95,44 @@ class PostgresSink(TwoPhaseSink):
                 return ""
             return "rows" if server.execute(of.look()).fetchone() is not None else ""
 
-    def mark(self, owner: Owner) -> Mark | None:
-        """Return the mark; changes nothing."""
-        with self._connection.working() as server:
-            row = self._row(server, owner)
-        return None if row is None else row.mark
-
     def rests(self, owner: Owner) -> bool:
         """Say whether the mark is about this table: no epoch is ever there in part."""
-        with self._connection.working() as server:
-            row = self._row(server, owner)
+        row = self._read_mark(owner)
         return row is not None and row.target == self._config.target
 
-    def recover(self, owner: Owner) -> Mark | None:
-        """Fence older runs: their connections are ended, and the row says the newer run."""
+    def why_not(self, owner: Owner, back: Mark) -> str:
+        """Say what keeps committed rows from being taken back."""
+        config = self._config
+        if not config.history:
+            return "it keeps no history (history=True would)"
+        with self._connection.working() as server:
+            row = self._row(server, owner)
+            if row is None or row.history_from is None or row.history_from > back.version:
+                return "its history begins later"
+            straddling = server.execute(
+                self._statements().straddling(), {**_of(owner), "version": int(back.version)}
+            ).fetchall()
+        ids = ", ".join(str(checkpoint) for (checkpoint,) in straddling)
+        if not ids:
+            return ""
+        return (
+            f"the epoch of checkpoint {ids} was sent in one transaction, which also has rows from before the "
+            "target, and cannot be undone in part"
+        )
+
+    def close(self) -> None:
+        """End the connection."""
+        super().close()
+        self._connection.close()
+
+    # -- the mark, and the transactions
+
+    def _read_mark(self, owner: Owner) -> _Row | None:
+        with self._connection.working() as server:
+            return self._row(server, owner)
+
+    def _fence(self, owner: Owner) -> _Row:
+        """Refuse older runs: their connections are ended, and the row says the newer run."""
         config, of = self._config, self._statements()
         with self._connection.working() as server:
             with server.transaction():
@@ -140,17 +158,40 @@ class PostgresSink(TwoPhaseSink):
                 elif begins is None:
                     begins = row.mark.version if row.mark is not None else 0
                 server.execute(of.take(), {**_of(owner), "run": int(owner.run), "history_from": begins})
-            return row.mark
+            return replace(row, run=owner.run, history_from=begins)
 
-    def commit(self, epoch: Epoch, rows: Rows) -> None:
+    def _add(self, epoch: Epoch, known: _Row, rows: Rows) -> _Row:
         """Lock the mark, take the rows, move the mark: one transaction."""
         with self._connection.working() as server, server.transaction():
-            require_mark(epoch, self._lock(server, epoch.owner))
+            row = self._lock(server, epoch.owner, known)
             if rows.count:
                 self._writer.write(server, self._columns(server, self._config.table), epoch, rows)
             self._move_mark(server, epoch)
         self._connection.settled()
         self._forgotten = max(self._forgotten, epoch.floor)
+        return replace(row, mark=epoch.mark)
+
+    def _go_back(self, owner: Owner, known: _Row, back: Mark, *, keep: bool) -> _Row:
+        """Undo epochs, newest first, and move the mark back: one transaction."""
+        with self._connection.working() as server, server.transaction():
+            row = self._lock(server, owner, known)
+            of, config = self._statements(), self._config
+            there = {column.name: column for column in self._columns(server, config.table)}
+            kept = {column.name for column in self._columns(server, config.table + HISTORY)}
+            whole = [name for name, column in there.items() if name in kept and not column.computed]
+            version = {**_of(owner), "version": int(back.version)}
+            if not keep:
+                for until, key, columns in server.execute(of.epochs_behind(), version).fetchall():
+                    written = [name for name in columns if name in there]
+                    for statement in Statements(config.schema, config.table, key, written).undo(whole):
+                        server.execute(statement, {**_of(owner), "until": until})
+                if self._columns(server, config.table + DELETED):
+                    for statement in undo_tombstones(of):
+                        server.execute(statement, version)
+            if kept:
+                server.execute(of.drop_history(), version)
+            server.execute(of.set_mark(), {**_of(owner), **_values(back)})
+        return replace(row, mark=back)
 
     def _move_mark(self, server: Server, epoch: Epoch) -> None:
         of, changes = self._statements(), self._config.changes
@@ -167,62 +208,10 @@ class PostgresSink(TwoPhaseSink):
                 server.execute(statement, {**_of(epoch.owner), **bounds})
         server.execute(of.set_mark(), {**_of(epoch.owner), **_values(epoch.mark)})
 
-    def why_not(self, owner: Owner, back: Mark) -> str:
-        """Say what keeps committed rows from being taken back."""
-        config = self._config
-        if not config.history:
-            return "it keeps no history (history=True would)"
-        with self._connection.working() as server:
-            row = self._row(server, owner)
-            if row is None or row.history_from is None or row.history_from > back.version:
-                return "its history begins later"
-            straddling = server.execute(
-                self._statements().straddling(), {**_of(owner), "version": int(back.version)}
-            ).fetchall()
-        ids = ", ".join(str(checkpoint) for (checkpoint,) in straddling)
-        if not ids:
-            return ""
-        return (
-            f"the epoch of checkpoint {ids} was sent in one transaction, which also has rows from before the "
-            "target, and cannot be undone in part"
-        )
-
-    def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
-        """Undo epochs, newest first, and move the mark back: one transaction."""
-        refuse_kept(owner, "" if keep else self.why_not(owner, back))
-        with self._connection.working() as server, server.transaction():
-            row = self._lock(server, owner)
-            if row.mark == back:
-                return
-            of, config = self._statements(), self._config
-            there = {column.name: column for column in self._columns(server, config.table)}
-            known = {column.name for column in self._columns(server, config.table + HISTORY)}
-            whole = [name for name, column in there.items() if name in known and not column.computed]
-            version = {**_of(owner), "version": int(back.version)}
-            if not keep:
-                for until, key, columns in server.execute(of.epochs_behind(), version).fetchall():
-                    written = [name for name in columns if name in there]
-                    for statement in Statements(config.schema, config.table, key, written).undo(whole):
-                        server.execute(statement, {**_of(owner), "until": until})
-                if self._columns(server, config.table + DELETED):
-                    for statement in undo_tombstones(of):
-                        server.execute(statement, version)
-            if known:
-                server.execute(of.drop_history(), version)
-            server.execute(of.set_mark(), {**_of(owner), **_values(back)})
-
-    def close(self) -> None:
-        """End the connection."""
-        self._connection.close()
-
-    # -- the parts of a transaction
-
-    def _lock(self, server: Server, owner: Owner) -> _Row:
-        """Lock the mark for the run that owns it."""
+    def _lock(self, server: Server, owner: Owner, known: _Row) -> _Row:
+        """Lock the mark, if it is the known one."""
         self._limit_waiting(server)
-        row = self._row(server, owner, lock=True)
-        refuse_replaced(owner, row)
-        return require_run(owner, row)
+        return require_unchanged(owner, known, self._row(server, owner, lock=True))
 
     def _limit_waiting(self, server: Server) -> None:
         server.execute(SQL("SELECT set_config('lock_timeout', {}, true)").format(_LOCK_TIMEOUT))
