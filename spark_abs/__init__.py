@@ -1,6 +1,6 @@
 """Asynchronous barrier snapshots for Spark Structured Streaming.
 
-The names in this module and those in `spark_abs.testing` are public. Every other module is internal: it may
+The names in this module and those in `spark_abs.testing` are public. Every other module is internal and may
 change in any version.
 
 The public names are listed in `__init__.pyi`, and loaded when they are first used: commands that only read a

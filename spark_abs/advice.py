@@ -1,4 +1,4 @@
-"""How messages name things: arguments in a program or options at the command line, and tables."""
+"""How messages spell an argument (of a function, or of the command) and a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _at_command_line: ContextVar[bool] = ContextVar("spark_abs.advice.at_command_lin
 
 @contextmanager
 def command_line() -> Iterator[None]:
-    """Let messages that are made inside speak of the command."""
+    """While this lasts, messages name options of the command in place of arguments."""
     token = _at_command_line.set(True)
     try:
         yield
@@ -20,10 +20,10 @@ def command_line() -> Iterator[None]:
 
 
 def way(program: str, command: str) -> str:
-    """Return how something is said in a program, or at the command line if that is where we are."""
+    """Return the spelling for the command line inside `command_line`, else the one for a program."""
     return command if _at_command_line.get() else program
 
 
 def named(name: str, location: str) -> str:
-    """Return how a table is shown: its name in a catalog, if it was declared by one, and where it is."""
+    """Return how messages show a table: its path, after its catalog name if it was declared by name."""
     return f"{name}, {location}" if name else location

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, strictly: what storage holds is not trusted."""
+"""Frozen dataclasses to JSON and back. Decoding is strict, since stored bytes are not trusted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a dataclass, and what it holds, into what `json.dumps` takes."""
+    """Turn a dataclass, with all nested values, into plain values for `json.dumps`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -35,15 +35,15 @@ def to_json(value: Any) -> str:
 
 
 def parsed(text: str | bytes, kind: type[T], what: str) -> T:
-    """Parse JSON text from storage that is an object or a list.
+    """Parse JSON text from storage: an object or a list.
 
     Args:
         text: the text.
         kind: `dict` or `list`.
-        what: what it is, for messages.
+        what: the name of the value in messages.
 
     Raises:
-        DamageError: it is not JSON, or of another kind.
+        DamageError: the text is not JSON, or not of this kind.
     """
     try:
         plain = json.loads(text)
@@ -58,7 +58,7 @@ def require_format(version: int, known: int, what: str) -> None:
     """Refuse a stored value of a newer format than this version of the package knows.
 
     Raises:
-        DamageError: names `what` has the format, and both numbers.
+        DamageError: the format is newer; the message has `what` and both numbers.
     """
     if version > known:
         raise DamageError(f"{what} has format {version}, the newest known is {known}: upgrade spark_abs")
@@ -68,7 +68,7 @@ def from_json(cls: type[T], text: str | bytes) -> T:
     """Decode JSON text into `cls`.
 
     Raises:
-        DamageError: the text is not JSON, or a field is missing or of another type.
+        DamageError: the text is not JSON, or a field is missing or has the wrong type.
     """
     try:
         plain = json.loads(text)
@@ -78,7 +78,7 @@ def from_json(cls: type[T], text: str | bytes) -> T:
 
 
 def from_plain(cls: type[T], plain: Any) -> T:
-    """Decode parsed JSON into `cls`. Fields it does not know are ignored, types are checked."""
+    """Decode parsed JSON into `cls`. Unknown fields are ignored, types are checked."""
     try:
         return typing.cast(T, _decoder(typing.cast(Any, cls))(plain))
     except _Misfit as misfit:
@@ -89,7 +89,7 @@ Decoder = Callable[[Any], Any]
 
 
 class _Misfit(Exception):
-    """A value is not what its type says; `where` grows on the way out."""
+    """A value does not have its declared type. `where` is the path to it."""
 
     where = ""
 
@@ -100,7 +100,7 @@ class _Misfit(Exception):
 
 @cache
 def _decoder(kind: Any) -> Decoder:
-    """Return what decodes values of a type: made once, since a gate decodes an entry per commit."""
+    """Return the decoder of a type, made once: a gate decodes an entry for each commit."""
     kind = getattr(kind, "__supertype__", kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass_decoder(kind)

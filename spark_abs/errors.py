@@ -8,7 +8,7 @@ AbsError                      exit code 1
 ├── DamageError               exit code 3: stored bytes are missing or altered
 ├── StageFailed               a stage ended with an error
 ├── StateFunctionFailed       a stateful function failed, or broke its contract
-├── StoreFailed               the store refused what a run or a restore cannot do without
+├── StoreFailed               the store refused a request that a run or a restore needs
 ├── SinkFailed                a sink outside refused rows; trying again would not help
 ├── SinkUnreachable           a sink outside cannot be reached now; it is tried again
 ├── SparkNotStarted           no JVM could be started: Java is missing, or not usable
@@ -19,7 +19,7 @@ AbsError                      exit code 1
 │   ├── TableChanged          others have changed a table so that it cannot take the rows of the job
 │   └── CheckpointNotFound    no such checkpoint or savepoint on this root
 ├── CheckpointPending         exit code 4: no answer in time; it may still complete
-├── StageStopped              a batch that must not begin: its stage is being stopped gracefully
+├── StageStopped              a batch must not begin: its stage is being stopped gracefully
 ├── CaptureIncomplete         files of a cut are missing: the stage declines the checkpoint
 ├── StaleCapture              a captured file was replaced before it was copied; capture again
 ├── Fenced                    this run or attempt was replaced; stop, write nothing
@@ -50,7 +50,7 @@ class ConfigError(UsageError):
 
 
 class RootNotFound(UsageError):
-    """There is no job at a root, or the root cannot be reached; names the directory that is missing."""
+    """There is no job at a root, or the root cannot be reached. The message names the missing directory."""
 
 
 class GraphError(UsageError):
@@ -64,19 +64,19 @@ class DamageError(AbsError):
 
 
 class StageFailed(AbsError):
-    """A stage ended with an error; names the stage, the batch and the cause."""
+    """A stage ended with an error. The message names the stage, the batch and the cause."""
 
 
 class StateFunctionFailed(AbsError):
-    """A stateful function failed or broke its contract; names stage, function, key and batch."""
+    """A stateful function failed or broke its contract. The message names stage, function, key and batch."""
 
 
 class StoreFailed(AbsError):
-    """The store refused what a run or a restore cannot do without; names what, and the store's own words."""
+    """The store refused a request that a run or a restore needs. The message has its answer."""
 
 
 class SinkFailed(AbsError):
-    """A sink outside refused rows, and would again; names the sink, the epoch and the cause."""
+    """A sink outside refused rows, and would refuse them again. The message names sink, epoch and cause."""
 
 
 class SinkUnreachable(AbsError):
@@ -88,7 +88,7 @@ class SparkNotStarted(AbsError):
 
 
 class CheckpointsFailed(AbsError):
-    """More checkpoints have failed in a row than are tolerated; names each with its reason."""
+    """More checkpoints failed in a row than are tolerated. The message has each with its reason."""
 
 
 class Refused(AbsError):
@@ -104,15 +104,15 @@ class AttemptNotReady(Refused):
 
 
 class TableChanged(Refused):
-    """Others have changed the table of a sink: it is another one, or does not take the rows any more."""
+    """The table of a sink was changed from outside: it was replaced, or no longer takes the sink's rows."""
 
 
 class CheckpointNotFound(Refused):
-    """No such checkpoint or savepoint on this root."""
+    """There is no such checkpoint or savepoint on this root."""
 
 
 class CheckpointPending(AbsError):
-    """A checkpoint or savepoint was asked for and there is no answer in time: it may still complete."""
+    """A requested checkpoint or savepoint was not complete in time. It may still complete."""
 
     exit_code = 4
 
@@ -122,11 +122,11 @@ class Fenced(AbsError):
 
 
 class TakenOver(Fenced):
-    """Another root has taken a table over: nothing of this root gets there any more."""
+    """Another root has taken a table over: this root cannot write to it any more."""
 
 
 class StageStopped(AbsError):
-    """Raised at the entry of a batch that must not begin: the stage is being stopped gracefully."""
+    """Raised before a batch that must not begin, since its stage is being stopped gracefully."""
 
 
 class CommitConflict(AbsError):
@@ -141,20 +141,20 @@ class AbortReason(StrEnum):
     """Why a checkpoint was aborted. After Flink's CheckpointFailureReason; the list is closed."""
 
     EXPIRED = "expired"
-    """It was not complete when its timeout ended."""
+    """It was not complete within its timeout."""
     SUBSUMED = "subsumed"
     """A newer barrier took its place."""
     ALIGNMENT_LIMIT = "alignment-limit"
-    """More had queued up behind its barrier than the alignment limit allows."""
+    """More bytes had queued up behind its barrier than the alignment limit allows."""
     DECLINED = "declined"
-    """A stage could not capture or copy its state, or its barrier went on without a cut of it."""
+    """A stage could not capture or copy its state, or passed the barrier on without a snapshot."""
     RUN_ENDED = "run-ended"
     """The run that claimed it ended or died first."""
     JOB_STOPPING = "job-stopping"
-    """The job was stopped while it was under way."""
+    """The job was stopped before it was complete."""
     STAGE_FAILED = "stage-failed"
-    """A stage failed while it was under way."""
+    """A stage failed before it was complete."""
     FINALIZE_FAILED = "finalize-failed"
-    """Everything was acknowledged, but the manifest could not be committed."""
+    """All stages acknowledged, but the manifest could not be committed."""
     STATE_MISSING = "state-missing"
-    """Bytes that the manifest would name were gone when it was to be committed."""
+    """Bytes that the manifest names were gone before it was committed."""

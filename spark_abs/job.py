@@ -1,4 +1,4 @@
-"""How a user declares a job: sources, stages, sinks. Its docstrings are the reference of what it may say."""
+"""How a user declares a job: sources, stages, sinks. These docstrings are the reference for users."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ class Job:
 
     Args:
         name: the job's name; a root belongs to one job.
-        root: where channels, state and checkpoints are kept: a path, or `s3://BUCKET/PATH`, that the driver
-            and all executors reach.
+        root: the directory for channels, state and checkpoints: a path or `s3://BUCKET/PATH`. The driver and
+            all executors must reach it.
         spark: a classic session made by `spark_abs.spark_session` or `spark_abs.configure`.
         config: settings as read from YAML: areas, and settings below them.
-        settings: any setting by its short name, for example `interval="10s"`; they win over all others.
+        settings: any setting by its short name, for example `interval="10s"`. These win over settings from
+            elsewhere.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Job:
     config: Mapping[str, object]
     settings: JobSettings
     failpoint: Failpoint
-    """Called at named points; tests of failures set another one."""
+    """Called at named points of the protocol; tests of failures replace it."""
     stages: dict[StageId, StageSpec] = field(default_factory=dict)
     feedbacks: list[Feedback] = field(default_factory=list)
     sinks: list[SinkSpec] = field(default_factory=list)
@@ -115,12 +116,12 @@ class Job:
     ) -> Stage:
         """Declare a stage that reads one native streaming frame; arguments are those of `stage`.
 
-        A function as `frame` returns the frame. It is called at each start, with a location for Delta's
-        option `schemaTrackingLocation`.
+        If `frame` is a function, it returns the frame. It is called at each start, with a location for
+        Delta's option `schemaTrackingLocation`.
 
-        `adopt` is the checkpoint of a native query that has stopped, and has written this frame to the Delta
-        table of a sink of the stage. The stage goes on where the query was, with its state; the query cannot
-        write there any more.
+        `adopt` is the checkpoint of a stopped native query that wrote this frame to the Delta table of a sink
+        of the stage. The stage resumes where the query stopped, with its state. From then on the query cannot
+        write to the table.
         """
         require_stream(name, frame)
         made = self.stage(
@@ -152,23 +153,26 @@ class Job:
         """Declare a stage: one native streaming query.
 
         Args:
-            name: its uid; keep it, or its state is lost.
+            name: its uid. Keep the name: a stage under a new name begins without state.
             inputs: outputs of other stages, feedback edges, native streaming frames, lookups, static frames.
-                A static Delta table stays at the version that it has now; a lookup follows its table.
+                A static Delta table is read at its present version for the whole run; a lookup follows its
+                table.
             function: takes one frame for each input, in order, and returns the stage's frame.
-            outputs: further outputs, each a function of the stage's batch frame, evaluated once a batch for
-                all who take it; it may be called more than once to learn its columns.
-            output_mode: `append`, `update`, or `complete`: each batch has all rows, which take the place of
-                what is in the tables of its sinks; no other stage reads it.
-            trigger: processing-time interval such as `5 seconds`; None: as fast as batches end.
-            shuffle_partitions: of this stage; None: the session's `spark.sql.shuffle.partitions`, and where
-                nobody has set that, one for each core. The first batch fixes the number.
+            outputs: further outputs, each a function of the stage's batch frame. Each is evaluated once a
+                batch, for all its consumers; the function may also be called to learn the columns.
+            output_mode: `append`, `update` or `complete`. With `complete` each batch has all rows and
+                replaces the rows in the tables of its sinks; no other stage can read such a stage.
+            trigger: processing-time interval such as `5 seconds`; None: each batch starts when the one before
+                ends.
+            shuffle_partitions: of this stage; None: the session's `spark.sql.shuffle.partitions`, or one for
+                each core if that is not set. The first batch fixes the number.
             state_provider: `rocksdb` or `hdfs`; None: the session's.
-            begin: where it begins to read a channel that others have written before it read it: at the `cut`
-                where the job stands then, or with the `earliest` rows that the channel still has.
+            begin: where the stage begins in a channel that existed before the stage did: `cut`, at the
+                position of the job at that start, or `earliest`, with the oldest rows that the channel still
+                has.
 
         Raises:
-            GraphError: something of it cannot be part of a job.
+            GraphError: the stage cannot be part of a job; the message says why.
         """
         stage_id = StageId(checked_name(name, "stage"))
         if stage_id in self.stages:
@@ -191,15 +195,15 @@ class Job:
         return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))
 
     def lookup(self, name: str, *, table: str, refresh: str = "batch") -> Lookup:
-        """Declare a Delta table that stages join rows with, at a version that each batch chooses.
+        """Declare a Delta table for stages to join with. Each batch chooses the version that it reads.
 
             job.stage("enriched", [orders, job.lookup("customers", table=…)], lambda o, c: o.join(c, "id"))
 
-        A batch that is repeated reads the version that it has read. Such a stage reads one stream beside its
-        lookups and keeps no state: its function is applied to one batch after the other.
+        A repeated batch reads the same version again. A stage with lookups reads one stream beside them and
+        keeps no state: its function is applied to each batch by itself.
 
         Args:
-            name: by which versions are recorded; under another name it begins anew.
+            name: the name under which the versions are recorded. A lookup under a new name has no record.
             table: path, URI or name in a catalog of the table.
             refresh: `batch`: each batch reads the newest version; a duration such as `30s`: a version that
                 was the newest at most so long ago; `never`: always the version of the first start.
@@ -211,18 +215,18 @@ class Job:
         return declared_lookup(self, name, target.uri, refresh)
 
     def feedback(self, name: str, schema: StructType | str) -> Feedback:
-        """Declare a feedback edge: rows that an output sends to an earlier stage, or to its own (P17).
+        """Declare a feedback edge: an output sends rows back to an earlier stage or to its own stage (P17).
 
             retry = job.feedback("retry", "order_id string, tries int")
             matched = job.stage("match", [orders, retry], match, outputs={"again": unmatched})
             retry.close(matched["again"])
 
-        What is on its way round belongs to a checkpoint as state does. Stages of a loop read native streams
-        only through a source. A bounded run ends when all other input has, and nothing goes round any more.
+        Rows in the loop are part of a checkpoint, as state is. Stages of a loop can read a native stream only
+        through a source. A bounded run ends when all other input has ended and no row is left in the loop.
 
         Args:
-            name: for messages; the channel is that of the output.
-            schema: of the rows that come back, as a `StructType` or in SQL's words.
+            name: the name in messages; the channel is named after the output.
+            schema: of the rows that come back, as a `StructType` or as DDL text.
 
         Raises:
             GraphError: the name is taken.
@@ -247,27 +251,27 @@ class Job:
         two_phase: TwoPhaseSink | None = None,
         existing: Existing | None = None,
     ) -> None:
-        """Write an output of a stage to a Delta table, hand it to a function, or send it outside.
+        """Write an output of a stage to a Delta table, pass it to a function, or send it to a system outside.
 
         Args:
-            name: the sink's uid; keep it, or it begins as a new sink.
+            name: the sink's uid. Keep the name: a sink under a new name is a new sink.
             source: a stage, or one of its outputs.
-            table: a Delta table by its path, URI or name in a catalog, or `spark_abs.Delta` to say more of
-                it, created if there is none: written exactly once, with each batch or, with
-                `visible="checkpoint"`, after each checkpoint.
-            foreach_batch: `fn(batch_frame, batch_id)`, called when the batch is committed to the tables and
-                channels of its stage, and again, as in Spark, for a batch that is repeated.
-            postgres: a table of PostgreSQL, or `spark_abs.Postgres` to say more of it: gets the rows after
-                each checkpoint, or with each batch, exactly once.
-            kafka: a topic of Kafka, or `spark_abs.Kafka` to say more of it: gets a record for each row after
-                each checkpoint, exactly once for readers of what is committed.
-            iceberg: a table of Iceberg, or `spark_abs.Iceberg` to say more of it: gets a snapshot after each
+            table: a Delta table by its path, URI or name in a catalog, or `spark_abs.Delta` with options. It
+                is created if it does not exist. Rows are written exactly once: with each batch, or after each
+                checkpoint with `visible="checkpoint"`.
+            foreach_batch: `fn(batch_frame, batch_id)`, called after the batch is committed to the tables and
+                channels of its stage. As in Spark, it is called again for a batch that is repeated.
+            postgres: a table of PostgreSQL, or `spark_abs.Postgres` with options. It gets each row exactly
+                once, after each checkpoint or with each batch.
+            kafka: a topic of Kafka, or `spark_abs.Kafka` with options. It gets a record for each row after
+                each checkpoint, exactly once for readers with `isolation.level=read_committed`.
+            iceberg: a table of Iceberg, or `spark_abs.Iceberg` with options. It gets a snapshot after each
                 checkpoint that has rows.
-            two_phase: a sink of your own that commits rows and mark at once, see `TwoPhaseSink`.
-            existing: for a table that has rows of others when the sink first comes to it. None: the sink is
-                refused there. `append`: it writes beside them, and each keeps its rows. `take_over`: it
-                fences all other roots there for good, as when the root of this job was lost and a new one
-                takes its place. Not for topics, functions and sinks of your own.
+            two_phase: your own sink, which commits rows and its mark in one step; see `TwoPhaseSink`.
+            existing: for a table that already has rows from elsewhere at the sink's first start. None: the
+                start is refused. `append`: the sink adds its rows and leaves the others alone. `take_over`:
+                the sink also fences all other roots from this table for good; use it when the root of this
+                job was lost and a new root replaces it. Not for topics, functions and your own sinks.
         """
         require_one_kind(
             name,
@@ -317,15 +321,15 @@ class Job:
         """Return the graph, checked.
 
         Raises:
-            GraphError: it cannot run.
+            GraphError: the job cannot run.
         """
         return self.spec().graph()
 
     def spec(self) -> JobSpec:
-        """Return what has been declared until now, as a value, with the settings as they are now.
+        """Return the declarations so far as a value, with the present settings.
 
         Raises:
-            ConfigError: a setting has come since that is unknown or cannot be read.
+            ConfigError: a setting in the session or environment is unknown or cannot be read.
         """
         return JobSpec(
             self.name,
@@ -339,7 +343,7 @@ class Job:
         )
 
     def _of_this_start(self, sink: SinkSpec) -> SinkSpec:
-        """Return a sink with a client of its own: that of a run before may still be at work."""
+        """Return a sink with a new client, since the client of an earlier run may still be in use."""
         made = made_again(sink.kind, sink.settings, self.root, lambda: self.spark) or sink.outside
         target = sink.target and find_again(self.spark, self.root.storage, sink.target)
         return replace(sink, outside=made, target=target)
@@ -355,12 +359,12 @@ class Job:
         """Start the job.
 
         Args:
-            available_now: process what is there now, take a last checkpoint and end.
-            takeover: fence a run that is alive instead of refusing.
-            restart: `native` goes on from Spark's own checkpoints; `checkpoint` restores the newest intact
-                one, sinks included.
-            allow_non_restored_state: leave behind what the checkpoint has of stages that are no longer
-                declared, as in Flink.
+            available_now: process all input that is available now, take a last checkpoint and end.
+            takeover: fence a run that is alive; without it the start is refused.
+            restart: `native` resumes from Spark's own checkpoints; `checkpoint` first restores the newest
+                intact checkpoint, sinks included.
+            allow_non_restored_state: leave behind the state of stages that are no longer declared, as in
+                Flink.
 
         Raises:
             UsageError: the graph or a setting is wrong; nothing was started.
@@ -379,13 +383,13 @@ class Job:
         )
 
     def check(self, *, to: str | int | None = None, allow_non_restored_state: bool = False) -> Comparison:
-        """Say what a start would do with each stage: kept, new, left behind or refused, and why.
+        """Say for each stage whether a start would keep it, begin it, leave it behind or refuse it, and why.
 
-        Starts nothing and writes nothing. Print the answer, or ask its `ok`, `stages` and `obstacles`.
+        Starts nothing and writes nothing. Print the result, or read its `ok`, `stages` and `obstacles`.
 
         Args:
-            to: as if the job had been restored to this checkpoint: an id, the name of a savepoint, or
-                `latest`. None: as it stands.
+            to: check a start after a restore to this checkpoint: an id, the name of a savepoint, or `latest`.
+                None: a start without a restore.
             allow_non_restored_state: as for `start`.
 
         Raises:

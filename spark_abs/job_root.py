@@ -1,4 +1,4 @@
-"""One handle for all that can be asked of a root, and done with it, from outside of the job that owns it."""
+"""One handle to read and control a root from outside of the job that owns it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def open(root: str, spark: SparkSession | None = None, **storage: Unpack[StorageSettings]) -> JobRoot:  # noqa: A001
-    """Return a handle on a root; nothing is read before it is asked, and no JVM is started.
+    """Return a handle on a root. It reads nothing before a method is called, and starts no JVM.
 
         shop = spark_abs.open("/data/shop", spark)
         shop.checkpoints().to_pandas()
@@ -49,11 +49,11 @@ def open(root: str, spark: SparkSession | None = None, **storage: Unpack[Storage
 
     Args:
         root: the job's root.
-        spark: a session, for what returns or takes frames; the active one of this thread if None.
-        storage: how an object store is reached, where neither environment nor session say it.
+        spark: a session, for methods that return or take frames; None: the active session of this thread.
+        storage: how an object store is reached, if neither the environment nor the session says so.
 
     Raises:
-        ConfigError: an option is unknown, or cannot be read.
+        ConfigError: an option is unknown or cannot be read.
     """
     session = spark if spark is not None else _active_session()
     conf = session_settings(session) if session is not None else {}
@@ -62,10 +62,10 @@ def open(root: str, spark: SparkSession | None = None, **storage: Unpack[Storage
 
 @dataclass(frozen=True, repr=False)
 class JobRoot:
-    """A root: what the job there has kept, and the job itself if it runs.
+    """A root: the stored checkpoints of a job, and the job itself if it runs.
 
-    Whatever is asked is read anew. All methods raise RootNotFound where there is no job at the root, and
-    DamageError where its tables cannot be read. Safe to use from any thread.
+    Each call reads the root again. All methods raise RootNotFound if there is no job at the root, and
+    DamageError if its tables cannot be read. Safe to use from any thread.
     """
 
     root: Root
@@ -73,46 +73,46 @@ class JobRoot:
     _: KW_ONLY
     clock_ms: Callable[[], int] = now_ms
     pause: Callable[[float], None] = time.sleep
-    """Called with seconds between two looks at a running job."""
+    """Called with the seconds to wait between two queries of a running job."""
     failpoint: Failpoint = no_failpoint
 
     def __repr__(self) -> str:
         return f"JobRoot({self.root.uri!r})"
 
     def checkpoints(self) -> pa.Table:
-        """Return completed checkpoints and savepoints, by id; reads no manifests.
+        """Return completed checkpoints and savepoints by id, without reading manifests.
 
         Columns: `id`, `kind`, `name`, `attempt`, `run`, `triggered_ms`, `completed_ms`, `age_ms` since its
-        completion, `duration_ms` from trigger to completion, `size_new` (bytes that it wrote), `size_full`
-        (bytes that a restore reads), `abandoned` (a restore went back to before it), `edited` (an edit made
-        it), `damage` (what is wrong with its row; then only the id may be known).
+        completion, `duration_ms` from trigger to completion, `size_new` (bytes written), `size_full` (bytes
+        that a restore reads), `abandoned` (a restore went back to before it), `edited` (an edit made it),
+        `damage` (the problem with its row; then perhaps only the id is known).
         """
         return checkpoint_table(self.root, self.clock_ms())
 
     def history(self, limit: int | None = None) -> pa.Table:
-        """Return the events of all checkpoints and runs by time, also of those that are gone.
+        """Return the events of all checkpoints and runs by time, of deleted checkpoints too.
 
         Columns are those of `history/`: `at_ms`, `event`, `checkpoint`, `attempt`, `run`, `kind`, `name`,
         `stage`, `reason`, `detail`, durations that end in `_ms`, sizes in bytes.
 
         Args:
-            limit: only so many, the newest.
+            limit: return only the newest events, at most this many.
         """
         return event_table(self.root, limit)
 
     def status(self) -> JobStatus:
-        """Return how the job stands: attempt, newest run and whether it is alive, open checkpoints."""
+        """Return the status of the job: attempt, newest run and whether it is alive, open checkpoints."""
         return job_status(self.root, self.clock_ms(), lease_timeout_ms())
 
     def verify(self, checkpoint: str | int | None = None, *, progress: Progress = SILENT) -> pa.Table:
-        """Read every byte of a checkpoint, or of all of them and what else the job needs; return the damage.
+        """Read every byte of a checkpoint, or all data that the job needs, and return the damage.
 
-        Columns: `path` (below the root), `problem`, `checkpoint` (the one that cannot come back because of
-        it), `stage`. No rows: nothing is damaged.
+        Columns: `path` (below the root), `problem`, `checkpoint` (which cannot be restored because of it),
+        `stage`. No rows mean no damage.
 
         Args:
             checkpoint: an id, the name of a savepoint, or `latest`; None: everything.
-            progress: told what is read.
+            progress: told what is being read.
 
         Raises:
             CheckpointNotFound: there is no such checkpoint.
@@ -124,27 +124,28 @@ class JobRoot:
     def read(self, name: str, checkpoint: str | int = "latest") -> DataFrame:
         """Read a Delta sink as it was at a checkpoint.
 
-        Tables read at the same checkpoint belong together: no row of one has seen more input than any row of
-        another. While the job runs `latest` moves on: to read several tables, name the checkpoint by its id.
+        Tables that are read at the same checkpoint are consistent: no row of one reflects more input than a
+        row of another. While the job runs, `latest` changes: to read several tables, give the checkpoint's
+        id.
 
         Args:
             name: the sink.
             checkpoint: an id, the name of a savepoint, or `latest`.
 
         Raises:
-            UsageError: there is no such sink at the checkpoint, it is a function, or there is no session.
+            UsageError: the checkpoint has no such sink, the sink is a function, or there is no session.
             CheckpointNotFound: there is no such checkpoint.
             Refused: the table was replaced since.
         """
         return read_sink(self._session(), self.root, name, checkpoint)
 
     def tables(self, checkpoint: str | int = "latest") -> pa.Table:
-        """Return which versions of the job's Delta tables belong to a checkpoint, for any reader of Delta.
+        """Return the versions of the job's Delta tables at a checkpoint, for any reader of Delta.
 
         Columns: `sink`, `stage`, `table` (its URI), `version`, `checkpoint` (its id), `name` (in a catalog,
-        empty if it was declared by its path). No row that a reader finds in these versions has seen more
-        input than any other, if the checkpoint is aligned. Of one that is unaligned, or at least once, rows
-        in flight are in the tables of some stages and not of others.
+        empty if it was declared by its path). If the checkpoint is aligned, these versions are consistent: no
+        row reflects more input than another row. If it is unaligned or at least once, tables of some stages
+        have rows that were still in flight to others.
 
         Args:
             checkpoint: an id, the name of a savepoint, or `latest`.
@@ -156,17 +157,17 @@ class JobRoot:
         return tables_at(self.root, checkpoint)
 
     def views(self, checkpoint: str | int = "latest", prefix: str = "") -> pa.Table:
-        """Make a temporary view of each Delta table as it was at a checkpoint, in the session of this handle.
+        """Make a temporary view of each Delta table as of a checkpoint, in the session of this handle.
 
-        Returns `tables(checkpoint)` with the name of each view in a column `view`: the prefix and the sink,
-        `_` in place of `-`.
+        Returns `tables(checkpoint)` with the name of each view in a column `view`: the prefix and the sink's
+        name, with `_` in place of `-`.
 
         Args:
             checkpoint: an id, the name of a savepoint, or `latest`.
-            prefix: what the names begin with.
+            prefix: prefix of each view's name.
 
         Raises:
-            UsageError: a view would have no name, two would have the same, or there is no session.
+            UsageError: a view would have an empty name, two views the same name, or there is no session.
             CheckpointNotFound: there is no such checkpoint.
             Refused: a table was replaced since, or is gone.
         """
@@ -183,32 +184,33 @@ class JobRoot:
     ) -> DataFrame:
         """Return the state of a stage at a checkpoint.
 
-        Of a function of ours (`map_groups_with_state` and its kin) there is a row for each key: structs `key`
-        and `value`, `timeout_ms` and `expires_ms` (null for none); a key that has only a timeout has a null
-        `value`. Of Spark's own operators the columns are those of its state reader: `key` and `value`, for a
-        map `user_map_key` and `user_map_value`, for a list `list_element`, for timers
+        A stateful function of this package (`map_groups_with_state` and variants) gives a row for each key:
+        structs `key` and `value`, `timeout_ms` and `expires_ms` (null for none). A key with only a timeout
+        has a null `value`. Spark's own operators give the columns of Spark's state reader: `key` and `value`,
+        for a map `user_map_key` and `user_map_value`, for a list `list_element`, for timers
         `expiration_timestamp_ms`.
 
-        All of it is read now, from the bytes that the checkpoint names, and Spark keeps the rows; a job that
-        runs is not touched. Until that is done it is on a disk, too: a temporary directory of this machine,
-        or beside the native checkpoints of the job if the session has executors elsewhere.
+        The call reads the whole state from the files of the checkpoint and caches the rows in Spark; a
+        running job is not disturbed. It needs temporary disk space: in a temporary directory of this machine,
+        or next to the native checkpoints of the job if the session has executors on other machines.
 
         Args:
             stage: the stage.
             checkpoint: an id, the name of a savepoint, or `latest`.
-            operator: which stateful operator, by its number, or a function by its uid; needed if there are
+            operator: a stateful operator by its number, or a function by its uid; needed if the stage has
                 several.
-            store: which part of it: `left` or `right` of a join, a state variable or `timers` of a
-                `transformWithState`; needed if there are several.
-            diff: another checkpoint: return what is different from there. `change` is `added`, `removed` or
-                `changed`; `before` and `after` hold what it was and is. Where keys may repeat (joins, lists,
-                timers) whole rows are added or removed.
+            store: a part of the operator's state: `left` or `right` of a join, a state variable or `timers`
+                of a `transformWithState`; needed if there are several.
+            diff: another checkpoint: return the differences from it. `change` is `added`, `removed` or
+                `changed`; `before` holds the value at `diff`, `after` the value at `checkpoint`. Where keys
+                may repeat (joins, lists, timers) only whole rows are added or removed.
 
         Raises:
-            UsageError: there is no such stage, operator or store, it has no state, or must be chosen; says
-                which there are. Or its form at the other checkpoint is another one.
+            UsageError: there is no such stage, operator or store, the stage has no state, or `operator` or
+                `store` must be given; the message lists the choices. Or the state schema differs between the
+                checkpoints.
             CheckpointNotFound: there is no such checkpoint.
-            DamageError: its bytes are missing or altered.
+            DamageError: stored bytes are missing or altered.
         """
         from spark_abs.observe.state import state_frame
         from spark_abs.observe.state_at import find_state, same_at
@@ -230,35 +232,35 @@ class JobRoot:
         sinks: Own = NO_SINKS,
         progress: Progress = SILENT,
     ) -> RestoreResult:
-        """Bring the job back to a checkpoint: state, positions, channels and Delta sinks together.
+        """Restore the job to a checkpoint: state, positions, channels and Delta sinks together.
 
-        The job must not be running; start it afterwards. Needs no JVM, unless the plan says so, for a sink or
-        for partitions: then the session of this handle is used, or one is started. Killed in the middle, call
-        it again with the same arguments.
+        The job must not be running; start it afterwards. A JVM is needed only where the plan says so, for
+        some sinks and for new partitions: then the session of this handle is used, or one is started. If the
+        restore is killed, call it again with the same arguments.
 
         Args:
-            to: an id, the name of a savepoint, or `latest`: the newest on the current path. An id may name a
-                checkpoint that an earlier restore left behind.
-            force: what to go on in spite of: `run`, a run that is alive, which is fenced; `rows`, rows of
-                sinks that others have changed since, which is undone; `inputs`, input files that are gone,
-                whose rows are lost; `outside`, rows that a sink outside has committed and cannot take back.
-                True: all of them. Rows that jobs on other roots wrote always stay.
-            fallback: if that checkpoint is damaged, take the newest intact one before it on the current path.
-            dry_run: only plan, beside a run that is alive too.
-            native_root: the `native_root` of the job from now on; None if it stays what it was.
-            shuffle_partitions: into how many partitions state is divided from now on: a number for all stages
-                that keep state, or numbers by stage. State must be in RocksDB. None leaves it as it was.
-                Declare the stage with the same number: a later start without a past takes what is declared.
-            sinks: two-phase sinks of your own, by name: a root does not know how to make them.
+            to: an id, the name of a savepoint, or `latest`: the newest on the current path. An id may also
+                name a checkpoint that an earlier restore abandoned.
+            force: obstacles to override. `run`: fence a run that is alive. `rows`: undo changes that others
+                have made to a sink's rows since. `inputs`: lose the rows of input files that are gone.
+                `outside`: leave rows that a sink outside has committed and cannot take back. True: all of
+                these. Rows of jobs on other roots always stay.
+            fallback: if the checkpoint is damaged, take the newest intact one before it on the current path.
+            dry_run: only return the plan. Works beside a live run, too.
+            native_root: the new `native_root` of the job; None leaves it as it was.
+            shuffle_partitions: the new number of state partitions: a number for all stages that keep state,
+                or numbers by stage. State must be in RocksDB. None leaves it as it was. Declare the stage
+                with the same number: if it ever begins without state again, the declared number counts.
+            sinks: your own two-phase sinks by name, since the root cannot create them.
             progress: told each step.
 
         Raises:
             CheckpointNotFound: there is no such checkpoint.
             RunAlive: a run of the job is alive.
-            Refused: others have changed a sink since, or state cannot be given other partitions.
+            Refused: others have changed a sink since, or the state cannot be repartitioned.
             UsageError: there is no such stage.
-            DamageError: the checkpoint is damaged; says what.
-            Fenced: another restore or run has taken over meanwhile.
+            DamageError: the checkpoint is damaged; the message says where.
+            Fenced: another restore or run has taken over in the meantime.
         """
         from spark_abs.restore.apply import RestoreResult, apply
         from spark_abs.restore.prepare import prepare
@@ -281,7 +283,7 @@ class JobRoot:
         return apply(self.root, prepared, spark=self.spark, failpoint=self.failpoint, progress=progress)
 
     def edit(self, from_: str | int = "latest") -> Edit:
-        """Begin to change a checkpoint or savepoint: `Edit.write` makes a new savepoint, the original stays.
+        """Begin an edit of a checkpoint or savepoint. `Edit.write` makes a new savepoint; the original stays.
 
             edit = spark_abs.open(root, spark).edit("before-release")
             wrong = edit.state("count").where("value.total < 0")
@@ -303,7 +305,7 @@ class JobRoot:
         return Edit(self._session(), self.root, lookup(self.root, from_).manifest)
 
     def savepoint(self, name: str, timeout: float | None = None) -> CheckpointId:
-        """Take a savepoint of the running job, and return its id when it is complete.
+        """Take a savepoint of the running job and return its id when it is complete.
 
         Args:
             name: of the savepoint.
@@ -311,55 +313,56 @@ class JobRoot:
 
         Raises:
             UsageError: the name is no name.
-            Refused: no run is alive, it ended before it answered, or the savepoint was not taken.
-            CheckpointPending: `timeout` went by; the savepoint may still complete.
+            Refused: no run is alive, the run ended before it answered, or the savepoint failed.
+            CheckpointPending: no answer within `timeout`; the savepoint may still complete.
         """
         check_savepoint_name(name)
         command = new_command(CommandKind.SAVEPOINT, self.clock_ms(), name)
         return _id_of(ask_run(self.root, command, self.clock_ms, self.pause, timeout).checkpoint)
 
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
-        """Stop the running job in order, and return when it has ended; with a name, the id of the savepoint.
+        """Stop the running job gracefully, wait until it has ended, and return the savepoint's id, if any.
 
         Args:
-            savepoint: take an exact savepoint first, after which nothing is processed.
-            drain: let every window out before the savepoint, see `Run.stop`.
+            savepoint: first take a savepoint of this name; nothing is processed after it.
+            drain: emit all open windows before the savepoint, see `Run.stop`.
 
         Raises:
-            UsageError: the name is no name, or a drain has none.
-            Refused: no run is alive, it was killed or failed meanwhile, or the savepoint was not taken.
+            UsageError: the name is not valid, or `drain` is given without a savepoint.
+            Refused: no run is alive, the run was killed or failed, or the savepoint failed.
         """
         answer, _ = stop_run(self.root, savepoint, drain, self.clock_ms, self.pause)
         return answer.checkpoint
 
     def set(self, **settings: Unpack[LiveSettings]) -> str:
-        """Change settings of the running job until it ends; return what was changed.
+        """Change settings of the running job until it ends, and return the changes.
 
         Raises:
-            ConfigError: one cannot be set while a job runs, or not to this; nobody was asked.
-            Refused: no run is alive, or it says no.
+            ConfigError: a setting cannot be changed while a job runs, or not to this value. Nothing was
+                changed.
+            Refused: no run is alive, or the run refused the change.
         """
         given = {name: str(value) for name, value in settings.items() if value is not None}
         return set_live(self.root, given, self.clock_ms, self.pause).message
 
     def forget(self, stage: str) -> None:
-        """Do without a wrapped query that is gone for good: no later checkpoint carries its part on.
+        """Forget a wrapped query that is gone for good: later checkpoints no longer include it.
 
-        Its tables stay as they are, and a restore to a checkpoint that has no part of it leaves them alone. A
-        restore to one that has brings it back as it was, tables included. If the query comes again it takes
-        part again, from where its native checkpoint stands.
+        Its tables stay as they are, and a restore to a later checkpoint does not touch them. A restore to a
+        checkpoint that includes the query restores it, with its tables. If the query is started again, it
+        takes part again, from its native checkpoint.
 
         Args:
             stage: the query's uid.
 
         Raises:
-            UsageError: these are not wrapped queries, or none of them is called so.
+            UsageError: the root has no wrapped queries, or none of this name.
             Refused: the query runs.
         """
         forget_query(self.root, stage, self.clock_ms, self.pause)
 
     def dispose(self, savepoint: str | int) -> CheckpointId:
-        """Remove a savepoint, and return its id; what only it needed goes with the next clean-up of a run.
+        """Remove a savepoint and return its id. The next clean-up deletes the data that only it needed.
 
         Args:
             savepoint: its id or name. The job may run.
@@ -367,7 +370,7 @@ class JobRoot:
         Raises:
             CheckpointNotFound: there is no such savepoint.
             DamageError: its row cannot be read.
-            Refused: it is no savepoint, or the job may still need it.
+            Refused: it is not a savepoint, or the job may still need it.
         """
         from spark_abs.restore.dispose import dispose_savepoint
 
@@ -378,7 +381,7 @@ class JobRoot:
 
 
 def _active_session() -> SparkSession | None:
-    """Return the session of this thread, None if there is none; imports no Spark to find that out."""
+    """Return the active session of this thread, if any, without importing Spark."""
     if "pyspark.sql" not in sys.modules:
         return None
     from pyspark.sql import SparkSession

@@ -8,15 +8,15 @@ import sys
 
 _LOGGER = logging.getLogger("spark_abs")
 _OURS = logging.INFO - 1
-"""A level that nobody else sets: it lets INFO through, and can be taken back."""
+"""A level that nobody else uses: it lets INFO lines pass, and we can recognise and undo it."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def speak() -> None:
-    """Let INFO lines of this package go to stderr, unless somebody has configured logging; repeatable.
+    """Send INFO lines of this package to stderr, unless logging is configured. Repeatable.
 
-    Who configures it later is left alone from then on: nothing is said twice, and nothing below the level
-    that he sets. In a notebook nothing is said: it would stand in any cell.
+    If logging is configured later, this handler falls silent: no line is shown twice, and none below the
+    configured level. In a notebook it shows nothing, since lines would appear in arbitrary cells.
     """
     if hasattr(builtins, "__IPYTHON__"):
         return
@@ -29,7 +29,7 @@ def speak() -> None:
 
 
 class _Stderr(logging.Handler):
-    """Writes to what `sys.stderr` is at the time; silent for good once somebody else has a handler."""
+    """Writes to the present `sys.stderr`. It stays silent once any other handler exists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Stderr(logging.Handler):
         self._replaced = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or leave the record to the handlers that were added since."""
+        """Write a line, or leave the record to handlers that were added later."""
         if not self._replaced and (logging.getLogger().handlers or _LOGGER.handlers != [self]):
             self._replaced = True
             if _LOGGER.level == _OURS:

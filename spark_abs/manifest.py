@@ -1,6 +1,6 @@
 """The manifest: the values that one row of `checkpoints/` holds (P14).
 
-A checkpoint exists from the moment its row is committed. Everything the row names was written before.
+A checkpoint exists once its row is committed. Everything that the row names is written before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spark_abs.model import (
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where in `state/` the bytes of a file are: `chunks` consecutive rows of one pack, from `row`."""
+    """Where the bytes of a file are in `state/`: `chunks` consecutive rows of one pack, from `row` on."""
 
     pack: str
     row: int
@@ -36,7 +36,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of a native checkpoint: its path in there, its size and hash, and where its bytes are kept."""
+    """A file of a native checkpoint: its path there, its size and hash, and where its bytes are stored."""
 
     path: str
     size: int
@@ -50,7 +50,7 @@ class OutputVersion:
 
     output: str
     kind: str
-    """`channel`, `delta`, `function`, or `table`: one that a sink function writes by itself."""
+    """`channel`, `delta`, `function`, or `table`: a table that a sink function writes by itself."""
     table: str
     """Path of a channel relative to the root; URI of a Delta sink; name of a function sink."""
     table_id: str
@@ -71,13 +71,13 @@ class OperatorState:
     schema: str
     """The newest state schema as Spark wrote it, text or base64 where it is binary."""
     function: str = ""
-    """The uid of the function whose state it holds; empty if that is none of ours, if an edit has removed it,
-    or if an earlier version wrote this."""
+    """The uid of the stateful function whose state it holds. Empty for Spark's own operators, after an edit
+    that removed the state, and in manifests of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFunction:
-    """A stateful function of a stage, as it was declared: the form in which its state is kept."""
+    """A stateful function of a stage as it was declared. This is the form of its stored state."""
 
     uid: str
     key_groups: int
@@ -89,42 +89,43 @@ class StateFunction:
     """`none`, `processing-time` or `event-time`: the clock of its timers."""
     ttl_ms: int | None = None
     renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The names that a field of the state had before."""
+    """Earlier names of the fields of the state."""
     dropped: tuple[str, ...] = ()
-    """Names of fields that are gone: state that was written before may still hold them."""
+    """Names of dropped fields. Older state may still hold them."""
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """What a field has in state from before it was there, as JSON; null where it is not named."""
+    """The value of a field in state that is older than the field, as JSON. A field without an entry is null
+    there."""
     older: tuple[str, ...] = ()
-    """Digests of the forms that it had before, oldest first."""
+    """Digests of its earlier forms, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long a stage's part took, in milliseconds (P20)."""
+    """How long a stage's part of a checkpoint took, in milliseconds (P20)."""
 
     start_delay_ms: int = 0
-    """From the trigger to the stage's cut beginning."""
+    """From the trigger to the beginning of the stage's cut."""
     alignment_ms: int = 0
-    """From the first input at the barrier to the last."""
+    """From the first input that reached the barrier to the last."""
     sync_ms: int = 0
-    """While processing had to wait."""
+    """How long processing had to wait."""
     async_ms: int = 0
-    """Capture and copy, beside processing."""
+    """Capture and copy, while processing continued."""
     alignment_bytes: int = 0
-    """Bytes that had queued up behind the barrier, on inputs that had to wait for others."""
+    """Bytes that queued up behind the barrier, on inputs that waited for others."""
     end_to_end_ms: int = 0
     """From the trigger to the stage's acknowledgement."""
     backpressured_ms: int = 0
-    """Waiting for credit, since the stage's cut before this one or since the run began."""
+    """Waiting for credit, since the stage's cut before or the start of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
-    """What a stage acknowledged: its cut and the handles of its state."""
+    """The part of a stage in a checkpoint, as it acknowledged it: its cut and where its state is stored."""
 
     stage: StageId
     cut_batch: BatchId
-    """`NO_BATCH` if the stage had run none: it then starts afresh on restore."""
+    """`NO_BATCH` if the stage had run no batch. A restore then starts it from the beginning."""
     offsets: str = ""
     """The text of `offsets/<cut_batch>`."""
     watermark_ms: int | None = None
@@ -135,19 +136,19 @@ class StageSnapshot:
     provider: str = ""
     files: tuple[StoredFile, ...] = ()
     size_new: int = 0
-    """Bytes that this checkpoint added to `state/` for the stage."""
+    """Bytes that the stage added to `state/` for this checkpoint."""
     dropped_late: int = 0
-    """Rows dropped behind the watermark since this run began."""
+    """Rows dropped behind the watermark since the run began."""
     static_tables: Mapping[str, Version] = field(default_factory=dict)
     lookups: tuple[LookupVersion, ...] = ()
-    """The versions at which the batch of the cut has read its lookups."""
+    """The versions of the lookups that the batch of the cut read."""
     timings: Timings = Timings()
     carried: CheckpointId | None = None
-    """The checkpoint whose part this is, for a query that was not running: as it was then, unchanged."""
+    """For a query that was not running: the earlier checkpoint whose part is repeated here."""
 
     @property
     def size_full(self) -> int:
-        """Bytes of all files that the stage needs to come back."""
+        """Bytes of all files that a restore of the stage needs."""
         return sum(file.size for file in self.files)
 
 
@@ -158,40 +159,40 @@ class SourceShape:
     kind: str
     """`channel`, or the name of a native source's format."""
     name: str
-    """The channel; of a native source what it reads, as far as its options say it."""
+    """The channel. For a native source: the input, as far as its options name it."""
     feedback: bool = False
     """Whether the channel closes a loop."""
     at: str = field(default="", compare=False)
-    """What tells sources of one name apart: of Kafka its brokers, of files the `pathGlobFilter`; of Delta
-    `changes` if it reads the change data feed. It may change: a source stays the same."""
+    """Tells sources with the same name apart: for Kafka the brokers, for files the `pathGlobFilter`, for
+    Delta `changes` if it reads the change data feed. A source whose `at` changes is still the same source."""
 
     def __str__(self) -> str:
-        """Return it as messages name it."""
+        """Return the name for messages."""
         return f"channel {self.name}" if self.kind == CHANNEL else f"{self.kind} source {self.name}".rstrip()
 
 
 CHANNEL = "channel"
-"""The kind of a source that is a channel."""
+"""The `kind` of a channel as a source."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorShape:
-    """A stateful operator of a stage's plan: what its state depends on, in SQL where that can be had."""
+    """A stateful operator of a stage's plan: what its state depends on, as SQL where possible."""
 
     name: str
     parts: tuple[str, ...] = ()
-    """Keys with their types, functions, conditions; empty if its state depends on nothing of the kind."""
+    """Keys with their types, functions, conditions; empty if its state depends on none of these."""
     sides: tuple[tuple[str, ...], ...] = ()
-    """Of a join, the sources of each side."""
+    """The sources of each side of a join."""
     computed: tuple[str, ...] | None = None
-    """How columns in its keys or its condition are computed below it, down to the sources; None in what
-    earlier versions recorded."""
+    """How the columns in its keys or condition are computed from the sources; None in manifests of earlier
+    versions."""
     apart: tuple[tuple[str, ...], ...] = ()
-    """Of a join, what the rows of each side are known by: its sources with where they are, and what it is
-    filtered by. Empty in what earlier versions recorded."""
+    """What identifies the rows of each side of a join: sources, their locations and filters. Empty in
+    manifests of earlier versions."""
 
     def __str__(self) -> str:
-        """Return it as messages show it."""
+        """Return the description for messages."""
         further = [sql for sql in self.computed or () if not any(sql in part for part in self.parts)]
         computed = f", from {', '.join(further)}" if further else ""
         known = zip(("left", "right"), self.apart or self.sides, strict=False)
@@ -215,26 +216,26 @@ class StageShape:
     functions: tuple[StateFunction, ...] = ()
     """Its stateful functions, in the order of their declaration."""
     sources: tuple[SourceShape, ...] = ()
-    """What its query reads as streams, in the order of Spark's offset files; empty in what earlier versions
-    recorded."""
+    """The streams that its query reads, in the order of Spark's offset files; empty in manifests of earlier
+    versions."""
     operators: tuple[OperatorShape, ...] = ()
-    """Its stateful operators, from the first in the plan; not recorded by earlier versions."""
+    """Its stateful operators in the order of the plan; not recorded by earlier versions."""
     tables: Mapping[str, str] = field(default_factory=dict)
     """Sink name to where its table is."""
     output_mode: str = ""
-    """Empty in what earlier versions recorded."""
+    """Empty in manifests of earlier versions."""
     by_place: tuple[tuple[str, ...], ...] | None = None
-    """What Spark's operators keep by place and not by name: the functions of each aggregate, the columns of
-    each side of a join, as the optimizer leaves them. None if that is not known."""
+    """What Spark's operators store by position and not by name: the functions of each aggregate and the
+    columns of each side of a join, in the optimized plan. None if unknown."""
     lookups: Mapping[str, str] = field(default_factory=dict)
     """Lookup to where its table is."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Entries of a channel that are part of a checkpoint as data: before its barrier, in no state (P16, P17).
+    """Entries of a channel that a checkpoint holds as data: before its barrier, in no state yet (P16, P17).
 
-    The stage reads them first when the checkpoint is restored.
+    After a restore the stage reads them first.
     """
 
     stage: StageId
@@ -269,17 +270,17 @@ class Manifest:
     graph: tuple[StageShape, ...]
     stages: tuple[StageSnapshot, ...]
     mode: CheckpointMode = CheckpointMode.ALIGNED
-    """What it was when it was completed."""
+    """Its kind at its completion."""
     edited: Origin | None = None
-    """Where it comes from if an edit made it. It is then of no attempt, `NO_ATTEMPT`, and on no path until a
-    restore goes to it."""
+    """The edited checkpoint, if an edit made this one. It then belongs to no attempt (`NO_ATTEMPT`) and is on
+    no path until a restore goes to it."""
     outside: tuple[str, ...] | None = None
-    """The sinks outside that its run had; None in what earlier versions recorded."""
+    """The sinks outside of its run; None in manifests of earlier versions."""
     v: int = FORMAT
 
     @property
     def cut(self) -> Origin:
-        """The attempt that made its cut, and the checkpoint of that attempt which has the same."""
+        """The attempt and the checkpoint that made its cut: of an edit, those of the original."""
         return self.edited or Origin(self.attempt, self.id)
 
     @property
@@ -293,7 +294,7 @@ class Manifest:
         return sum(stage.size_new for stage in self.stages)
 
     def channel_cuts(self) -> dict[ChannelId, Version]:
-        """Return the entry of each channel that holds the barrier: those after it are not part of this."""
+        """Return the entry with the barrier of each channel: later entries are not part of the checkpoint."""
         return {
             channel_id(stage.stage, output.output): output.version
             for stage in self.stages
@@ -302,7 +303,7 @@ class Manifest:
         }
 
     def in_flight(self) -> tuple[InFlight, ...]:
-        """Return what lies between each stage and the barrier in its open inputs, rows or not."""
+        """Return the entries between each stage's position and the barrier in its open inputs."""
         cuts = self.channel_cuts()
         found: dict[tuple[StageId, ChannelId], InFlight] = {}
         for stage in self.stages:

@@ -1,4 +1,4 @@
-"""Ids and frozen values that every room shares."""
+"""Ids and frozen values that all rooms share."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NO_ATTEMPT = AttemptId(0)
 NO_RUN = RunId(0)
 NO_BATCH = BatchId(-1)
 NO_TABLE = Version(-1)
-"""What is recorded of a table that a function writes by itself, where it was not there yet."""
+"""The recorded version of a table that a sink function writes, if the table did not exist yet."""
 FENCED = 2**62
-"""The transaction version that burns an application id for good."""
+"""The transaction version that makes an application id unusable for good."""
 
 RowOutputMode = Literal["append", "update"]
 OutputMode = Literal[RowOutputMode, "complete"]
@@ -39,7 +39,7 @@ PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 
 MAIN_OUTPUT = "main"
 FORMAT = 1
-"""Version of every stored format; a reader refuses what is newer."""
+"""Version of every stored format. A reader refuses newer versions."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
@@ -48,7 +48,8 @@ def checked_name(name: str, what: str) -> str:
     """Return `name` if it may be part of a path.
 
     Raises:
-        UsageError: it holds anything but letters, digits, `_` and `-`, or does not begin with a letter.
+        UsageError: it has characters other than letters, digits, `_` and `-`, or does not begin with a
+            letter.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
@@ -59,7 +60,7 @@ def checked_name(name: str, what: str) -> str:
 
 
 def checked_relative(path: str) -> str:
-    """Return `path` if it stays below the directory it will be joined to.
+    """Return `path` if it stays below the directory that it will be joined to.
 
     Raises:
         DamageError: it is absolute, empty, or climbs out with `..`.
@@ -81,7 +82,7 @@ def producer(channel: ChannelId) -> StageId:
 
 
 class Provider(StrEnum):
-    """A provider of Spark's state stores whose files we know."""
+    """A state store provider of Spark whose files this package can read."""
 
     ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
@@ -99,12 +100,12 @@ class CheckpointKind(StrEnum):
 
     @property
     def owned_by_user(self) -> bool:
-        """Whether retention must leave it alone (P21)."""
+        """Whether retention must keep it (P21)."""
         return self is not CheckpointKind.CHECKPOINT
 
 
 class RunKind(StrEnum):
-    """Who takes a run number: whoever writes owns the root."""
+    """Who takes a run number. Each writer to a root takes one and then owns the root."""
 
     JOB = "job"
     RESTORE = "restore"
@@ -112,19 +113,20 @@ class RunKind(StrEnum):
 
 
 class CheckpointMode(StrEnum):
-    """What a barrier asks of the stages that it meets; it carries it, so that all of them decide alike."""
+    """How stages handle a barrier. The barrier carries its mode, so that all stages decide alike."""
 
     ALIGNED = "aligned"
     """Wait for it on every input (P4): exactly once."""
     UNALIGNED = "unaligned"
-    """Let it overtake what is unread, which becomes part of the checkpoint (P16): exactly once."""
+    """Let it overtake unread rows, which become part of the checkpoint (P16): exactly once."""
     AT_LEAST_ONCE = "at_least_once"
-    """Count it without waiting (P7): what faster inputs have read beyond it is read again after a restore."""
+    """Count it without waiting (P7): rows that faster inputs have read beyond it are read again after a
+    restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A barrier as it travels in a channel (P1): ids strictly increase over the life of a root."""
+    """A barrier as it travels in a channel (P1). Ids strictly increase over the life of a root."""
 
     id: CheckpointId
     kind: CheckpointKind
@@ -135,7 +137,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far one input of a stage has read: the offset that Spark stores for a gate.
+    """How far a stage has read one input: the offset that Spark stores for a gate.
 
     Everything up to entry `version` has been consumed. `epoch` is the newest barrier id at or before
     it, `mode` the mode of that barrier; `at_barrier` says that entry `version` is that barrier. `closed` is
@@ -149,7 +151,8 @@ class Position:
     at_barrier: bool = False
     closed: RunId = RunId(0)
     feedback: bool = False
-    """Whether the input closes a loop: it takes no part in alignment, and ends with what goes round (P17)."""
+    """Whether the input closes a loop: it takes no part in alignment, and ends when the loop is empty
+    (P17)."""
     mode: CheckpointMode = CheckpointMode.ALIGNED
     v: int = FORMAT
 
@@ -160,13 +163,13 @@ class Position:
 
 _POSITION_FIELDS = frozenset(("channel", "attempt", "version", "epoch", "at_barrier", "closed", "v"))
 _LATER_FIELDS = frozenset(("feedback", "mode"))
-"""Left out where they have their default."""
+"""Fields that are not encoded while they have their default."""
 
 
 def positions_of(offset_lines: Sequence[str]) -> tuple[Position, ...]:
-    """Pick the gate positions out of the lines of a Spark offset file, in order, repeats kept.
+    """Return the gate positions among the lines of a Spark offset file, in order, with repeats.
 
-    A channel that occurs twice in a plan gives two lines; they cannot be told apart and need not be.
+    A channel that occurs twice in a plan gives two lines, which need not be told apart.
 
     Raises:
         DamageError: a position was written by a newer format.
@@ -189,10 +192,10 @@ def positions_of(offset_lines: Sequence[str]) -> tuple[Position, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One commit of a channel: the rows of a micro-batch, and perhaps a marker that stands after them.
+    """One commit of a channel: the rows of a micro-batch, and perhaps a marker after them.
 
-    A commit that did not come from the channel's producer (OPTIMIZE, property changes, fences) is an
-    entry with `attempt` 0 and nothing in it.
+    A commit that is not from the channel's producer (OPTIMIZE, property changes, fences) is an empty entry
+    with `attempt` 0.
     """
 
     version: Version
@@ -249,12 +252,12 @@ class LookupVersion:
     table_id: str
     version: Version
     at_ms: int
-    """When it was chosen: it was the newest then."""
+    """When it was chosen; it was the newest version at that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One attempt on the current path, and the last entry of it that counts in one channel."""
+    """One attempt on the current path, and its last entry that counts in one channel."""
 
     attempt: AttemptId
     until: Version | None
@@ -272,7 +275,7 @@ def app_id(owner: str, stage: str, output: str, attempt: AttemptId) -> str:
 
 
 def barrier_app_id(job: str, stage: str, output: str, attempt: AttemptId) -> str:
-    """Name the application id of entries that hold only a marker; their version is the marker's number."""
+    """Name the application id of entries that hold only a marker; the version is the marker's number."""
     return app_id(job, stage, output, attempt) + "/barrier"
 
 
@@ -285,26 +288,26 @@ def run_app_id(owner: str) -> str:
 class SinkWriter:
     """Who commits to the table of a sink: one stage of one attempt of a job, on one root.
 
-    Two roots that run the same job are two writers. The name of the sink is not part of the ids: a table has
-    one sink of a root, so that a sink under another name goes on where it was. Attempts from before roots had
-    an identity go on under the ids that they began with: `root` is empty.
+    Two roots that run the same job are two writers. The ids do not include the name of the sink: a root has
+    one sink on a table, so a renamed sink continues under its ids. Attempts from before roots had an identity
+    keep the ids that they began with: `root` is empty.
     """
 
     job: str
     root: str
-    """The identity of the root; empty for an attempt that began under an earlier version."""
+    """The identity of the root; empty for an attempt that an earlier version began."""
     stage: StageId
     sink: str
     attempt: AttemptId
 
     @property
     def owner(self) -> str:
-        """The job on its root: what all its attempts share."""
+        """The job on its root: the part of the ids that all its attempts share."""
         return owner_of(self.job, self.root)
 
     @property
     def name(self) -> str:
-        """What its commits say of their sink, for people."""
+        """How its commits name their sink, for people."""
         return f"{self.job}/{self.stage}/{self.sink}"
 
     @property
@@ -321,7 +324,7 @@ class SinkWriter:
 
 
 def owner_of(job: str, root: str) -> str:
-    """Name a job on a root of that identity, as the ids of its commits begin."""
+    """Return the prefix of a job's commit ids on a root with this identity."""
     return f"{job}#{root}" if root else job
 
 

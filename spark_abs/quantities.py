@@ -1,4 +1,4 @@
-"""How values of settings are written: durations, sizes, numbers, choices, and words such as `unlimited`."""
+"""Parsers of setting values: durations, sizes, numbers, choices, and words such as `unlimited`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 E = TypeVar("E", bound=StrEnum)
 
 UNLIMITED = "unlimited"
-"""How a limit is written that there is not to be."""
+"""The value for no limit."""
 
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BYTES = {"b": 1, "kb": 1024, "mb": 1024**2, "gb": 1024**3}
 
 
 def duration_ms(value: object) -> int:
-    """Read a duration such as `500ms`, `10s`, `5m`, `2h` or `1d`, in milliseconds.
+    """Read a duration such as `500ms`, `10s`, `5m`, `2h` or `1d`; return milliseconds.
 
     Raises:
         ValueError: it is anything else; a number without a unit too.
@@ -27,7 +27,7 @@ def duration_ms(value: object) -> int:
 
 
 def duration_or_auto(value: object) -> int | None:
-    """Read a duration as `duration_ms`, or `auto` as None: what suits the place."""
+    """Read a duration as `duration_ms`, or `auto` as None: a default that depends on the store."""
     return None if _is(value, "auto") else duration_ms(value)
 
 
@@ -38,7 +38,7 @@ def duration_or_off(value: object) -> int | None:
 
 
 def size_bytes(value: object) -> int:
-    """Read a size such as `512kb`, `64mb` or `2gb` (powers of 1024), in bytes.
+    """Read a size such as `512kb`, `64mb` or `2gb` (powers of 1024); return bytes.
 
     Raises:
         ValueError: it is anything else; a number without a unit too.
@@ -123,15 +123,15 @@ def number(value: object) -> float:
 
 @dataclass(frozen=True)
 class Choice(Generic[E]):
-    """Reads one of the values of an enumeration."""
+    """Parser of the values of an enumeration."""
 
     of: type[E]
 
     def __call__(self, value: object) -> E:
-        """Return the value that is meant.
+        """Return the value.
 
         Raises:
-            ValueError: it is none of them; says which there are.
+            ValueError: it is none of the values; the message lists them.
         """
         # YAML 1.1 reads an unquoted `off` as false.
         spelled = "off" if value is False else value
@@ -142,7 +142,7 @@ class Choice(Generic[E]):
 
 
 def written(milliseconds: int) -> str:
-    """Write a duration in the largest unit in which it is whole, as `duration_ms` reads it."""
+    """Write a duration for `duration_ms`, in the largest unit that needs no fraction."""
     if not milliseconds:
         return "0s"
     unit = max(

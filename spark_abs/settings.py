@@ -41,7 +41,7 @@ ENVIRONMENT_PREFIX = "SPARK_ABS_"
 
 
 class WatermarkCheck(StrEnum):
-    """What to do about a watermark delay that is too short for what an upstream stage may still send."""
+    """How to react to a watermark delay that is too short for rows that an upstream stage may still send."""
 
     ERROR = "error"
     WARN = "warn"
@@ -49,7 +49,7 @@ class WatermarkCheck(StrEnum):
 
 
 class RestartStrategy(StrEnum):
-    """When a failed stage is started again while the others go on; after Flink's restart strategies."""
+    """When a failed stage is restarted while the others run on; after Flink's restart strategies."""
 
     NONE = "none"
     FIXED_DELAY = "fixed-delay"
@@ -59,7 +59,7 @@ class RestartStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the table."""
+    """One setting."""
 
     area: str
     name: str
@@ -69,7 +69,7 @@ class Setting:
     doc: str
     minimum: int = 0
     secret: bool = False
-    """Whether no error may show the value."""
+    """Whether the value is secret: no error shows it."""
     live: bool = False
     """Whether it can be changed while the job runs."""
 
@@ -90,7 +90,7 @@ class Setting:
 
     @property
     def field(self) -> str:
-        """The name in `Settings`: a duration there says that it is in milliseconds."""
+        """The name in `Settings`, with `_ms` for a duration."""
         return f"{self.argument}_ms" if self.timed else self.argument
 
     @property
@@ -131,7 +131,7 @@ SETTINGS: tuple[Setting, ...] = (
         "maxConcurrent",
         default="1",
         read=whole_number,
-        doc="checkpoints that may be open at once; savepoints do not wait for a place",
+        doc="checkpoints that may be open at once; a savepoint never waits for another",
         minimum=1,
         live=True,
     ),
@@ -140,8 +140,8 @@ SETTINGS: tuple[Setting, ...] = (
         "alignmentLimit",
         UNLIMITED,
         size_or_unlimited,
-        "uncompressed bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is "
-        "aborted and rows go on",
+        "uncompressed bytes that may queue up behind barriers, such as `64mb`; beyond it the checkpoint "
+        "is aborted and processing continues",
     ),
     Setting(
         "checkpoint",
@@ -166,7 +166,7 @@ SETTINGS: tuple[Setting, ...] = (
         "synchronous",
         "false",
         switch,
-        "processing waits until state is copied; for comparison",
+        "processing waits until state is copied; only for comparisons",
     ),
     Setting(
         "checkpoint",
@@ -180,7 +180,7 @@ SETTINGS: tuple[Setting, ...] = (
         "numRetained",
         default="3",
         read=whole_number,
-        doc="completed checkpoints that are kept; savepoints do not count",
+        doc="completed checkpoints to keep; savepoints do not count",
         minimum=1,
     ),
     Setting(
@@ -188,7 +188,7 @@ SETTINGS: tuple[Setting, ...] = (
         "maxBytesPerBatch",
         default="512mb",
         read=size_bytes,
-        doc="uncompressed bytes that a batch takes from a channel, one entry at least",
+        doc="uncompressed bytes that a batch reads from a channel; at least one entry is read",
         minimum=1,
     ),
     Setting(
@@ -196,7 +196,7 @@ SETTINGS: tuple[Setting, ...] = (
         "maxEntriesPerBatch",
         default="100",
         read=whole_number,
-        doc="entries that a batch takes from a channel",
+        doc="entries that a batch reads from a channel",
         minimum=1,
     ),
     Setting(
@@ -204,7 +204,7 @@ SETTINGS: tuple[Setting, ...] = (
         "partitionBytes",
         default="64mb",
         read=size_bytes,
-        doc="uncompressed bytes of a channel that one task reads, one file at least",
+        doc="uncompressed bytes of a channel that one task reads; at least one file is read",
         minimum=1,
     ),
     Setting(
@@ -212,7 +212,7 @@ SETTINGS: tuple[Setting, ...] = (
         "pollInterval",
         "auto",
         duration_or_auto,
-        "least time between two looks at a channel; auto: 10ms on a disk, 500ms in an object store",
+        "least time between two polls of a channel; auto: 10ms on a disk, 500ms in an object store",
     ),
     Setting(
         "channel",
@@ -243,15 +243,15 @@ SETTINGS: tuple[Setting, ...] = (
         "requireRoot",
         "false",
         switch,
-        "a start refuses to make a new root, for example where its disk is not mounted",
+        "a start refuses to create a new root, so that an unmounted disk is noticed",
     ),
     Setting(
         "run",
         "stopTimeout",
         default="25s",
         read=duration_ms,
-        doc="how long a stop by a signal may take, then the process ends at once; and how long the end of a "
-        "run waits for a sink outside that cannot be reached",
+        doc="longest time of a stop by a signal, after which the process ends at once; also how long the end "
+        "of a run waits for an unreachable sink outside",
         minimum=1,
     ),
     Setting(
@@ -266,7 +266,7 @@ SETTINGS: tuple[Setting, ...] = (
         "watermarkCheck",
         "error",
         Choice(WatermarkCheck),
-        "what to do about a watermark delay that is certainly too short for the stage before: "
+        "reaction to a watermark delay that is certainly too short for the stage before: "
         "`error`, `warn` or `off`",
     ),
     Setting(
@@ -274,7 +274,7 @@ SETTINGS: tuple[Setting, ...] = (
         "restartStrategy",
         "none",
         Choice(RestartStrategy),
-        "which failed stages start again alone: `none`, `fixed-delay`, `exponential-delay` or "
+        "which failed stages are restarted alone: `none`, `fixed-delay`, `exponential-delay` or "
         "`failure-rate`, as in Flink; failures are counted over all stages of the job, within a"
         " run",
     ),
@@ -291,7 +291,7 @@ SETTINGS: tuple[Setting, ...] = (
         "10",
         count_or_unlimited,
         "restarts before the job fails, not for `failure-rate`; with every strategy also the restarts of one "
-        "stage that do not get it past one batch; unlimited: any number",
+        "stage at the same batch; unlimited: any number",
     ),
     Setting("stage", "restartMaxDelay", "1m", duration_ms, "`exponential-delay`: the longest delay"),
     Setting(
@@ -299,7 +299,7 @@ SETTINGS: tuple[Setting, ...] = (
         "restartMultiplier",
         "1.5",
         number,
-        "`exponential-delay`: each delay is so many times the one before",
+        "`exponential-delay`: factor from each delay to the next",
     ),
     Setting(
         "stage",
@@ -313,7 +313,7 @@ SETTINGS: tuple[Setting, ...] = (
         "restartResetAfter",
         "1h",
         duration_ms,
-        "`exponential-delay`: time without a failure after which the delay is the first one again",
+        "`exponential-delay`: time without a failure after which the delay starts at `restartDelay` again",
     ),
     Setting(
         "stage",
@@ -343,7 +343,7 @@ SETTINGS: tuple[Setting, ...] = (
         "maxGroupBytes",
         default="256mb",
         read=size_bytes,
-        doc="state of a Python function in one key group; past it the batch fails",
+        doc="largest state of a Python function in one key group; beyond it the batch fails",
         minimum=1,
     ),
     Setting(
@@ -351,7 +351,7 @@ SETTINGS: tuple[Setting, ...] = (
         "cacheBytes",
         "256mb",
         size_bytes,
-        "state of a Python function that a Python worker holds in memory",
+        "memory of a Python worker for state of Python functions",
     ),
     Setting(
         "state",
@@ -361,15 +361,15 @@ SETTINGS: tuple[Setting, ...] = (
         "directory for Spark's own checkpoints, on a disk that driver and executors share; "
         "empty: below the root",
     ),
-    Setting("storage", "endpoint", "", text, "URL of an S3-compatible store that is not Amazon's"),
+    Setting("storage", "endpoint", "", text, "URL of an S3-compatible store other than Amazon's"),
     Setting("storage", "region", "", text, "region of the buckets"),
-    Setting("storage", "accessKeyId", "", text, "access key; give it in the environment", secret=True),
+    Setting("storage", "accessKeyId", "", text, "access key; set it in the environment", secret=True),
     Setting(
         "storage",
         "secretAccessKey",
         "",
         text,
-        "secret of the access key; give it in the environment",
+        "secret of the access key; set it in the environment",
         secret=True,
     ),
     Setting(
@@ -377,7 +377,7 @@ SETTINGS: tuple[Setting, ...] = (
         "sessionToken",
         "",
         text,
-        "token of a temporary access key; give it in the environment",
+        "token of a temporary access key; set it in the environment",
         secret=True,
     ),
     Setting("storage", "allowHttp", "false", switch, "the endpoint may be `http`"),
@@ -396,7 +396,7 @@ class Settings:
     """Bytes; None: unlimited."""
     mode: CheckpointMode
     aligned_timeout_ms: int | None
-    """None: what begins aligned stays so."""
+    """None: an aligned checkpoint never becomes unaligned."""
     synchronous: bool
     tolerable_failures: int | None
     """None: unlimited."""
@@ -405,7 +405,7 @@ class Settings:
     max_entries_per_batch: int
     partition_bytes: int
     poll_interval_ms: int | None
-    """None: what suits the store."""
+    """None: depends on the store."""
     capacity_bytes: int | None
     """None: unlimited."""
     capacity_entries: int | None
@@ -445,12 +445,12 @@ class Settings:
     ) -> Settings:
         """Find the value of every setting.
 
-        `env` and `spark_conf` may hold anything else beside our names; `yaml` (a mapping of areas) and
-        `arguments` may not. An argument that is None was not given.
+        `env` and `spark_conf` may also have other names; `yaml` (a mapping of areas) and `arguments` may not.
+        An argument that is None counts as not given.
 
         Raises:
             ConfigError: a name is unknown (the message has the nearest one), a value cannot be read, or two
-                do not go together.
+                settings contradict each other.
         """
         values = {setting: setting.read(setting.default) for setting in SETTINGS}
         layers = (
@@ -471,7 +471,7 @@ class Settings:
     def of_session(
         cls, spark: SparkSession, yaml: Mapping[str, object] | None, arguments: Mapping[str, object]
     ) -> Settings:
-        """Find the value of every setting as `resolve` does, with this process's environment and a session.
+        """Find the value of every setting as `resolve` does, from this process's environment and a session.
 
         Raises:
             ConfigError: as for `resolve`.
@@ -487,11 +487,11 @@ class Settings:
         return self
 
     def changed(self, given: Mapping[str, object]) -> Settings:
-        """Return these settings with some of the live ones changed; `given` as arguments.
+        """Return these settings with changed values of live settings; `given` is by argument name.
 
         Raises:
-            ConfigError: one is unknown, cannot be changed while a job runs, or its value cannot be read; the
-                message says which can and how values are written.
+            ConfigError: a setting is unknown, cannot be changed while a job runs, or its value cannot be
+                read. The message lists the settings that can, with the form of their values.
         """
         live = {setting.argument: setting for setting in SETTINGS if setting.live}
         forms = ", ".join(f"{name}={setting.default}" for name, setting in live.items())
@@ -507,7 +507,7 @@ class Settings:
         return replace(self, **values)._agreeing()
 
     def differences(self, after: Settings) -> str:
-        """Say what was changed, e.g. `interval 10s -> 30s, timeout 10m -> 5m`; empty if nothing was."""
+        """Describe the changes, e.g. `interval 10s -> 30s, timeout 10m -> 5m`; empty if there are none."""
         return ", ".join(
             f"{s.argument} {shown(s, getattr(self, s.field))} -> {shown(s, getattr(after, s.field))}"
             for s in SETTINGS
@@ -516,17 +516,17 @@ class Settings:
 
 
 def session_settings(spark: SparkSession) -> dict[str, str]:
-    """Return those of our settings that a session has, by their names there.
+    """Return the settings of this package that a session has, by their names in Spark.
 
-    `spark.conf.getAll` calls into the JVM three times for each setting of Spark's, too, and ends with an
-    exception of Java's.
+    `spark.conf.getAll` would call into the JVM three times for each setting, Spark's included, and end with a
+    Java exception.
     """
     names = str(spark._jsparkSession.conf().getAllAsJava().keySet().toString()).strip("[]").split(", ")
     return {name: str(spark.conf.get(name)) for name in names if name.startswith(SPARK_PREFIX)}
 
 
 def shown(setting: Setting, value: object) -> str:
-    """Write a value as one would give it."""
+    """Write a value as a user would write it."""
     if value is None and setting.read is duration_or_off:
         return "off"
     if isinstance(value, int) and setting.timed:

@@ -13,15 +13,15 @@ class StorageSettings(TypedDict, total=False):
     """How an object store is reached."""
 
     endpoint: str | None
-    """URL of an S3-compatible store that is not Amazon's."""
+    """URL of an S3-compatible store other than Amazon's."""
     region: str | None
     """Region of the buckets."""
     access_key_id: str | None
-    """Access key; give it in the environment."""
+    """Access key; set it in the environment."""
     secret_access_key: str | None
-    """Secret of the access key; give it in the environment."""
+    """Secret of the access key; set it in the environment."""
     session_token: str | None
-    """Token of a temporary access key; give it in the environment."""
+    """Token of a temporary access key; set it in the environment."""
     allow_http: bool | None
     """The endpoint may be `http`; by default false."""
 
@@ -37,7 +37,7 @@ class LiveSettings(TypedDict, total=False):
     timeout: str | None
     """Age at which a checkpoint is aborted; by default 10m."""
     max_concurrent: int | None
-    """Checkpoints that may be open at once; savepoints do not wait for a place; by default 1."""
+    """Checkpoints that may be open at once; a savepoint never waits for another; by default 1."""
     mode: Literal["aligned", "unaligned", "at_least_once"] | None
     """How barriers pass a stage with several inputs or a backlog: `aligned`, `unaligned` or `at_least_once`;
     by default aligned."""
@@ -49,23 +49,23 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     """All settings of a job."""
 
     alignment_limit: str | None
-    """Uncompressed bytes that may queue up behind barriers, such as `64mb`; past it the checkpoint is
-    aborted and rows go on; by default unlimited."""
+    """Uncompressed bytes that may queue up behind barriers, such as `64mb`; beyond it the checkpoint is
+    aborted and processing continues; by default unlimited."""
     synchronous: bool | None
-    """Processing waits until state is copied; for comparison; by default false."""
+    """Processing waits until state is copied; only for comparisons; by default false."""
     tolerable_failures: int | Literal["unlimited"] | None
     """Checkpoints that may fail in a row before the job fails; savepoints do not count; by default
     unlimited."""
     num_retained: int | None
-    """Completed checkpoints that are kept; savepoints do not count; by default 3."""
+    """Completed checkpoints to keep; savepoints do not count; by default 3."""
     max_bytes_per_batch: str | None
-    """Uncompressed bytes that a batch takes from a channel, one entry at least; by default 512mb."""
+    """Uncompressed bytes that a batch reads from a channel; at least one entry is read; by default 512mb."""
     max_entries_per_batch: int | None
-    """Entries that a batch takes from a channel; by default 100."""
+    """Entries that a batch reads from a channel; by default 100."""
     partition_bytes: str | None
-    """Uncompressed bytes of a channel that one task reads, one file at least; by default 64mb."""
+    """Uncompressed bytes of a channel that one task reads; at least one file is read; by default 64mb."""
     poll_interval: str | None
-    """Least time between two looks at a channel; auto: 10ms on a disk, 500ms in an object store; by default
+    """Least time between two polls of a channel; auto: 10ms on a disk, 500ms in an object store; by default
     auto."""
     capacity_bytes: str | None
     """Unread bytes in a channel, uncompressed, at which its producer waits; unlimited: it never waits; by
@@ -76,33 +76,33 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     """Silence after which a run on another machine, or in another container, counts as dead; by default
     30s."""
     require_root: bool | None
-    """A start refuses to make a new root, for example where its disk is not mounted; by default false."""
+    """A start refuses to create a new root, so that an unmounted disk is noticed; by default false."""
     stop_timeout: str | None
-    """How long a stop by a signal may take, then the process ends at once; and how long the end of a run
-    waits for a sink outside that cannot be reached; by default 25s."""
+    """Longest time of a stop by a signal, after which the process ends at once; also how long the end of a
+    run waits for an unreachable sink outside; by default 25s."""
     stop_savepoint: str | None
     """Savepoint that a stop by a signal takes: this name, a hyphen and the number of the run; empty:
     none."""
     watermark_check: Literal["error", "warn", "off"] | None
-    """What to do about a watermark delay that is certainly too short for the stage before: `error`, `warn`
-    or `off`; by default error."""
+    """Reaction to a watermark delay that is certainly too short for the stage before: `error`, `warn` or
+    `off`; by default error."""
     restart_strategy: Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None
-    """Which failed stages start again alone: `none`, `fixed-delay`, `exponential-delay` or `failure-rate`,
+    """Which failed stages are restarted alone: `none`, `fixed-delay`, `exponential-delay` or `failure-rate`,
     as in Flink; failures are counted over all stages of the job, within a run; by default none."""
     restart_delay: str | None
     """Time from a failure to the restart; for `exponential-delay` the first delay; by default 1s."""
     restart_attempts: int | Literal["unlimited"] | None
     """Restarts before the job fails, not for `failure-rate`; with every strategy also the restarts of one
-    stage that do not get it past one batch; unlimited: any number; by default 10."""
+    stage at the same batch; unlimited: any number; by default 10."""
     restart_max_delay: str | None
     """`exponential-delay`: the longest delay; by default 1m."""
     restart_multiplier: float | None
-    """`exponential-delay`: each delay is so many times the one before; by default 1.5."""
+    """`exponential-delay`: factor from each delay to the next; by default 1.5."""
     restart_jitter: float | None
     """`exponential-delay`: fraction by which a delay is made longer or shorter at random; by default 0.1."""
     restart_reset_after: str | None
-    """`exponential-delay`: time without a failure after which the delay is the first one again; by default
-    1h."""
+    """`exponential-delay`: time without a failure after which the delay starts at `restartDelay` again; by
+    default 1h."""
     restart_failures: int | None
     """`failure-rate`: failures that are allowed within `restartInterval`; by default 1."""
     restart_interval: str | None
@@ -110,9 +110,9 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     copy_threads: int | None
     """Threads of the job that copy state files; by default 4."""
     max_group_bytes: str | None
-    """State of a Python function in one key group; past it the batch fails; by default 256mb."""
+    """Largest state of a Python function in one key group; beyond it the batch fails; by default 256mb."""
     cache_bytes: str | None
-    """State of a Python function that a Python worker holds in memory; by default 256mb."""
+    """Memory of a Python worker for state of Python functions; by default 256mb."""
     native_root: str | None
     """Directory for Spark's own checkpoints, on a disk that driver and executors share; empty: below the
     root."""

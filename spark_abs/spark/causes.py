@@ -1,7 +1,7 @@
-"""What an error says at the bottom of it. Spark wraps what has gone wrong in layers, in two languages.
+"""The deepest cause of an error. Spark wraps an error in several layers, of two languages.
 
-A batch that fails in a Python worker comes back as a traceback within a message of the worker's, of the
-task's, of the job's and of the query's, each with its own stack; a person looks for one line of that.
+When a batch fails in a Python worker, its traceback is nested in messages of the worker, the task, the job
+and the query, each with its own stack. A reader needs one line of all that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _OURS = "spark_abs.errors."
 _CAPTURED = "pyspark.errors.exceptions.captured."
 _WRAPPERS = ("py4j.", "pyspark.errors.")
 _UNKNOWN = "UnknownException: "
-"""What PySpark puts before the name of an error of the JVM's that it has no class for."""
+"""PySpark's prefix before the name of a JVM error for which it has no class."""
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
 _CAUSED = re.compile(r"Caused by: (?!\[CIRCULAR)(.+)")
-"""Not indented: a suppressed error has causes of its own."""
+"""Without indentation: the causes of a suppressed error are indented."""
 _BELOW = re.compile(r": ((?:[a-z_][\w$]*\.)+[A-Z].*)")
 """As py4j writes it below `An error occurred while calling o52.save.`"""
 _TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): (.+)")
@@ -30,13 +30,13 @@ _ENDS = re.compile(
     r"\s+at |\s+\.\.\. \d+ more|\s*Caused by: |\s*Suppressed: |=== |== SQL|: |Driver stacktrace:"
     r"|JVM stacktrace:|(?:[a-z_][\w$]*\.)+[A-Z][\w$]*(?:: |$)|.*Traceback \(most recent call last\):"
 )
-"""Where the message of an exception ends."""
+"""The line after the end of an exception's message."""
 _TOO_SLOW = ("Python worker to connect back", "Python worker failed to connect back")
 _CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+([A-Z][\w$]*)")
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the deepest cause of an error, in one line; all of it for an error of ours."""
+    """Return the deepest cause of an error in one line; an error of this package whole."""
     if isinstance(error, AbsError):
         return f"{type(error).__name__}: {error}"
     if _of_jvm(error):
@@ -49,7 +49,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return all that an error says, with the JVM's stacks if it comes from there."""
+    """Return the whole text of an error, with JVM stacks if it comes from the JVM."""
     text, stack = str(error), str(getattr(error, "_stackTrace", ""))
     whole = f"{type(error).__name__}: {text}" + ("" if stack in text else f"\n{stack}")
     # Spark's handle of a query gives the stack of what wraps the cause, and the cause beside it.
@@ -60,16 +60,16 @@ def text_of(error: BaseException) -> str:
 
 
 def is_slow_start(error: BaseException) -> bool:
-    """Say whether a Python process had not come up in the ten seconds that Spark gives it.
+    """Say whether a Python process did not start within Spark's ten seconds.
 
-    Nothing is wrong with the query: the machine was busy. Spark has no setting for the time.
+    The query is not at fault: the machine was busy. Spark has no setting for this timeout.
     """
     text = text_of(error)
     return any(said in text for said in _TOO_SLOW)
 
 
 def chain_of(error: BaseException) -> str:
-    """Return an error's message, and below it all that the errors say from which it comes."""
+    """Return an error's message, with the whole text of its causes below it."""
     found, each = [str(error)], error.__cause__
     while each is not None:
         found.append(f"caused by {text_of(each)}")
@@ -78,11 +78,11 @@ def chain_of(error: BaseException) -> str:
 
 
 def deepest(text: str) -> str:
-    """Return in one line what a message names as the deepest cause, and the file that was being read.
+    """Return the deepest cause that a message names, in one line, and the file that was being read.
 
-    That is what our own code in a Python worker has raised; else what was raised first in Python; else the
-    last `Caused by` of the JVM; else the error of a task; else the Java exception below the line that py4j
-    puts first; else the first line. A Java exception says more in the lines up to its stack.
+    In this order: an error raised by this package in a Python worker; the first error raised in Python; the
+    last `Caused by` of the JVM; the error of a task; the Java exception below py4j's first line; the first
+    line. Of a Java exception, the lines up to its stack are part of its message.
     """
     lines = text.splitlines()
     raised = list(_raised(lines))
@@ -102,13 +102,13 @@ def deepest(text: str) -> str:
 
 
 def _java(lines: list[str], at: int, form: re.Pattern[str]) -> str | None:
-    """Return the whole message of a Java exception if a line begins one in this form."""
+    """Return the whole message of a Java exception if a line begins with this pattern."""
     found = form.match(lines[at])
     return None if found is None else _message(lines, at, found[1])
 
 
 def _message(lines: list[str], at: int, first: str) -> str:
-    """Join a message that goes on below its first line, up to a stack, a plan or the next exception."""
+    """Join the lines of a message, up to a stack, a plan or the next exception."""
     said = [first.strip()]
     for line in lines[at + 1 :]:
         if said[-1].endswith(";") or _ENDS.match(line):
@@ -119,7 +119,7 @@ def _message(lines: list[str], at: int, first: str) -> str:
 
 
 def _raised(lines: list[str]) -> Iterator[str]:
-    """Iterate what each traceback ends with."""
+    """Iterate the last line of each traceback."""
     inside = False
     for line in lines:
         if line.rstrip().endswith(_TRACEBACK):
@@ -131,7 +131,7 @@ def _raised(lines: list[str]) -> Iterator[str]:
 
 
 def one_line(text: str) -> str:
-    """Return the first line of a text, cut where it is too long."""
+    """Return the first line of a text, cut if it is too long."""
     first = text.strip().partition("\n")[0].strip()
     return first if len(first) <= LONGEST_LINE else f"{first[:LONGEST_LINE]}…"
 

@@ -1,6 +1,6 @@
-"""The driver's JVM as a process: what it logs, the signals that it gets, its threads and their pools.
+"""The driver's JVM as a process: its log, its signals, its threads and their pools.
 
-As in `jvm`, what is private to Spark was read in Spark 4.2.
+It uses private parts of Spark as of Spark 4.2.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _HALT_S, _DRAIN_MS = 2.0, 2000
 _INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
 )
-"""What Spark looks for in the error of a batch function (`StreamExecution.PROXY_ERROR`).
+"""The text that Spark looks for in the error of a batch function (`StreamExecution.PROXY_ERROR`).
 
-It must be short: with all of the real error after it, Spark's pattern overflows its stack.
+It must be short: if the real error followed, Spark's pattern would overflow its stack.
 """
 
 _NOISE: Mapping[str, str] = {
@@ -42,13 +42,13 @@ _NOISE: Mapping[str, str] = {
         "(?s)Value state .* doesn't contain a value.*"
     ),
 }
-"""Warnings of Spark, by logger, that jobs cause by working as they should."""
+"""Warnings of Spark, by logger, that jobs cause in normal operation."""
 
 
 def hush(spark: SparkSession) -> None:
-    """Keep `_NOISE` out of the driver's log, and what py4j tells of its calls out of ours; repeatable.
+    """Keep `_NOISE` out of the driver's log, and py4j's reports of calls out of Python's. Repeatable.
 
-    A logger that has a filter already keeps that one.
+    A logger that already has a filter keeps it.
     """
     calls, py4j = logging.getLogger("py4j.clientserver"), logging.getLogger("py4j")
     calls.addFilter(_is_no_refusal)
@@ -71,13 +71,13 @@ def hush(spark: SparkSession) -> None:
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """Say whether what py4j logs is anything but a batch that came too late to begin."""
+    """Say whether a log record of py4j is about anything other than a batch that came too late to begin."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, StageStopped) and not isinstance(error and error.__context__, StageStopped)
 
 
 def make_pool(spark: SparkSession, name: str) -> None:
-    """Make a scheduler pool where pools share fairly, if it is not there: Spark would do so and warn."""
+    """Create a missing scheduler pool if pools share fairly. Spark would do so with a warning."""
     context: Any = spark.sparkContext._jsc
     context, jvm = context.sc(), cast("Any", spark._jvm)
     if str(context.getSchedulingMode().toString()) != "FAIR" or not context.getPoolForName(name).isEmpty():
@@ -89,13 +89,13 @@ def make_pool(spark: SparkSession, name: str) -> None:
 
 
 def sleep_until_stopped(spark: SparkSession) -> None:
-    """Sleep in the JVM's thread that has called into this one, until Spark interrupts it.
+    """Sleep in the calling thread of the JVM until Spark interrupts it.
 
-    That is how Spark stops a query. Returns at once if Python's threads are not bound to those of the JVM:
-    nobody would be woken.
+    Spark stops a query by an interrupt. Returns at once if Python's threads are not bound to JVM threads: the
+    interrupt would not arrive.
 
     Raises:
-        StageStopped: the query was stopped; Spark knows by its words that this is no failure.
+        StageStopped: the query was stopped. Spark recognises the message and does not count it as a failure.
     """
     jvm: Any = spark._jvm
     if isinstance(spark.sparkContext._gateway, ClientServer):
@@ -106,10 +106,10 @@ def sleep_until_stopped(spark: SparkSession) -> None:
 
 @contextmanager
 def hearing_signals(context: SparkContext, hear: Callable[[int], None]) -> Iterator[None]:
-    """Keep SIGTERM from ending the JVM meanwhile, and hear of the signals that it gets in our place.
+    """While this lasts, SIGTERM does not end the JVM, and signals that the JVM gets are passed to Python.
 
-    A JVM that this process has started ends when this process does. One that has started this process, as
-    spark-submit does, is who a terminal, systemd or Kubernetes knows.
+    A JVM that this process has started ends with it. Under spark-submit the JVM is the parent of this process
+    and gets the signals of a terminal, systemd or Kubernetes.
     """
     jvm, gateway = cast("Any", context._jvm), cast("Any", context._gateway)
     mine = getattr(gateway, "proc", None) is not None
@@ -133,7 +133,7 @@ def hearing_signals(context: SparkContext, hear: Callable[[int], None]) -> Itera
 
 
 class _Heard:
-    """A handler of signals in Python: the JVM calls it in a thread of a callback."""
+    """A signal handler in Python. The JVM calls it in a callback thread."""
 
     def __init__(self, hear: Callable[[int], None]) -> None:
         self._hear = hear
@@ -143,20 +143,20 @@ class _Heard:
         self._hear(int(number.getNumber()))
 
     class Java:
-        """What py4j makes of it."""
+        """The Java interface, for py4j."""
 
         implements = ("sun.misc.SignalHandler",)
 
 
 def drain_events(spark: SparkSession) -> None:
-    """Wait a moment until listeners have heard of all that has happened: one that was removed may be late."""
+    """Wait a moment until Spark has delivered all events, late ones to removed listeners too."""
     context: Any = spark.sparkContext._jsc
     with suppress(Py4JError):
         context.sc().listenerBus().waitUntilEmpty(_DRAIN_MS)
 
 
 def end_session() -> None:
-    """Stop the session, then close all state stores, if the JVM belongs to this process and lives."""
+    """Stop the session, then close all state stores, if this process owns the JVM and it is alive."""
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None or process.poll() is not None:
@@ -168,10 +168,10 @@ def end_session() -> None:
 
 
 def close_state_stores(jvm: Any) -> None:
-    """Close the state stores that a JVM has open, once their maintenance has ended.
+    """Close the open state stores of a JVM after their maintenance has ended.
 
-    `StateStore.stop` alone waits for maintenance with a lock that maintenance wants: it waits for
-    `spark.sql.streaming.stateStore.maintenanceShutdownTimeout`, five minutes, and one more.
+    `StateStore.stop` alone waits for maintenance while it holds a lock that maintenance needs: it would block
+    for `spark.sql.streaming.stateStore.maintenanceShutdownTimeout`, five minutes, and one more.
     """
     stores = getattr(getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$"), "MODULE$")
     stores.stopMaintenanceTaskWithoutLock()
@@ -179,7 +179,7 @@ def close_state_stores(jvm: Any) -> None:
 
 
 def halt_jvm(code: int) -> None:
-    """End the JVM without its farewells, if it belongs to this process or this process to it."""
+    """End the JVM at once, without shutdown hooks, if it is this process's child or parent."""
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is not None:

@@ -1,4 +1,4 @@
-"""How the JVM of a session is started without noise: jars that are known, and a configuration of its log."""
+"""The quiet start of a session's JVM: known jars in place of Ivy's report, and a log configuration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOG_PATTERNS = ("log4j2*.properties", "log4j2*.xml", "log4j2*.y*ml", "log4j2*.j
 
 @contextmanager
 def quiet_log() -> Iterator[None]:
-    """Let a JVM that is started within log warnings and errors, without those that mean nothing on a laptop.
+    """Let a JVM that starts meanwhile log warnings and errors only, and none that laptops always cause.
 
-    Whoever has a configuration of his own, in Spark's directory of configurations or as a Java option, keeps
-    it: options of the driver come after this one.
+    A user's own log configuration, in Spark's configuration directory or as a Java option, wins: options of
+    the driver come after this one.
     """
     before = os.environ.get(_OPTIONS)
     theirs = any(any(_conf_dir().glob(pattern)) for pattern in _LOG_PATTERNS)
@@ -41,9 +41,9 @@ def quiet_log() -> Iterator[None]:
 
 @contextmanager
 def errors_kept() -> Iterator[None]:
-    """Keep what a JVM that is started within writes to stderr from a command's user, for as long as it lives.
+    """Hide from a command's user what a JVM that starts meanwhile ever writes to stderr.
 
-    What goes wrong there comes as an error of Python. Shown if one comes before the JVM has started.
+    Failures in the JVM arrive as errors of Python. The text is shown only if the JVM does not start.
     """
     sys.stderr.flush()
     theirs = os.dup(2)
@@ -61,7 +61,7 @@ def errors_kept() -> Iterator[None]:
 
 
 def may_name_jars(conf: Mapping[str, str]) -> bool:
-    """Say whether a session may be given its jars by name: nobody else says anything about jars."""
+    """Say whether a session may be given its jars by path: true if no other setting names jars."""
     if "PYSPARK_GATEWAY_PORT" in os.environ or any(name.startswith("spark.jars") for name in conf):
         return False
     if os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell").strip() != "pyspark-shell":
@@ -73,20 +73,20 @@ def may_name_jars(conf: Mapping[str, str]) -> bool:
 
 
 class KnownJars:
-    """The jars to which Ivy has resolved some packages before, kept in the user's cache directory.
+    """The jars to which Ivy has resolved packages before, recorded in the user's cache directory.
 
-    Ivy reports 150 lines for each start otherwise. What is kept is a list of files: it counts while all of
-    them are there in their size.
+    Without the record Ivy prints 150 lines at each start. The record is a list of files, valid while all of
+    them exist with their sizes.
     """
 
     def __init__(self, packages: Sequence[str]) -> None:
-        """Take everything that decides which jars they are, versions included."""
+        """Take everything that determines the jars, versions included."""
         name = hashlib.sha256(json.dumps(list(packages)).encode()).hexdigest()[:16]
         cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         self._path = Path(cache) / "spark_abs" / f"jars-{name}.json"
 
     def find(self) -> tuple[str, ...]:
-        """Return their paths; nothing if they are not known, or one of them is not there any more."""
+        """Return the paths of the jars; nothing if they are unknown or one of them is missing."""
         try:
             sizes = json.loads(self._path.read_text())
             there = all(Path(path).stat().st_size == size for path, size in sizes.items())
@@ -95,7 +95,7 @@ class KnownJars:
         return tuple(sizes) if there else ()
 
     def keep(self, jars: str) -> None:
-        """Keep what `spark.jars` of a session says that was started with the packages."""
+        """Record `spark.jars` of a session that was started with the packages."""
         paths = [Path(unquote(urlsplit(uri).path)) for uri in jars.split(",") if uri]
         new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with suppress(OSError):

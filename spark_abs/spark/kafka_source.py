@@ -1,4 +1,4 @@
-"""The Kafka sources of a plan, and what their brokers have: asked by the client that Spark's source uses."""
+"""The Kafka sources of a plan, and the offsets of their brokers, read with the client of Spark's source."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 BROKERS = "kafka.bootstrap.servers"
 _PATIENCE_MS = 15_000
-"""How long the brokers may take to answer."""
+"""Timeout of the brokers' answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """A stream from Kafka as it is declared."""
+    """A stream from Kafka, as declared."""
 
     shape: SourceShape
-    """By which a later start knows it again."""
+    """Its shape, by which a later start recognises it."""
     options: Mapping[str, str] = field(repr=False)
-    """Its options, names in lower case. They may hold secrets."""
+    """Its options, with names in lower case. They may hold secrets."""
 
     @property
     def goes_on_without(self) -> bool:
-        """Whether Spark goes on where the brokers have dropped records that it has not read."""
+        """Whether Spark continues although the brokers have dropped records that it has not read."""
         return self.options.get("failondataloss", "true").lower() == "false"
 
 
 def available(
     spark: SparkSession, source: KafkaSource, wanted: Mapping[Partition, int]
 ) -> Mapping[Partition, Available]:
-    """Ask the brokers of a source for the partitions that are wanted; those that are not there are left out.
+    """Ask the brokers of a source for the records of partitions; missing partitions are left out.
 
     Raises:
         Py4JError: the brokers do not answer, or refuse to.

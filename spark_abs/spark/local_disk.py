@@ -1,4 +1,4 @@
-"""Native checkpoints on a local disk are written without starting processes (ADR 8)."""
+"""Spark writes native checkpoints on a local disk without starting processes (ADR 8)."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ public final class LocalFiles extends RawLocalFileSystem {
     }
 }
 """
-"""Hadoop's class, but for the permissions of a file: for them it runs `chmod`. As `chmod`, this one leaves a
-directory its set-user-ID and set-group-ID bits. Settings and statistics are those of the object that it
-replaces, and it has set the permissions of a file before it does so."""
+"""Hadoop's class runs `chmod` to set the permissions of a file; this subclass sets them in process. Like
+`chmod`, it keeps the set-user-ID and set-group-ID bits of a directory. It takes over settings and statistics
+of the object that it replaces, and first tries its own way on a scratch file."""
 
 
 def local_disk_conf(spark: SparkSession) -> Mapping[str, str]:
-    """Return session settings under which Spark writes files on a local disk without starting processes.
+    """Return session settings with which Spark writes files on a local disk without starting processes.
 
-    Empty if the user has chosen a checkpoint file manager, or what stands behind `file:`. Under the settings
-    checkpoints have no checksum files (ADR 8). Where executors live in the driver's JVM, Hadoop's one object
-    for `file:` writes none from now on, whatever writes through it; those that are there are still read.
+    Empty if the user has chosen a checkpoint file manager, or a file system for `file:`. With these settings
+    checkpoints have no checksum files (ADR 8). If executors live in the driver's JVM, Hadoop's shared object
+    for `file:` writes no checksum files for anyone from now on; existing ones are still read.
     """
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()
     chosen = [hadoop.get(_MANAGER), hadoop.get(_FILE_CONTEXT), hadoop.get(_FILE_SYSTEM)]
@@ -93,10 +93,10 @@ def local_disk_conf(spark: SparkSession) -> Mapping[str, str]:
 
 
 def _set_permissions_in_process(jvm: Any, local: Any) -> None:
-    """Put a file system that runs no `chmod` behind Hadoop's object for `file:`, once a JVM.
+    """Put a file system that runs no `chmod` behind Hadoop's object for `file:`, once for each JVM.
 
-    Its class is compiled by the compiler that Spark has for its generated code. Where that does not succeed,
-    Hadoop goes on as before; where it has its native library, it needs no process.
+    Spark's compiler for generated code compiles the class. If that fails, Hadoop works as before. With its
+    native library Hadoop needs no process, and nothing is done.
     """
     if (
         local.getRaw().getClass().getName() != _RAW

@@ -1,4 +1,4 @@
-"""What a job asks of the plan that Spark has analysed for a stage."""
+"""The facts that a job needs from the analysed plan of a stage."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FUNCTION = "stateful function "
 
 
 def function_name(uid: str) -> str:
-    """Return the name of the node of a plan that packs the rows of a stateful function."""
+    """Return the name of the plan node that packs the rows of a stateful function."""
     return f"{_FUNCTION}{uid}"
 
 
 def function_in(name: str) -> str | None:
-    """Return the uid of the function that stands below a node of a plan, None if none of ours does."""
+    """Return the uid of the stateful function below a plan node, None if there is none of this package."""
     return name.removeprefix(_FUNCTION) if name.startswith(_FUNCTION) else None
 
 
@@ -33,38 +33,38 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """What Spark's analysed plan of a stage says."""
+    """The facts in Spark's analysed plan of a stage."""
 
     sources: tuple[str, ...]
     """Names of its native streaming sources."""
     channels: tuple[ChannelId, ...]
-    """Channels it reads, repeats kept."""
+    """Channels that it reads, with repeats."""
     watermarks: tuple[Watermark, ...]
     holds_rows: bool
-    """Whether an operator lets rows out only after the watermark has passed them."""
+    """Whether an operator emits rows only after the watermark has passed them."""
     streaming: bool
     static_tables: Mapping[str, int]
     """Delta tables read as static frames, and their versions."""
     moving_tables: tuple[str, ...] = ()
-    """Those of them that Spark would read anew in every batch."""
+    """The static tables that Spark would read anew in every batch."""
     lookup_tables: tuple[str, ...] = ()
     """The Delta tables of its lookups."""
     keeps_state: bool = False
-    """Whether an operator has state."""
+    """Whether any operator has state."""
     functions: tuple[str, ...] = ()
-    """What each `transformWithState` runs, in the order in which Spark numbers them: the uid of a stateful
-    function, empty for one that is none of ours."""
+    """The uid of the stateful function in each `transformWithState`, in Spark's numbering; empty if it is not
+    a function of this package."""
     streamed_tables: tuple[str, ...] = ()
     """Delta tables read as streams."""
     streams: tuple[SourceShape, ...] = ()
-    """What it reads as streams, in the order of Spark's offset files."""
+    """The streams that it reads, in the order of Spark's offset files."""
     operators: tuple[OperatorShape, ...] = ()
-    """Its stateful operators, from the root of the plan down."""
+    """Its stateful operators, from the root of the plan downwards."""
     by_place: tuple[tuple[str, ...], ...] | None = None
     """See `StageShape.by_place`."""
     columns: Mapping[ChannelId, frozenset[int]] | None = None
-    """The places of the columns that it uses of each channel; None if it reads whole rows."""
+    """The positions of the columns that it uses of each channel; None if it reads whole rows."""
     kafka: tuple[KafkaSource, ...] = ()
     """Its Kafka sources."""
     repeatable: bool = True
-    """Whether the same input gives the same rows: nothing in it is random, or reads what moves on."""
+    """Whether the same input always gives the same rows: nothing in it is random or reads changing data."""

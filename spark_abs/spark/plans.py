@@ -1,4 +1,4 @@
-"""Calls into the JVM or into Spark's private API, of what a job is planned with. Read in Spark 4.2."""
+"""Calls into the JVM and Spark's private API for the planning of a job. Written for Spark 4.2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DRAFT = "sparkAbsChannel"
-"""The option by which the draft of a gate says which channel it stands for."""
+"""The option that names the channel of a draft gate."""
 _EXECUTORS_S, _EXECUTORS_POLL_S = 10.0, 0.1
 _DELTA = ("delta", "org.apache.spark.sql.delta.sources.deltadatasource")
 _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
@@ -32,7 +32,7 @@ _TRANSFORMS = frozenset(("TransformWithState", "TransformWithStateInPySpark"))
 _HOLDING = _TRANSFORMS | {"Aggregate", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
 _KEEPING = _HOLDING | {"Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"}
 _GIVEN = frozenset(("LogicalRDD", "LocalRelation", "OneRowRelation", "Range"))
-"""Leaves of a batch's plan: its rows, and what the plan itself holds."""
+"""Leaves of a batch's plan: its rows, and rows that the plan itself contains."""
 _COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
 _OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
 
@@ -90,10 +90,10 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
 
 
 def repeatable(frame: DataFrame) -> bool:
-    """Say whether a frame made from that of a batch has the same rows however often it is evaluated.
+    """Say whether a frame made from a batch has the same rows in every evaluation.
 
-    Not if something in it is random, or if it reads anything but the batch. Spark takes a Python function at
-    its word: one that is random has to say so, with `asNondeterministic`.
+    False if something in it is random, or if it reads anything but the batch. Spark takes a Python function
+    as deterministic unless it is declared with `asNondeterministic`.
     """
     plan = frame._jdf.queryExecution().analyzed()
     leaves = (node.getClass().getSimpleName() for node in nodes(plan) if not node.children().size())
@@ -101,9 +101,9 @@ def repeatable(frame: DataFrame) -> bool:
 
 
 def refusal(frame: DataFrame, output_mode: str) -> str | None:
-    """Return in one line why Spark would not start a stream of this plan, None if it would.
+    """Return in one line why Spark would refuse to start a stream of this plan, None if it would not.
 
-    Asked of the checker that every start of a streaming query asks; the session is to be the active one.
+    It calls the check that each start of a streaming query runs. The session must be the active one.
     """
     spark: Any = frame.sparkSession
     if spark.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true") == "false":
@@ -120,16 +120,16 @@ def refusal(frame: DataFrame, output_mode: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PinnedTable:
-    """A static table that is read at one version for the whole run."""
+    """A static table that a run reads at one version."""
 
     path: str
     version: int
 
 
 def pin_version(frame: DataFrame) -> tuple[DataFrame, PinnedTable | None]:
-    """Return a frame that is nothing but a Delta table at the version it has now; any other as it is.
+    """Return a frame that only reads a Delta table pinned to its present version; any other frame unchanged.
 
-    Spark looks for a newer version of such a static table in every batch, also in one that is repeated.
+    Without this, Spark reads the newest version of a static table in each batch, also in a repeated one.
     """
     plan, alias = _below_alias(frame)
     index = _delta_index(frame.sparkSession, plan)
@@ -150,7 +150,7 @@ class ReadTable:
 
 
 def read_tables(frame: DataFrame) -> tuple[ReadTable, ...]:
-    """Return the Delta tables that a frame reads as static ones, each with the id at the version it reads."""
+    """Return the Delta tables that a frame reads as static tables, each with its id at the version read."""
     plan = frame._jdf.queryExecution().analyzed()
     found = (_delta_index(frame.sparkSession, node) for node in nodes(plan))
     return tuple(
@@ -161,7 +161,7 @@ def read_tables(frame: DataFrame) -> tuple[ReadTable, ...]:
 
 
 def is_delta_stream(frame: DataFrame) -> bool:
-    """Say whether a streaming frame is nothing but a Delta table."""
+    """Say whether a streaming frame only reads a Delta table."""
     node = _below_alias(frame)[0]
     if node.getClass().getSimpleName() != "StreamingRelation":
         return False
@@ -169,7 +169,7 @@ def is_delta_stream(frame: DataFrame) -> bool:
 
 
 def read_anew(frame: DataFrame) -> DataFrame:
-    """Return a frame for which `is_delta_stream` holds with the columns that the table has now."""
+    """Return such a frame (`is_delta_stream`) again, with the table's present columns."""
     node, alias = _below_alias(frame)
     source = node.dataSource()
     reader = frame.sparkSession.readStream.format("delta")
@@ -180,7 +180,7 @@ def read_anew(frame: DataFrame) -> DataFrame:
 
 
 def _below_alias(frame: DataFrame) -> tuple[Any, str | None]:
-    """Return what a frame reads below the names that it gives it, and the outermost of these."""
+    """Return the relation below a frame's aliases, and the outermost alias."""
     plan, alias = frame._jdf.queryExecution().analyzed(), None
     while plan.getClass().getSimpleName() == "SubqueryAlias":
         plan, alias = plan.child(), alias or str(plan.alias())
@@ -188,7 +188,7 @@ def _below_alias(frame: DataFrame) -> tuple[Any, str | None]:
 
 
 def optimized(frame: DataFrame) -> Any | None:
-    """Return a frame's plan when Spark has optimized it, None if it cannot be."""
+    """Return a frame's plan as optimized by Spark, None if that fails."""
     state = frame.sparkSession._jsparkSession.sessionState()
     try:
         return state.optimizer().execute(frame._jdf.queryExecution().analyzed())
@@ -198,7 +198,7 @@ def optimized(frame: DataFrame) -> Any | None:
 
 
 def nodes(plan: Any) -> Iterator[Any]:
-    """Iterate a plan from the top; what expressions ask of other plans (`IN (SELECT …)`) is part of it."""
+    """Iterate a plan from the top, subqueries of expressions (`IN (SELECT …)`) included."""
     yield plan
     for below in (plan.children(), plan.subqueries()):
         for node in items(below):
@@ -217,13 +217,13 @@ def of_streams(join: Any) -> bool:
 
 
 def channel_of(node: Any) -> ChannelId | None:
-    """Return the channel that a relation is the draft of, None if it is none."""
+    """Return the channel of a relation that is a draft gate, None for any other relation."""
     channel = node.extraOptions().get(DRAFT)
     return None if channel is None else ChannelId(str(channel))
 
 
 def _streamed_tables(node: Any) -> tuple[str, ...]:
-    """Return the path of a Delta table that is read as a stream, by its path or by its name."""
+    """Return the path of a Delta table that is read as a stream, by path or by name."""
     if node.getClass().getSimpleName() != "StreamingRelation":
         return ()
     source = node.dataSource()
@@ -253,7 +253,7 @@ def _delta_index(spark: SparkSession, node: Any) -> Any | None:
 
 
 def refuse_unsupported_session(spark: SparkSession) -> None:
-    """Refuse session settings under which the cut of a stage, or what a batch has written, cannot be known.
+    """Refuse session settings under which a stage's cut or the rows written by a batch are uncertain.
 
     Raises:
         UsageError: names the setting and the value it must have.
@@ -271,9 +271,9 @@ def refuse_unsupported_session(spark: SparkSession) -> None:
 
 @contextmanager
 def as_active(spark: SparkSession) -> Iterator[None]:
-    """While this lasts, a session is the active one of this thread.
+    """Make a session the active one of this thread, while this lasts.
 
-    Spark registers and finds Python data sources by the active session, whichever it was asked through.
+    Spark registers and finds Python data sources in the active session, whichever session is used.
     """
     sessions: Any = spark._get_j_spark_session_class(spark._jvm)
     before = sessions.getActiveSession()
@@ -288,14 +288,14 @@ def as_active(spark: SparkSession) -> Iterator[None]:
 
 
 def active_query(spark: SparkSession, query_id: str) -> Any | None:
-    """Return the JVM's handle of a query that runs under any session of this process, None if none does."""
+    """Return the JVM object of a query that runs in any session of this process, None if it does not run."""
     jvm: Any = spark._jvm
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     return queries.get(jvm.java.util.UUID.fromString(query_id))
 
 
 def executor_count(spark: SparkSession) -> int:
-    """Return how many executors there are now, the driver not counted; at least one."""
+    """Return the present number of executors without the driver, at least one."""
     context: Any = spark.sparkContext._jsc
     return max(1, len(context.sc().statusTracker().getExecutorInfos()) - 1)
 
@@ -303,8 +303,8 @@ def executor_count(spark: SparkSession) -> int:
 def task_slots(spark: SparkSession) -> int:
     """Return how many tasks can run at once: on the cores of this machine, or of all executors.
 
-    On a cluster that is what its executors have by now, or what the configuration asks for if that is more;
-    waits a moment for the first executor if neither is known. At least one.
+    On a cluster that is the cores of its present executors, or of the configured ones if they are more. Waits
+    a moment for the first executor if neither is known. At least one.
     """
     java_context: Any = spark.sparkContext._jsc
     context = java_context.sc()
@@ -322,12 +322,12 @@ def task_slots(spark: SparkSession) -> int:
 
 
 def _executor_cores(context: Any) -> int:
-    """Return the cores of all live executors; of the driver where it is the only one."""
+    """Return the cores of all live executors, or of the driver if there are none."""
     listed = context.statusStore().executorList(True)
     local = bool(context.isLocal())
     return sum(int(e.totalCores()) for e in items(listed) if local or str(e.id()) != "driver")
 
 
 def batches_retained(spark: SparkSession) -> int:
-    """Return how many batches Spark keeps the logs and state of."""
+    """Return for how many batches Spark keeps logs and state."""
     return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)

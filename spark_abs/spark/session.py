@@ -41,13 +41,13 @@ SESSION_CONF: Mapping[str, str] = {
     # A bar that is drawn over the lines of the log: pyspark has it by default.
     "spark.ui.showConsoleProgress": "false",
 }
-"""What a session needs, or is much better with."""
+"""Settings that a session needs, or that make it much faster."""
 
 S3_CONNECTOR = "org.apache.hadoop:hadoop-aws:3.5.0"
-"""Hadoop's S3A connector, in the version of the Hadoop that pyspark brings along."""
+"""Hadoop's S3A connector, in the version of pyspark's Hadoop."""
 
 KAFKA_CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
-"""Spark's Kafka connector: a session that reads from Kafka needs it among its `packages`."""
+"""Spark's Kafka connector. A session that reads from Kafka needs it in its `packages`."""
 
 _SUPPORTED: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("4.2.",),
@@ -59,18 +59,18 @@ _SUPPORTED: Mapping[str, tuple[str, ...]] = {
 def spark_session(
     app_name: str, master: str | None = None, *, packages: Sequence[str] = (), **conf: str
 ) -> SparkSession:
-    """Build a session with Delta ready, or return the one that this process has.
+    """Build a session with Delta, or return the session that this process has.
 
     Args:
         app_name: the name shown by Spark.
-        master: Spark's master, None to leave it to spark-submit or `spark-defaults.conf`.
+        master: Spark's master; None leaves it to spark-submit or `spark-defaults.conf`.
         packages: Maven coordinates to fetch beside Delta's: `S3_CONNECTOR` for a root in an object store,
             `KAFKA_CONNECTOR` for jobs that read from Kafka.
-        **conf: further settings; they win over `SESSION_CONF`.
+        **conf: further settings, which override `SESSION_CONF`.
 
     Raises:
-        UsageError: this is Spark Connect, or a version that spark_abs does not run on.
-        SparkNotStarted: there is no Java that Spark can use.
+        UsageError: this is Spark Connect, or a version that spark_abs does not support.
+        SparkNotStarted: Spark finds no Java that it can use.
     """
     builder = _prepared(SparkSession.builder.appName(app_name))
     if master is not None:
@@ -101,10 +101,10 @@ def spark_session(
 
 
 def configure(builder: SparkSession.Builder, *, packages: Sequence[str] = ()) -> SparkSession.Builder:
-    """Add to a builder what a session needs: `SESSION_CONF`, the Delta jars, this Python for the workers.
+    """Add to a builder the settings of a session: `SESSION_CONF`, Delta's jars, this Python for workers.
 
-    What is set on the builder afterwards wins. An executor on another machine may keep its Python
-    elsewhere: set PYSPARK_PYTHON before, it is left alone then.
+    Settings made on the builder afterwards win. If executors have Python at another path, set PYSPARK_PYTHON
+    before the call: it is not changed then.
 
     Raises:
         UsageError: as for `spark_session`.
@@ -121,9 +121,9 @@ def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
-    """Tell a session, and with it the executors, how a store is reached; other sessions are not told.
+    """Tell a session and its executors how a store is reached. Other sessions are not changed.
 
-    Spark shows the names of such settings and not what is secret in them.
+    Spark shows the names of these settings but not the secrets.
     """
     for name, value in storage.hadoop().items():
         session.conf.set(name, value)
@@ -135,10 +135,10 @@ _old_versions = threading.Lock()
 
 @contextmanager
 def old_versions(session: SparkSession) -> Iterator[None]:
-    """Let Delta open versions of a table that are older than its `delta.deletedFileRetentionDuration`.
+    """While this lasts, Delta opens versions of a table older than its `delta.deletedFileRetentionDuration`.
 
-    Delta refuses all of them but the newest, since VACUUM may delete their files at any time. Those that we
-    ask for are recorded: they are read as long as their files are there, and a file that is gone is an error.
+    Delta refuses older versions, since VACUUM may delete their files at any time. The versions that we read
+    are recorded; they can be read while their files exist, and a missing file is an error.
     """
     with _old_versions:
         before = session.conf.get(_REFUSES_OLD, None)
@@ -162,7 +162,7 @@ def check_session(session: SparkSession) -> None:
     """Refuse a session that a job cannot run on.
 
     Raises:
-        UsageError: it is a Spark Connect session, has another version than pyspark, or no Delta.
+        UsageError: it is a Spark Connect session, its version is not pyspark's, or it has no Delta.
     """
     if not isinstance(session, SparkSession):
         raise UsageError(_NO_CONNECT)
@@ -182,7 +182,7 @@ def check_session(session: SparkSession) -> None:
 
 
 _OF_DELTA = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog")
-"""Settings by which a session has Delta: no session takes them once it is there."""
+"""Settings that give a session Delta. They can be set only before the session starts."""
 
 
 def _without_delta(lacking: Sequence[str]) -> str:

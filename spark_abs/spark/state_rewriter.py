@@ -1,4 +1,4 @@
-"""Spark's own rewriting of state stores, which is private to it. Read in Spark 4.2."""
+"""Spark's own rewriting of state stores, a private API. Written for Spark 4.2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_KEY, KEY, VALUE, FAMILY = "partition_key", "key_bytes", "value_bytes", "column_family_name"
-"""The columns of a state store as it is rewritten: what Spark partitions by, and the bytes of each entry."""
+"""The columns of a state store in a rewrite: Spark's partition key, and the bytes of each entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ Change = Callable[[Store, "DataFrame"], "DataFrame"]
 
 
 def read_entries(session: SparkSession, source: str, batch: BatchId, store: Store) -> DataFrame:
-    """Return the entries of a store of a native checkpoint after a batch, in its partitions."""
+    """Return the entries of a store in a native checkpoint after a batch, in the store's partitions."""
     _ = session.streams  # makes the coordinator of state stores
     jvm: Any = session._jvm
     options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
@@ -37,15 +37,15 @@ def read_entries(session: SparkSession, source: str, batch: BatchId, store: Stor
 
 
 def rewrite_state(session: SparkSession, source: str, target: str, batch: BatchId, change: Change) -> None:
-    """Write the state of a native checkpoint after a batch anew, into a copy that has all but the state.
+    """Rewrite the state of a native checkpoint after a batch, into a copy that has everything but state.
 
     Args:
         session: a session.
-        source: the native checkpoint that is read.
-        target: the copy: the settings in its `offsets/<batch>` say how state is written.
+        source: the native checkpoint to read.
+        target: the copy. The settings in its `offsets/<batch>` determine how state is written.
         batch: the batch.
-        change: given a store and its entries, one partition of the frame for each of the store; returns the
-            new entries, with the same columns and partitions.
+        change: takes a store and a frame of its entries, with a partition for each partition of the store;
+            returns the new entries, with the same columns and partitions.
     """
     from pyspark.java_gateway import ensure_callback_server_started
 
@@ -76,7 +76,7 @@ def rewrite_state(session: SparkSession, source: str, target: str, batch: BatchI
 
 
 class _Function:
-    """A Scala function in Python: Spark calls it for each store, in the thread of a callback."""
+    """A Scala function in Python: Spark calls it for each store, in a callback thread."""
 
     def __init__(self, session: SparkSession, change: Change) -> None:
         self.error: Exception | None = None
@@ -96,6 +96,6 @@ class _Function:
             raise
 
     class Java:
-        """What py4j makes of it."""
+        """The Java interface, for py4j."""
 
         implements = ("scala.Function1",)

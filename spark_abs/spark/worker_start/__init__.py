@@ -1,8 +1,8 @@
-"""The start of Python processes that Spark runs for this project.
+"""The start of Python processes that Spark runs for this package.
 
-Spark gives some of them ten seconds to come up, however busy the machine is, and fails the query that needs
-one. This directory is put on their path: `sitecustomize` in it runs when they start, and makes that short.
-Planning halves of gates are forked by a process of the driver's that has imported what they need.
+Spark gives some of them ten seconds to start, however busy the machine is, and fails the query otherwise.
+This directory is on their module path, so that Python runs its `sitecustomize`, which shortens the start. The
+planning process of a gate is forked from a server process of the driver, which has done the imports.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _PATH = str(Path(__file__).parent)
-"""An executor that does not have it is none the worse."""
+"""An executor without this directory works as before."""
 _FORK_SERVER = "SPARK_ABS_FORK_SERVER"
-"""The variable that says where the fork server listens."""
+"""The variable with the address of the fork server."""
 _OF_SERVER = {
     # numpy and pyarrow start no threads: what is forked while one holds a lock may wait without end.
     "OPENBLAS_NUM_THREADS": "1",
@@ -39,15 +39,15 @@ _OF_SERVER = {
 _END_S = 5.0
 _changing = threading.Lock()
 _listens_at: dict[str, str] = {}
-"""Where the fork server of each interpreter listens; empty where none could be started."""
+"""The address of each interpreter's fork server; empty if it could not be started."""
 
 
 @contextmanager
 def quick_start(context: SparkContext, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """While this lasts, Python code that is handed to Spark gets processes that start quickly.
+    """While this lasts, Python code that is passed to Spark gets processes that start quickly.
 
-    `more` are variables that they get where nobody has set them. Spark takes the environment from the
-    context when it is handed the code; every thread may do so.
+    `more` are further variables, set unless the user has set them. Spark copies the environment from the
+    context when it gets the code, in any thread.
     """
     environment = context.environment
     with _changing:
@@ -62,10 +62,10 @@ def quick_start(context: SparkContext, more: Mapping[str, str] = MappingProxyTyp
 
 
 def forked_start(context: SparkContext) -> Mapping[str, str]:
-    """Return the variable by which planning halves find the fork server; starts it, once a driver process.
+    """Return the variable with which planning processes find the fork server; start it once per driver.
 
-    None outside of Linux, where forking after numpy was imported is not safe, and where this package lies
-    in an archive.
+    No variable outside of Linux, where a fork after the import of numpy is not safe, and none if this package
+    is in an archive.
     """
     executable = context.pythonExec
     with _changing:
@@ -79,7 +79,7 @@ def forked_start(context: SparkContext) -> Mapping[str, str]:
 
 
 def _start_server(executable: str, environment: Mapping[str, str]) -> str:
-    """Start a fork server that ends with this process; returns where it listens.
+    """Start a fork server that ends with this process; return its address.
 
     Raises:
         OSError: the interpreter cannot be started, or the path of temporary files is too long for a socket.

@@ -1,13 +1,14 @@
-"""A process that has imported what gates need in the driver, and forks one whenever Spark starts a gate's.
+"""A process with the imports of gates, which forks a process whenever Spark starts one for a gate.
 
-The planning half imports for 0.6 seconds of CPU and keeps 50 MB to itself, and so does each of the workers
-that make a gate and that plan what its tasks read; a forked one does neither. The driver starts this file by
-its path, with a listening socket; `sitecustomize` tells it of what Spark starts. A process that Spark has
-started then only waits for the forked one, and each ends when the other does. Linux only.
+The planning process of a gate spends 0.6 seconds of CPU on imports and takes 50 MB of its own, and so does
+each worker that creates a gate or plans its tasks' reads. A forked process saves both. The driver starts this
+file by its path, with a listening socket; `sitecustomize` sends it a request for each process that Spark
+starts. The process that Spark has started then only waits for the forked one, and each ends when the other
+does. Linux only.
 
-What is forked is what would have run: same interpreter and flags, working directory, environment, module
-path, standard streams. A request that differs in what was imported, or how, is closed unanswered, and the
-process imports by itself, as it does where there is no server.
+The forked process is as the original would be: same interpreter and flags, working directory, environment,
+module path, standard streams. A request whose imports would differ is closed without an answer. Then the
+process imports by itself, as it does without a server.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ _IMPORTED = (
 _LENGTH, _CHUNK = 8, 2**16
 _PATIENCE_S = 1.0
 _LOOK_MS = 10_000
-"""Between looks whether the driver is there: a process that it has forked may hold its pipe open."""
+"""Seconds between checks that the driver is alive: a process forked by the driver may hold its pipe open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a process that Spark has started says of itself."""
+    """The description that a process started by Spark sends of itself."""
 
     path: list[str]
     arguments: list[str]
-    """Those behind `python -m`."""
+    """The arguments after `python -m`."""
     directory: str
     environment: dict[str, str]
     streams: list[int]
-    """Its standard streams, as file descriptors of this process."""
+    """Its standard streams, as file descriptors in this process."""
 
 
 def serve(listening: socket.socket) -> Request | None:
-    """Fork until the driver is gone, whose pipe is the standard input; in a forked process return why.
+    """Fork for each request until the driver's pipe, the standard input, closes; return in a forked process.
 
-    The first request is only a reason to import: who waits for that may be too late for Spark.
+    The first request only triggers the imports: a process that waited for them could be too late for Spark.
 
     Raises:
-        RuntimeError, ImportError: nothing can be forked here.
+        RuntimeError, ImportError: this process cannot fork safely.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is for the driver,
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # and so is this: the end of the driver is heard of
@@ -89,7 +90,7 @@ def serve(listening: socket.socket) -> Request | None:
 
 
 def receive(client: socket.socket, opened: ExitStack) -> Request | None:
-    """Read a request; None if it is none, or one of another interpreter or other flags than this one's.
+    """Read a request; None if it is not valid, or from an interpreter or flags other than this one's.
 
     The streams are closed with `opened`.
     """
@@ -118,11 +119,11 @@ def _is_forked() -> bool:
 
 
 def _import_all(request: Request) -> None:
-    """Import what every process of a gate does.
+    """Import the modules that each process of a gate imports.
 
     Raises:
-        ImportError: it is not there, or not the copy of this package that the driver runs.
-        RuntimeError: a thread was started, which a forked process would not have.
+        ImportError: a module is missing, or this package is not the driver's copy.
+        RuntimeError: an import started a thread, which a forked process would not have.
     """
     sys.path[:] = _path(request)
     for name in _IMPORTED:
@@ -136,12 +137,12 @@ def _import_all(request: Request) -> None:
 
 
 def _path(request: Request) -> list[str]:
-    """Return the module path as `python -m` has it."""
+    """Return the module path as under `python -m`."""
     return [*([] if sys.flags.safe_path else [request.directory]), *request.path]
 
 
 def become(request: Request, client: socket.socket) -> None:
-    """Make this forked process what Spark has started, and end it with that; end it here if that is gone."""
+    """Make this forked process stand in for the one Spark started, and end when that ends."""
     waits = False
     try:
         for number, stream in enumerate(request.streams):
@@ -164,9 +165,9 @@ def become(request: Request, client: socket.socket) -> None:
 
 
 def _end_with(client: int) -> None:
-    """Have the kernel send SIGTERM, as Spark does, when the other end of a socket is closed.
+    """Let the kernel send SIGTERM, as Spark does, when the other end of a socket is closed.
 
-    A thread that waits for it would be one too many where this process forks, as pyspark's daemon does.
+    A waiting thread would not do, since this process may fork, as pyspark's daemon does.
     """
     fcntl.fcntl(client, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(client, fcntl.F_SETSIG, signal.SIGTERM)
@@ -178,7 +179,7 @@ def _end_with(client: int) -> None:
 
 
 def main() -> None:
-    """Serve on the socket whose number is the argument; in a forked process run the module."""
+    """Serve on the socket with the descriptor in the argument; in a forked process run the module."""
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         place, server = Path(listening.getsockname()).parent, os.getpid()
         try:

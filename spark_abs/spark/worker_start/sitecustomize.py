@@ -1,11 +1,11 @@
-"""Run by Python when a process starts: takes pyspark from its directory, and has gates' processes forked.
+"""Python runs this at its start: pyspark is imported from its directory, and gates' processes are forked.
 
-Spark puts `pyspark.zip` at the head of the path of every Python process that it starts. Modules in it are
-compiled anew each time, which is two thirds of such a process's start. Where pyspark was installed by pip,
-the same modules lie in the directory around the zip file, compiled once; that is on the path, too, further
-behind. Anything else is left as it is.
+Spark puts `pyspark.zip` first on the module path of each Python process that it starts. Python compiles the
+modules in it anew each time, which is two thirds of the time of such a start. If pyspark was installed by
+pip, the same modules are in the directory around the zip file, already compiled; the path has this directory
+too, further behind. This module then removes the zip file from the path; it changes nothing else.
 
-The processes of a gate in the driver are forked by another one, if there is one (`fork_server`).
+If there is a fork server (`fork_server`), it forks the driver's processes of a gate.
 """
 
 import importlib
@@ -31,7 +31,7 @@ def _leave_out_zip() -> None:
 
 
 def _run_next() -> bool:
-    """Run the `sitecustomize` that would have been run without this one; say whether it is a user's."""
+    """Run the `sitecustomize` that Python would have run without this one; say whether it is a user's."""
     sys.path[:] = [place for place in sys.path if place != os.path.dirname(__file__)]
     this = sys.modules.pop("sitecustomize")
     try:
@@ -47,7 +47,7 @@ def _run_next() -> bool:
 
 
 def _be_forked() -> None:
-    """Let the fork server run this process's module, wait for its end, and end; return if it does not."""
+    """Let the fork server run this process's module, wait for its end, and exit; return if it refuses."""
     address = os.environ.get("SPARK_ABS_FORK_SERVER")
     if not address or sys.orig_argv[1:2] != ["-m"] or sys.orig_argv[2:] not in _FORKED:
         return
