@@ -6,7 +6,7 @@ the agent's race against a batch are all seen before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from spark_abs.channels.entries import EntryMetadata, encode_note, entry_from, entry_of, note_of
+from spark_abs.channels.channel_log import ChannelLog
+from spark_abs.channels.entries import EntryMetadata, encode_note, entry_from
 from spark_abs.channels.files import Written, directory_name, write_parquet
 from spark_abs.channels.schema import check_schema, delta_schema
 from spark_abs.channels.staged import Files, copy_files
@@ -146,6 +147,8 @@ class ChannelWriter:
         self._barrier_app = barrier_app_id(job, stage, output, attempt)
         self._end_app = end_app_id(job, stage, output, attempt)
         self._table = Table.open(root.place(root.channel(self.channel)))
+        self.log = ChannelLog(self._table, self._app, attempt)
+        """What the channel holds of this attempt, as of the version last refreshed."""
 
     @property
     def table_id(self) -> str:
@@ -214,7 +217,7 @@ class ChannelWriter:
                 output of a stage: an entry that the agent has put in between must be seen first.
 
         Raises:
-            CommitConflict: the log has moved on from `at`; see `after`, then decide again.
+            CommitConflict: the log has moved on from `at`; see `ChannelLog.after`, then decide again.
             Fenced: a newer run or attempt has taken over.
             CommitStateUnknown: the store did not say; repeat the call.
         """
@@ -275,35 +278,19 @@ class ChannelWriter:
             is_it=lambda e: e.end and e.run == run,
         )
 
-    def after(self, version: Version) -> tuple[Entry, ...]:
-        """Return this attempt's entries above `version` as of the version last refreshed, ascending."""
-        newer = []
-        for entry in self._backwards():
-            if entry.version <= version:
-                break
-            newer.append(entry)
-        return tuple(reversed(newer))
-
-    def entry_of_batch(self, batch: BatchId) -> Entry | None:
-        """Return this attempt's entry of a batch as of the version last refreshed, None if there is none."""
-        return None if self.last_batch() < batch else self._find(lambda e: e.batch == batch)
-
     def last_batch(self) -> BatchId:
-        """Return the newest batch that was committed, as of the version read; `NO_BATCH` if none was."""
-        last = self._table.transaction(self._app)
-        return NO_BATCH if last is None else BatchId(last)
+        """Return the newest batch that was committed, see `ChannelLog.last_batch`."""
+        return self.log.last_batch()
 
     def note_of_batch(self, batch: BatchId) -> EntryMetadata | None:
-        """Return what the commit of a batch says, as `entry_of_batch` finds it."""
-        entry = self.entry_of_batch(batch)
-        commit = self._table.read_commit(entry.version) if entry is not None else None
-        return note_of(commit) if commit is not None else None
+        """Return what the commit of a batch says, see `ChannelLog.note_of_batch`."""
+        return self.log.note_of_batch(batch)
 
     def newest(self) -> Newest:
         """Refresh, and return what this attempt has written; follows the log back to the last marker."""
         self._table.refresh()
         batch = self.last_batch()
-        marker = self._find(lambda entry: entry.barrier is not None or entry.cancel is not None)
+        marker = self.log.find(lambda entry: entry.barrier is not None or entry.cancel is not None)
         return Newest(
             self._table.version,
             batch,
@@ -328,7 +315,7 @@ class ChannelWriter:
             require_current(self._table, self._job, self._run, self._app)
             last = self._table.transaction(app)
             if last is not None and last >= number:
-                entry = self._find(is_it)
+                entry = self.log.find(is_it)
                 if entry is None:
                     raise DamageError(
                         f"the log of {self._table.uri} lacks the commit of {app} {number}, though a later "
@@ -346,22 +333,6 @@ class ChannelWriter:
                     raise
                 continue
             return Standing(entry_from(version, note, written.entry_files), fresh=True)
-
-    def _find(self, is_it: Callable[[Entry], bool]) -> Entry | None:
-        return next((entry for entry in self._backwards() if is_it(entry)), None)
-
-    def _backwards(self) -> Iterator[Entry]:
-        """Iterate the entries of this attempt from the version read backwards.
-
-        Older attempts were fenced before this one began, so their first entry ends the walk, as does
-        the end of what the clean-up has left.
-        """
-        for commit in self._table.backwards():
-            entry = entry_of(commit)
-            if entry.attempt not in (self._attempt, 0):
-                return
-            if entry.attempt:
-                yield entry
 
 
 def epoch_of(entry: Entry) -> CheckpointId:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
-from spark_abs.channels.entries import EntryMetadata, entry_of
-from spark_abs.channels.entries import note_of as entry_note
+from spark_abs.channels.channel_log import ChannelLog
+from spark_abs.channels.entries import entry_of
 from spark_abs.channels.follow import follow
 from spark_abs.channels.trim import earliest
 from spark_abs.manifest import CHANNEL, Manifest, SourceShape, StageShape, StageSnapshot
@@ -19,7 +19,6 @@ from spark_abs.model import (
     Position,
     StageId,
     Version,
-    app_id,
     channel_id,
     counts,
     positions_of,
@@ -42,13 +41,12 @@ from spark_abs.protocol.compare import REBUILD_FIRST, compare
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.stage_progress import begins_at, current_cut, sources_after, under_way, whole_after
-from spark_abs.sinks.delta.commit_metadata import SinkMetadata
-from spark_abs.sinks.delta.commit_metadata import note_of as sink_note
+from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.rearrange import source_offsets
 from spark_abs.spark.plan_facts import PlanFacts
+from spark_abs.stages.held import StageLogs
 from spark_abs.stages.native import NativeLog, check_native, native_of
-from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -141,8 +139,7 @@ class Knowledge:
         if change.layout is None or self._at_checkpoint:
             return change
         shape = next(s for s in shapes if s.stage == change.stage)
-        held = (batch for batch in self._held(shape) if batch is not None)
-        finding = check_native(self._native(change.stage), max([self._cut(change.stage), *held]))
+        finding = check_native(self._native(change.stage), max([self._cut(change.stage), *self._held(shape)]))
         if finding is None:
             return change
         said = f"its inputs differ, and its native checkpoint is lost ({finding}): {REBUILD_FIRST}"
@@ -187,7 +184,7 @@ class Knowledge:
         finished, planned = log.newest_committed(), log.newest_planned()
         there = native.read(METADATA) is not None
         held = self._held(shape) if planned > finished or not there else []
-        if planned < cut or (not there and any(batch is not None for batch in held)):
+        if planned < cut or (not there and max(held, default=NO_BATCH) != NO_BATCH):
             return StageProgress(self._sources(shape, at_cut), cut, stateful=stateful, lost=True)
         way = under_way(finished, planned, held)
         if way is UnderWay.TORN and self._named(shape, planned):
@@ -236,48 +233,28 @@ class Knowledge:
         attached = {s.sink: s.table for s in self._state.sinks if s.stage == shape.stage}
         return shape.tables or {sink: attached[sink] for sink in shape.sinks if sink in attached}
 
-    def _outputs(self, shape: StageShape) -> Iterator[tuple[Place, str]]:
-        """Iterate the tables of a stage's outputs, with the id under which its batches are in each."""
-        attempt, job = self._attempt, self._state.job
-        for output in shape.channels:
-            place = self._channel(channel_id(shape.stage, output))
-            yield place, app_id(job, shape.stage, output, attempt.id)
-        for sink, table in self._tables(shape).items():
-            yield self._root.storage.place(table), self._state.writer(attempt, shape.stage, sink).app
+    def _outputs(self, shape: StageShape) -> Iterator[ChannelLog | SinkLog | None]:
+        """Iterate the logs of a stage's outputs, channels first; None for one that is not there."""
+        writer = partial(self._state.writer, self._attempt)
+        logs = StageLogs(self._root, self._state.job, self._attempt.id, writer)
+        return logs.of(shape.stage, shape.channels, self._tables(shape))
 
     def _lacking(self, shape: StageShape, batch: BatchId) -> tuple[ChannelId, ...]:
         """Return the channels of a stage that do not hold a batch."""
-        channels = [channel_id(shape.stage, output) for output in shape.channels]
-        held = self._held(shape)[: len(channels)]
-        return tuple(c for c, newest in zip(channels, held, strict=True) if newest is None or newest < batch)
+        return tuple(
+            channel_id(shape.stage, output)
+            for output, newest in zip(shape.channels, self._held(shape), strict=False)
+            if newest < batch
+        )
 
     def _named(self, shape: StageShape, batch: BatchId) -> bool:
         """Say whether a commit of a batch names the files of all its outputs."""
-        for place, app in self._outputs(shape):
-            with suppress(FileNotFoundError):
-                table = Table.open(place)
-                for commit in table.backwards() if table.transaction(app) is not None else ():
-                    note = self._note(commit, place, shape.stage)
-                    if note is not None and (note.attempt, note.batch) == (self._attempt.id, batch):
-                        return bool(note.evaluated)
-        return False
+        notes = (output.note_of_batch(batch) for output in self._outputs(shape) if output is not None)
+        return any(note.evaluated for note in notes if note is not None)
 
-    def _note(self, commit: LogCommit, place: Place, stage: StageId) -> EntryMetadata | SinkMetadata | None:
-        """Return what a commit of a channel or a sink says of a batch of a stage."""
-        found = sink_note(commit, place.uri)
-        if found is None:
-            return entry_note(commit)
-        return found if (found.stage, found.root) == (stage, self._attempt.root) else None
-
-    def _held(self, shape: StageShape) -> list[BatchId | None]:
-        """Return the newest batch that each output holds."""
-        found: list[BatchId | None] = []
-        for place, app in self._outputs(shape):
-            batch = None
-            with suppress(FileNotFoundError):
-                batch = Table.open(place).transaction(app)
-            found.append(None if batch is None else BatchId(batch))
-        return found
+    def _held(self, shape: StageShape) -> list[BatchId]:
+        """Return the newest batch that each output holds, channels first."""
+        return [NO_BATCH if o is None else o.last_batch() for o in self._outputs(shape)]
 
     def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
         """Return the last entry after which a stage that begins now reads."""

@@ -20,17 +20,17 @@ from spark_abs.model import (
 from spark_abs.protocol.changes import FIRST_ENTRY, UnderWay, first_position
 
 
-def under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId | None]) -> UnderWay:
+def under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId]) -> UnderWay:
     """Say how far the batch after the last finished one has come.
 
     Args:
         finished: the last batch whose end is recorded.
         planned: the last batch that is planned.
-        held: the newest batch that each output holds.
+        held: the newest batch that each output holds, `NO_BATCH` if it holds none.
     """
     if planned <= finished:
         return UnderWay.NOTHING
-    have = [batch is not None and batch >= planned for batch in held]
+    have = [batch >= planned for batch in held]
     if not any(have):
         return UnderWay.PLANNED
     return UnderWay.WRITTEN if all(have) else UnderWay.TORN

@@ -16,10 +16,11 @@ from spark_abs.channels.follow import follow
 from spark_abs.errors import AbsError
 from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id
+from spark_abs.model import NO_BATCH, CheckpointId, StageId, channel_id
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.run_context import RunContext
+from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.new_rows import native_offsets
@@ -82,8 +83,7 @@ def _has_got(ctx: RunContext, state: ControlState, cut: StageSnapshot, output: O
             return False
         case "delta":
             table = Table.open(ctx.root.storage.place(output.table))
-            last = table.transaction(ctx.writer(cut.stage, output.output).app)
-            return last is not None and BatchId(last) > cut.cut_batch
+            return SinkLog(table, ctx.writer(cut.stage, output.output)).last_batch() > cut.cut_batch
         case "channel" if output.version is not None:
             channel = channel_id(cut.stage, output.output)
             entries = follow(ctx.root, channel, channel_path(state, channel)).after(output.version)

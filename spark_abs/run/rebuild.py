@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from spark_abs.channels.entries import note_of
 from spark_abs.errors import AbsError, DamageError, Refused, StageFailed
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
-from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId, channel_id
+from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId
 from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.attempt import Attempt, Rebuilt
@@ -29,22 +28,17 @@ from spark_abs.protocol.restarts import is_final
 from spark_abs.protocol.sources import same_sources
 from spark_abs.run.running_stage import RunningStage
 from spark_abs.run_context import RunContext
-from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets
 from spark_abs.snapshots.materialise import METADATA, fresh_query_id, materialise, put
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog, plan_batch
-from spark_abs.stages.outputs import newest_output
+from spark_abs.stages.outputs import output_logs
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 from spark_abs.store.lease import Heartbeat
-from spark_abs.store.table import Table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +73,12 @@ class Rebuilder:
         graph: JobGraph,
         plans: Mapping[StageId, PlanFacts],
         control: Control,
-        session: Callable[[], SparkSession],
     ) -> None:
         """Take the run, the job, what its plans say, and the handle on `control/`."""
         self._ctx = ctx
         self._graph = graph
         self._plans = plans
         self._control = control
-        self._session = session
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
 
     def plan(self, stage: StageId) -> Rebuild:
@@ -185,7 +177,8 @@ class Rebuilder:
     def _repeats(
         self, decl: StageDecl, cut: BatchId, snapshot: StageSnapshot | None
     ) -> tuple[Repeat[str], ...]:
-        written = newest_output(self._ctx, self._graph, decl.name)
+        outputs = output_logs(self._ctx, self._graph, decl.name)
+        written = max((output.last_batch() for output in outputs), default=NO_BATCH)
         facts = self._plans[decl.name]
         lost = LostStage(
             cut,
@@ -193,7 +186,8 @@ class Rebuilder:
             has_native_inputs=bool(facts.sources),
             calls_functions=any(s.table is None and not s.outside for s in self._graph.sinks_of(decl.name)),
         )
-        found = repeats(lost, dict(self._told(decl, cut)) if written > cut else {})
+        plans = [output.plans(cut) for output in outputs] if written > cut else []
+        found = repeats(lost, dict(ChainMap(*plans)))
         if found:
             self._require_same_tables(facts, snapshot)
             _require_readable_again(found, snapshot)
@@ -214,31 +208,6 @@ class Rebuilder:
                 "it reads static tables whose versions at that checkpoint were others or are not known: "
                 f"{', '.join(sorted(facts.static_tables))}"
             )
-
-    def _told(self, decl: StageDecl, cut: BatchId) -> Iterator[tuple[BatchId, str]]:
-        """Iterate what the outputs of a stage say of its batches after the cut."""
-        ctx = self._ctx
-        for output in self._graph.consumed(decl.name):
-            place = ctx.root.place(ctx.root.channel(channel_id(decl.name, output)))
-            if not place.exists():
-                continue  # an output that is new
-            table = Table.open(place)
-            for commit in table.backwards():
-                note = note_of(commit)
-                if note is not None and note.attempt != ctx.attempt:
-                    break
-                if note is not None and NO_BATCH < note.batch <= cut:
-                    break
-                if note is not None and note.batch != NO_BATCH and note.offsets is not None:
-                    yield note.batch, note.offsets
-        for sink in self._graph.sinks_of(decl.name):
-            if sink.table is not None:
-                writer = ctx.writer(decl.name, sink.name)
-                yield from (
-                    DeltaSink(ctx.root, sink.table, writer=writer, run=ctx.run, session=self._session)
-                    .plans(cut)
-                    .items()
-                )
 
 
 def _recorded(ctx: RunContext, record: Rebuilt, state: ControlState) -> ControlState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, get_args
 
@@ -40,7 +40,7 @@ from spark_abs.store.lease import holding_lease
 from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +110,7 @@ def start_job(
             control.update(lambda state: start_functions(state, ctx.run, started))
             lookups = drafted.frames.lookups
             control.update(lambda state: pin_lookups(state, ctx.run, _pinned(drafted), lookups))
-            ctx, rebuilds = _rebuild(
-                ctx, graph, plans=plans, control=control, lost=lost, session=lambda: job.spark
-            )
+            ctx, rebuilds = _rebuild(ctx, graph, plans=plans, control=control, lost=lost)
             job.failpoint("start.natives.after")
             laps.over("root")
             shapes = found.job.shapes
@@ -244,7 +242,6 @@ def _rebuild(
     plans: Mapping[StageId, PlanFacts],
     control: Control,
     lost: Mapping[StageId, str],
-    session: Callable[[], SparkSession],
 ) -> tuple[RunContext, tuple[Rebuild, ...]]:
     """Prepare the rebuilding of stages alone; nobody starts over in silence.
 
@@ -257,7 +254,7 @@ def _rebuild(
     wanted = {**dict.fromkeys(begun, "a start was killed while it rebuilt it"), **lost}
     if not wanted:
         return ctx, ()
-    rebuilder = Rebuilder(ctx, graph, plans, control, session)
+    rebuilder = Rebuilder(ctx, graph, plans, control)
     findings, rebuilds = [], []
     for stage, finding in wanted.items():
         said = f"stage {stage!r}: {finding}"

@@ -22,6 +22,7 @@ from spark_abs.protocol.evaluation import Consumer, missing
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata
 from spark_abs.sinks.delta.sink import DeltaSink
+from spark_abs.stages.held import held
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,19 +74,17 @@ def complete_batch(
         except TakenOver:
             taken_over.add(table)
         taker.refresh()
-    last = {table: taker.last_batch() for table, taker in takers.items()}
-    batch = max(last.values(), default=NO_BATCH)
+    found = held(takers)
+    batch, first = found.batch, found.named
     if batch == NO_BATCH:
         return Completion(NO_BATCH)
-    notes = (takers[table].note_of_batch(batch) for table in takers if last[table] == batch)
-    first = next((note for note in notes if note is not None and note.evaluated), None)
     if first is None:
-        lack = (table for table in takers if table not in taken_over and last[table] < batch)
+        lack = (table for table in takers if table not in taken_over and found.lacks(table))
         return Completion(batch, torn=tuple(lack))
     lacking = [
         Consumer(staged.output, staged.table, plain=staged.table not in sinks or sinks[staged.table].plain)
         for staged in first.evaluated
-        if staged.table not in ("", *taken_over) and last.get(staged.table, NO_BATCH) < batch
+        if staged.table not in ("", *taken_over) and found.lacks(staged.table)
     ]
     how = missing([consumer for consumer in lacking if consumer.table in takers], first.evaluated)
     gone = tuple(consumer.table for consumer in lacking if consumer.table not in takers)

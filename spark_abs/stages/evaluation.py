@@ -22,6 +22,7 @@ from spark_abs.protocol.evaluation import Consumer, Staged, Write, files_of, mis
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.spark.plans import repeatable
+from spark_abs.stages.held import held
 from spark_abs.stages.lookups import StageLookups
 
 if TYPE_CHECKING:
@@ -101,14 +102,13 @@ class Evaluator:
         self._tables = {table.uri: (sink, table) for sink, table in tables}
         self._called = [sink.source.name for sink in functions]
         self._repeatable = {MAIN_OUTPUT: repeatable}
-        takers: list[ChannelWriter | DeltaSink] = [*channels, *(table for _, table in tables)]
-        self._newest = max((taker.last_batch() for taker in takers), default=NO_BATCH)
+        self._newest = max((output.last_batch() for output in self._outputs().values()), default=NO_BATCH)
         left = sweep_staging(ctx.root, spec.name, over(ctx.attempt, ctx.run, self._newest))
         self._staged = {directory: made_for.batch for directory, made_for in left.items()}
         self._lookups = lookups
         if lookups is not None:
-            newest = self._already_committed(self._newest) if self._newest != NO_BATCH else None
-            lookups.begin_after(newest.lookups if newest is not None else ())
+            committed = self._already_committed(self._newest) if self._newest != NO_BATCH else None
+            lookups.begin_after(committed.lookups if committed is not None else ())
 
     @contextmanager
     def evaluated(self, frame: DataFrame, batch: BatchId, *, idle: bool = False) -> Iterator[Evaluated]:
@@ -263,21 +263,21 @@ class Evaluator:
             return None
         for _, table in self._tables.values():
             table.refresh()
-        takers: dict[str, ChannelWriter | DeltaSink] = {
-            **self._channels,
-            **{uri: table for uri, (_, table) in self._tables.items()},
-        }
-        last = {table: taker.last_batch() for table, taker in takers.items()}
-        newest = max(last.values(), default=NO_BATCH)
-        if newest < batch:
+        found = held(self._outputs())
+        if found.batch < batch:
             return None
-        if newest > batch:
-            return _Committed(frozenset(takers), ())  # one after it had no rows
-        held = [table for table in takers if last[table] == batch]
-        notes = [note for table in held if (note := takers[table].note_of_batch(batch)) is not None]
-        named = next((note.evaluated for note in notes if note.evaluated), ())
-        lookups = next((note.lookups for note in notes if note.lookups), ())
-        return _Committed(frozenset(held), named, lookups)
+        if found.batch > batch:
+            return _Committed(frozenset(found.last), ())  # one after it had no rows
+        named = found.named
+        lookups = next((note.lookups for note in found.notes if note.lookups), ())
+        return _Committed(
+            frozenset(table for table in found.last if not found.lacks(table)),
+            named.evaluated if named is not None else (),
+            lookups,
+        )
+
+    def _outputs(self) -> Mapping[str, ChannelWriter | DeltaSink]:
+        return {**self._channels, **{uri: table for uri, (_, table) in self._tables.items()}}
 
     def _unsure(self, frame: DataFrame, called: Sequence[str]) -> frozenset[str]:
         """Return the outputs that may have other rows the next time; each is looked at once."""

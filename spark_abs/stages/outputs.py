@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
 
+from spark_abs.channels.channel_log import ChannelLog
 from spark_abs.channels.writer import ChannelWriter
 from spark_abs.errors import AbsError, CommitConflict
 from spark_abs.manifest import OutputVersion
@@ -25,22 +26,21 @@ from spark_abs.model import (
     LookupVersion,
     StageId,
     Version,
-    app_id,
-    channel_id,
 )
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import SinkSpec, StageSpec
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.commit_metadata import PlannedBatch
 from spark_abs.sinks.delta.sink import DeltaSink
+from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.batch import BatchFacts, Committed, Marker
 from spark_abs.stages.current import Current, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
+from spark_abs.stages.held import StageLogs
 from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.watched import WatchedTables
-from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,23 +70,16 @@ def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> t
     )
 
 
+def output_logs(ctx: RunContext, graph: JobGraph, stage: StageId) -> list[ChannelLog | SinkLog]:
+    """Open the logs of a stage's outputs, those that are there already."""
+    sinks = {sink.name: sink.table for sink in graph.sinks_of(stage) if sink.table is not None}
+    logs = StageLogs(ctx.root, ctx.job, ctx.attempt, ctx.writer)
+    return [log for log in logs.of(stage, graph.consumed(stage), sinks) if log is not None]
+
+
 def newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
     """Return the newest batch of this attempt that an output of a stage holds."""
-    places = [
-        (ctx.root.place(ctx.root.channel(channel_id(stage, o))), app_id(ctx.job, stage, o, ctx.attempt))
-        for o in graph.consumed(stage)
-    ]
-    places += [
-        (ctx.root.storage.place(sink.table), ctx.writer(stage, sink.name).app)
-        for sink in graph.sinks_of(stage)
-        if sink.table is not None
-    ]
-    found = NO_BATCH
-    for place, app in places:
-        with suppress(FileNotFoundError):
-            written = Table.open(place).transaction(app)
-            found = max(found, NO_BATCH if written is None else BatchId(written))
-    return found
+    return max((log.last_batch() for log in output_logs(ctx, graph, stage)), default=NO_BATCH)
 
 
 class Outputs:
@@ -155,7 +148,7 @@ class Outputs:
         """
         for writer in self.channels:
             writer.refresh()
-            entry = writer.entry_of_batch(batch)
+            entry = writer.log.entry_of_batch(batch)
             if entry is not None:
                 return Marker(entry.barrier, entry.cancel)
         return None
@@ -165,12 +158,12 @@ class Outputs:
         found = []
         for writer in self.channels:
             writer.refresh()
-            entry = writer.entry_of_batch(batch)
+            entry = writer.log.entry_of_batch(batch)
             if entry is not None:
                 found.append(f"channel {writer.channel!r} (version {entry.version})")
         for sink, table in self._tables:
             table.refresh()
-            if table.last_batch() >= batch and table.note_of_batch(batch) is not None:
+            if table.note_of_batch(batch) is not None:
                 found.append(f"sink {sink.name!r} (version {table.version_at(batch)} of {table.uri})")
         return tuple(found)
 
@@ -326,7 +319,7 @@ class Outputs:
         """Commit barriers of the agent in the first channel to the others; return its newest entry."""
         first = self.channels[0]
         at = first.refresh()
-        for entry in first.after(self._searched):
+        for entry in first.log.after(self._searched):
             self.progress.in_first(Marker(entry.barrier, entry.cancel).id)
             barrier = entry.barrier if entry.batch < 0 and entry.run == self._ctx.run else None
             # Of one that all have, the entries of the others may have been cleaned up.

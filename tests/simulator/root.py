@@ -137,7 +137,7 @@ class Root(Storage):
         at_cut = snapshot.positions if snapshot is not None and snapshot.cut_batch == NO_BATCH else ()
         return begins_at(stage, channel, self.parts.first_positions(self.state), at_cut)
 
-    def _held(self, shape: StageShape) -> Iterator[BatchId | None]:
+    def _held(self, shape: StageShape) -> Iterator[BatchId]:
         attempt = self.state.attempt.id
         apps = [
             (str(channel_id(shape.stage, o)), app_id(JOB, shape.stage, o, attempt)) for o in shape.channels
@@ -146,7 +146,7 @@ class Root(Storage):
         for name, app in apps:
             table = self.tables.get(name)
             batch = table.transactions.get(app) if table is not None else None
-            yield None if batch is None else BatchId(batch)
+            yield NO_BATCH if batch is None else BatchId(batch)
 
     def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
         table, (producer, _) = self.tables[channel], parted(channel)

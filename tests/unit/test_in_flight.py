@@ -67,7 +67,7 @@ class Flown:
 
     def files(self, version: int) -> list[Path]:
         """Return the files of an entry of the channel."""
-        (entry,) = [e for e in self.job.writer.after(Version(-1)) if e.version == version]
+        (entry,) = [e for e in self.job.writer.log.after(Version(-1)) if e.version == version]
         table = Path(self.job.root.path(self.job.root.channel(CHANNEL)))
         return [table / file.path for file in entry.files]
 

@@ -35,7 +35,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place
 from tests.channel_support import JOB, numbers
-from tests.root_support import CHANNEL, SmallJob, no_session, offsets_of
+from tests.root_support import CHANNEL, SmallJob, offsets_of
 
 A, B = StageId("a"), StageId("b")
 
@@ -98,7 +98,7 @@ class Lossy:
             A: PlanFacts(("files",), (), (), False, True, {}),
             B: PlanFacts((), (CHANNEL,), (), False, True, self.tables),
         }
-        return Rebuilder(self.ctx, self.graph, plans, Control.open(self.job.root), no_session)
+        return Rebuilder(self.ctx, self.graph, plans, Control.open(self.job.root))
 
     def repeated(self, stage: StageId) -> Sequence[tuple[int, str]]:
         return [(r.batch, r.plan) for r in self.rebuilder().plan(stage).repeats]
@@ -217,9 +217,8 @@ def test_a_stage_that_left_the_job_while_it_was_rebuilt_is_not_in_the_way(lossy:
     first.prepare([first.plan(B)])
     without = JobGraph(lossy.graph.stages[:1], ())
     ctx = lossy.ctx
-    assert rebuild(
-        ctx, without, plans={}, control=Control.open(lossy.job.root), lost={}, session=no_session
-    ) == (ctx, ())
+    control = Control.open(lossy.job.root)
+    assert rebuild(ctx, without, plans={}, control=control, lost={}) == (ctx, ())
 
 
 def test_state_that_a_restore_has_divided_anew_is_rebuilt_from_later_checkpoints_only(lossy: Lossy) -> None:

@@ -99,7 +99,7 @@ class Both:
         """Return batch and barrier of each entry."""
         writer = make_writer(self.root, "both")
         writer.refresh()
-        entries = writer.after(Version(-1))
+        entries = writer.log.after(Version(-1))
         return [(e.batch, e.barrier.id if e.barrier else None) for e in entries]
 
     def cuts(self) -> list[tuple[int, int]]:
@@ -238,4 +238,4 @@ def test_barriers_that_all_channels_have_may_be_cleaned_up_in_any_of_them(both: 
     both.batch(0, position("a.main", 1), position("b.main", 1))
     writer = make_writer(both.root, "both", "late")
     writer.refresh()
-    assert [e.batch for e in writer.after(Version(6))] == [0]
+    assert [e.batch for e in writer.log.after(Version(6))] == [0]

@@ -29,8 +29,12 @@ class OneAtATime:
         self.arrived, self.go = threading.Event(), threading.Event()
         self.stops: str | None = None
         (writer,) = both.runner._outputs.channels
-        for name in ("commit_batch", "commit_barrier", "refresh", "after", "entry_of_batch"):
-            monkeypatch.setattr(writer, name, self._watched(name, getattr(writer, name)))
+        for owner, names in (
+            (writer, ("commit_batch", "commit_barrier", "refresh")),
+            (writer.log, ("after", "entry_of_batch")),
+        ):
+            for name in names:
+                monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))
 
     def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*given: Any, **named: Any) -> Any:

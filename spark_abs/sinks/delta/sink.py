@@ -7,9 +7,9 @@ the id is read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.files import directory_name, write_parquet
@@ -32,12 +32,13 @@ from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks.delta import spark_writer
 from spark_abs.sinks.delta.changes import Own
-from spark_abs.sinks.delta.commit_metadata import PlannedBatch, SinkMetadata, note_of
+from spark_abs.sinks.delta.commit_metadata import PlannedBatch, SinkMetadata
 from spark_abs.sinks.delta.fit import Fit, planned_for
 from spark_abs.sinks.delta.marks import Marked, commit_mark, notes_of_root, other_writers, refuse_epochs
 from spark_abs.sinks.delta.merge_changes import Merging, in_files, merge_changes
 from spark_abs.sinks.delta.others import refuse_others, rows_there
 from spark_abs.sinks.delta.rollback import bring_back
+from spark_abs.sinks.delta.sink_log import NOTHING_PASSED, Passed, SinkLog
 from spark_abs.sinks.delta.spark_writer import Stamp
 from spark_abs.sinks.delta.tombstones import said_at
 from spark_abs.store.fence import is_fenced_for, require_current
@@ -227,24 +228,12 @@ class DeltaSink:
             return Standing(replace(_entry(version, note), files=files.written.entry_files), fresh=True)
 
     def last_batch(self) -> BatchId:
-        """Return the newest batch that was committed, as of the version read; `NO_BATCH` if none was."""
-        last = self._table.transaction(self._writer.app)
-        return NO_BATCH if last is None else BatchId(last)
+        """Return the newest batch that was committed, see `SinkLog.last_batch`."""
+        return self._log.last_batch()
 
     def note_of_batch(self, batch: BatchId) -> SinkMetadata | None:
-        """Return what the commit of a batch says, as of the version read; None if there is none."""
-        found = self._log.commit_of(batch)
-        return None if found is None else found[1]
-
-    def plans(self, after: BatchId) -> dict[BatchId, str]:
-        """Return what its commits say of batches after `after`."""
-        self._table.refresh()
-        found: dict[BatchId, str] = {}
-        for _, note in self._log.backwards():
-            if note is not None and (note.begins or NO_BATCH < note.batch <= after):
-                break
-            found |= {p.batch: p.offsets for p in (note.plans if note else ()) if p.batch > after}
-        return found
+        """Return what the commit of a batch says, see `SinkLog.note_of_batch`."""
+        return self._log.note_of_batch(batch)
 
     def version_at(self, batch: BatchId) -> Version:
         """Refresh, and return the version at which the table holds this attempt's batches up to `batch`.
@@ -370,63 +359,3 @@ def _entry(version: Version, note: SinkMetadata) -> Entry:
     return Entry(
         version, note.attempt, run=note.run, batch=note.batch, barrier=note.barrier, cancel=note.cancel
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """Commits that need not be read again: those after `own` up to `newest` have no batch of the writer's."""
-
-    newest: Version
-    own: Version
-    """The last that has one, or brought the attempt to the table; the oldest in the log if there is none."""
-
-
-NOTHING_PASSED = Passed(Version(-1), Version(-1))
-
-
-class SinkLog:
-    """What a table's log says of one writer, as of the version that the table has read."""
-
-    def __init__(self, table: Table, writer: SinkWriter) -> None:
-        self._table, self._writer = table, writer
-
-    def commit_of(self, batch: BatchId) -> tuple[Version, SinkMetadata] | None:
-        """Return the commit of a batch, None if there is none."""
-        for version, note in self.backwards():
-            if note is not None and note.batch == batch:
-                return version, note
-            if note is not None and (note.begins or NO_BATCH < note.batch < batch):
-                return None
-        return None
-
-    def backwards(self, passed: Passed = NOTHING_PASSED) -> Iterator[tuple[Version, SinkMetadata | None]]:
-        """Iterate the log from the version read backwards, with the notes of this writer.
-
-        What is passed is left out, unless the log was cleaned up and does not hold `passed.own` any more.
-        """
-        for version, note in self.of_attempt(passed):
-            yield version, note if note is not None and self.is_mine(note) else None
-
-    def of_attempt(self, passed: Passed = NOTHING_PASSED) -> Iterator[tuple[Version, SinkMetadata | None]]:
-        """Do as `backwards`, with the notes of all stages of this attempt."""
-        version = int(self._table.version)
-        while version >= 0:
-            commit = self._table.read_commit(passed.own) if version == passed.newest else None
-            commit = commit or self._table.read_commit(version)
-            if commit is None:
-                return
-            note = note_of(commit, self._table.uri)
-            yield commit.version, note if note is not None and self._is_of_attempt(note) else None
-            version = commit.version - 1
-
-    def is_mine(self, note: SinkMetadata) -> bool:
-        """Say whether a commit is one of this stage in this attempt, or brought the table back for it."""
-        if not self._is_of_attempt(note):
-            return False
-        if not self._writer.root:
-            return note.sink == self._writer.name
-        return note.restored is not None or note.stage == self._writer.stage
-
-    def _is_of_attempt(self, note: SinkMetadata) -> bool:
-        writer = self._writer
-        return (note.job, note.root, note.attempt) == (writer.job, writer.root, writer.attempt)

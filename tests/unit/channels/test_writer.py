@@ -44,8 +44,8 @@ def test_a_batch_is_one_entry_rows_or_not(root: Root) -> None:
     empty = writer.commit_batch(NOTHING, batch(1), cancel=CheckpointId(3))
     assert (full.entry.rows, full.entry.watermark_ms, full.fresh) == (2, 5, True)
     assert (empty.entry.rows, empty.entry.cancel, empty.entry.version) == (0, 3, full.entry.version + 1)
-    assert writer.entry_of_batch(batch(0)) == full.entry  # as built on commit, and as read from the log
-    assert writer.entry_of_batch(batch(2)) is None
+    assert writer.log.entry_of_batch(batch(0)) == full.entry  # as built on commit, and as read from the log
+    assert writer.log.entry_of_batch(batch(2)) is None
 
 
 def test_a_repeated_batch_is_told_what_stands(root: Root) -> None:
@@ -65,7 +65,7 @@ def test_the_agent_wins_and_the_batch_sees_its_barrier_first(root: Root) -> None
     agent.commit_barrier(barrier(1), at=seen)  # killed here: the barrier is on one output of two
     with pytest.raises(CommitConflict):
         first.commit_batch(NOTHING, batch(0), barrier=barrier(2), at=at)
-    (between,) = first.after(at)
+    (between,) = first.log.after(at)
     assert between.barrier == barrier(1)
     assert between.batch == NO_BATCH
     completed = second.commit_barrier(barrier(1))
@@ -74,7 +74,7 @@ def test_the_agent_wins_and_the_batch_sees_its_barrier_first(root: Root) -> None
     assert first.commit_batch(NOTHING, batch(0), barrier=barrier(2), at=first.refresh()).fresh
     for writer in (first, second):
         writer.commit_batch(NOTHING, batch(0), barrier=barrier(2))
-        assert [e.barrier for e in writer.after(at)] == [barrier(1), barrier(2)]
+        assert [e.barrier for e in writer.log.after(at)] == [barrier(1), barrier(2)]
 
 
 def test_the_batch_wins_and_the_barrier_is_void(root: Root) -> None:
@@ -93,7 +93,7 @@ def test_commits_of_others_do_not_stop_a_batch_that_was_decided(root: Root) -> N
     writer.commit_batch(numbers(root, "a.main", [2]), batch(1))
     DeltaTable(root.at("channels/a.main")).optimize.compact()
     standing = writer.commit_batch(numbers(root, "a.main", [3]), batch(2))
-    assert [e.batch for e in writer.after(standing.entry.version)] == []
+    assert [e.batch for e in writer.log.after(standing.entry.version)] == []
     assert DeltaTable(root.at("channels/a.main")).count() == 3
 
 
