@@ -7,14 +7,13 @@ and an id that is burnt keeps the query from writing another one: its sink skips
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_abs.errors import CommitConflict, DamageError, Refused
+from spark_abs.errors import DamageError, Refused
 from spark_abs.model import FENCED, BatchId, RunId, SinkWriter, Version
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata, note_of
-from spark_abs.sinks.delta.marks import Marked, commit_mark
+from spark_abs.sinks.delta.marks import Marked, commit_marks
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -76,11 +75,11 @@ def take_over_query(
     Raises:
         Refused: the query has written since it was copied.
     """
-    while True:
-        table.refresh()
+
+    def taken_over() -> Marked | None:
         at = table.transaction(query)
         if at is None:
-            return
+            return None
         ids: dict[str, int] = {}
         if at != FENCED or table.transaction(writer.app) is None:
             last = refuse_running(table, query, planned)
@@ -88,11 +87,10 @@ def take_over_query(
                 ids[writer.app] = int(last)
         if at != FENCED:
             ids[query] = FENCED
-        if not ids:
-            return
         note = SinkMetadata(writer.name, writer.attempt, run, attached=True, root=writer.root)
-        with suppress(CommitConflict):
-            commit_mark(table, Marked(ids, note), session)
+        return Marked(ids, note) if ids else None
+
+    commit_marks(table, taken_over, session)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_abs.codec import to_json
-from spark_abs.errors import Refused
+from spark_abs.errors import CommitConflict, Refused
 from spark_abs.model import owner_of, run_app_id
 from spark_abs.sinks.delta import spark_writer
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata, note_of
@@ -48,6 +49,17 @@ def commit_mark(table: Table, mark: Marked, session: Session) -> None:
             stamp = Stamp(app, number, to_json(replace(mark.note, took_over=False)))
             spark_writer.mark(session(), table, stamp)
         spark_writer.mark(session(), table, Stamp(*last, to_json(mark.note)))
+
+
+def commit_marks(table: Table, decide: Callable[[], Marked | None], session: Session) -> None:
+    """Refresh, let `decide` look, commit the mark; again until `decide` returns None. See `Table.commit`."""
+    while True:
+        table.refresh()
+        mark = decide()
+        if mark is None:
+            return
+        with suppress(CommitConflict):
+            commit_mark(table, mark, session)
 
 
 def epochs_app(job: str, root: str, sink: str) -> str:

@@ -34,7 +34,14 @@ from spark_abs.sinks.delta import spark_writer
 from spark_abs.sinks.delta.changes import Own
 from spark_abs.sinks.delta.commit_metadata import PlannedBatch, SinkMetadata
 from spark_abs.sinks.delta.fit import Fit, planned_for
-from spark_abs.sinks.delta.marks import Marked, commit_mark, notes_of_root, other_writers, refuse_epochs
+from spark_abs.sinks.delta.marks import (
+    Marked,
+    commit_mark,
+    commit_marks,
+    notes_of_root,
+    other_writers,
+    refuse_epochs,
+)
 from spark_abs.sinks.delta.merge_changes import Merging, in_files, merge_changes
 from spark_abs.sinks.delta.others import refuse_others, rows_there
 from spark_abs.sinks.delta.rollback import bring_back
@@ -127,8 +134,8 @@ class DeltaSink:
             Refused: the sink has written the table after checkpoints, or rows of others are there.
             TableChanged: the table cannot be that of a sink any more.
         """
-        while True:
-            self._table.refresh()
+
+        def fences() -> Marked | None:
             self._require_current()
             self._fit.require(None)
             others = other_writers(self._table, self._writer.job, self._writer.root) if take_over else None
@@ -138,15 +145,15 @@ class DeltaSink:
             mine = self._newest_is_mine()
             fenced = is_fenced_for(self._table, self._fence, self._run, self._in_order_since)
             if fenced and others is None and (mine or (mine is None and not new)):
-                return
+                return None
             if new:
                 refuse_epochs(self._table, self._writer.job, self._writer.root)
             if alone and new and self._table.transaction(self._fence) is None:
                 refuse_others(self._writer.sink, f"table {self.uri}", rows_there(self._table))
             note = replace(self._note(attached=new or mine is False), took_over=others is not None)
-            fences = dict.fromkeys(others or (), FENCED) | {self._fence: int(self._run)}
-            with suppress(CommitConflict):
-                commit_mark(self._table, Marked(fences, note), self._session)
+            return Marked(dict.fromkeys(others or (), FENCED) | {self._fence: int(self._run)}, note)
+
+        commit_marks(self._table, fences, self._session)
 
     def _newest_is_mine(self) -> bool | None:
         """Say whether this attempt's newest commit that counts is of this stage; None if there is none."""
@@ -265,13 +272,12 @@ class DeltaSink:
 
     def fence(self, apps: Iterable[str]) -> None:
         """Burn the ids under which other attempts commit to this table. Repeatable."""
-        while True:
-            self._table.refresh()
+
+        def fences() -> Marked | None:
             burnt = {app: FENCED for app in apps if self._table.transaction(app) != FENCED}
-            if not burnt:
-                return
-            with suppress(CommitConflict):
-                commit_mark(self._table, Marked(burnt, self._note()), self._session)
+            return Marked(burnt, self._note()) if burnt else None
+
+        commit_marks(self._table, fences, self._session)
 
     def restore_to(self, version: Version, own: Own, undo_others: bool = False) -> Version:
         """Bring the table back to `version`, `NO_TABLE`: to no rows, and return the version that does it.
