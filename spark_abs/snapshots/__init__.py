@@ -1,1 +1,1 @@
-"""Stage snapshots: which files of a Spark checkpoint make a cut, where they are kept, how they come back."""
+"""Stage snapshots: which files of a Spark checkpoint make a cut, how they are stored and restored."""

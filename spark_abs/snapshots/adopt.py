@@ -1,4 +1,4 @@
-"""Take over a native checkpoint that a query has used so far."""
+"""Take over the native checkpoint of a query."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from spark_abs.store.storage import Place
 
 _COPY_BYTES = 8 << 20
 _COPIES = 5
-"""So often a copy is begun: Spark may still upload or delete state of a query that has just stopped."""
+"""Attempts to copy: Spark may still upload or delete state of a query that has just stopped."""
 
 
 def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = lambda: None) -> None:
-    """Copy a whole checkpoint directory, the planned batch included; the source is left alone.
+    """Copy a whole checkpoint directory, the planned batch included. The source is not changed.
 
-    The query id stays, so that writes which are idempotent by it stay so. What changes under a copy is copied
-    again. `metadata` is written last: a directory that has it is whole and is not touched again, one without
-    it is emptied and written anew.
+    The query id stays, so that writes which are idempotent by it stay so. If a file changes during the copy,
+    the copy is repeated. `metadata` is written last: a directory with it is complete and not written again; a
+    directory without it is emptied and written anew.
 
     Args:
         source: the checkpoint of a query that has stopped.
         target: a directory that no query has used.
-        heartbeat: called now and then, in this thread.
+        heartbeat: called from time to time, in this thread.
 
     Raises:
         DamageError: there is no native checkpoint at the source.
-        Refused: it does not stand still.
+        Refused: the checkpoint keeps changing.
     """
     if target.below(METADATA).exists():
         return
@@ -54,10 +54,10 @@ def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = l
 
 
 def _copied(source: Place, target: Place, heartbeat: Callable[[], None]) -> bool:
-    """Copy all but `metadata`; says whether the source stood still meanwhile.
+    """Copy all but `metadata`; say whether the source did not change meanwhile.
 
     Raises:
-        FileNotFoundError: a file has gone.
+        FileNotFoundError: a file was deleted.
     """
     empty(target)
     infos = source.fs.get_file_info(fs.FileSelector(source.path, recursive=True))

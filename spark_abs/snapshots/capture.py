@@ -1,7 +1,7 @@
-"""Which files of a native checkpoint make the cut of a batch: exactly those from which the next one starts.
+"""Which files of a native checkpoint make the cut of a batch: exactly those that the next batch starts from.
 
-Spark goes on while this runs: it purges what is old, and uploads snapshots late. A file that vanishes under
-the listing starts it again; a set that does not close is an error, never a smaller set.
+Spark works meanwhile: it purges old files and uploads snapshots late. If a listed file vanishes, the capture
+starts again. An incomplete set of files is an error, never a smaller cut.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from spark_abs.snapshots.schema_log import SCHEMA_LOGS, entries_at
 from spark_abs.snapshots.stores import Wanted, files_of_version
 
 ATTEMPTS = 5
-"""How often a capture begins again because Spark purged a file under it."""
+"""How often a capture starts again because Spark purged a file meanwhile."""
 
 
 class CaptureIncomplete(AbsError):
-    """The files of a cut are not all there: the stage declines the checkpoint, nothing else is wrong."""
+    """Files of a cut are missing: the stage declines the checkpoint and works on."""
 
 
 class CapturedFile(NamedTuple):
-    """A file of a cut as the listing saw it; a later look that differs makes the capture stale."""
+    """A file of a cut as listed. If it differs later, the capture is stale."""
 
     path: str
     """Relative to the native directory."""
@@ -56,7 +56,7 @@ class CapturedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The cut of one batch: the files, and what they say."""
+    """The cut of one batch: its files and their content."""
 
     batch: BatchId
     files: tuple[CapturedFile, ...] = ()
@@ -73,22 +73,22 @@ class Captured:
 def capture(
     filesystem: fs.FileSystem, native_dir: str, batch: BatchId, kept: Collection[CapturedFile] = ()
 ) -> Captured:
-    """Name the files that make the cut of `batch`, a batch that has ended.
+    """Return the files that make the cut of `batch`, a batch that has ended.
 
-    Reads the two logs, operator metadata, and the heads of state files; copies nothing. Safe beside a
-    running query and in any thread.
+    Reads the two logs, operator metadata and the heads of state files; copies nothing. Safe while the query
+    runs, in any thread.
 
     Args:
         filesystem: where the native checkpoint is.
         native_dir: its path as `filesystem` takes it.
         batch: the batch of the cut; `NO_BATCH` gives an empty capture.
-        kept: files that need not be copied: of the ways to load the cut's state, one that needs them is
-            chosen (P12).
+        kept: files that need not be copied. If the state can be loaded in several ways, a way that uses them
+            is chosen (P12).
 
     Raises:
-        CaptureIncomplete: a needed file is not there (purged, or not yet uploaded).
+        CaptureIncomplete: a needed file does not exist (purged, or not yet uploaded).
         Refused: a log version, state provider or codec that is not known.
-        DamageError: a file is not what Spark writes.
+        DamageError: a file does not have Spark's format.
     """
     if batch == NO_BATCH:
         return Captured(batch)
@@ -118,7 +118,7 @@ class _Reader:
             self._list(directory, recursive=True)
 
     def capture(self) -> Captured:
-        """Find and read what a checkpoint needs of the query."""
+        """Find and read the files of the query that a checkpoint needs."""
         b = self._batch
         self._need("", "metadata", "the query's id")
         offsets_text = self._text(self._need("offsets", str(b), f"the offsets of batch {b}"))
@@ -153,20 +153,20 @@ class _Reader:
         until = file_source_offset(offset)
         if until is not None:
             try:
-                kept = set(file_source_logs(logs, until))
+                chosen = set(file_source_logs(logs, until))
             except LookupError as error:
                 raise self._incomplete(top, error) from error
         elif offset is None and any(is_file_source_log(self._text(files[name])) for name in logs):
-            kept = set()
+            chosen = set()
         else:
-            kept = set(logs)
-        self._chosen.update(f for name, f in files.items() if name in kept or name not in logs)
+            chosen = set(logs)
+        self._chosen.update(f for name, f in files.items() if name in chosen or name not in logs)
         for directory, inside in self._dirs.items():
             if directory.startswith(f"{top}/"):
                 self._chosen.update(inside.values())
 
     def _schema_log(self, files: Mapping[str, CapturedFile], offsets: OffsetFile) -> None:
-        """Choose the entries that were there at the cut: rows are read by the schema of the newest."""
+        """Choose the entries that existed at the cut: rows are read with the schema of the newest one."""
         found = {int(name): file for name, file in files.items() if name.isdecimal()}
         texts = {number: partial(self._text, file) for number, file in found.items()}
         self._chosen.update(found[number] for number in entries_at(texts, offsets.offsets.get))
@@ -208,10 +208,10 @@ class _Reader:
         )
 
     def _partitions(self, top: str, recorded: int) -> int:
-        """Say how many partitions an operator has, from what is recorded and what is there.
+        """Return the number of partitions of an operator, from its metadata and its directories.
 
-        What is recorded are the query's shuffle partitions, also for an operator that brings all rows
-        together (a limit, an aggregation without keys) and has one.
+        The metadata has the query's shuffle partitions, even for an operator that gathers all rows in one
+        partition (a limit, an aggregation without keys).
         """
         below = (d.removeprefix(f"{top}/").partition("/")[0] for d in self._dirs if d.startswith(f"{top}/"))
         there = {int(name) for name in below if name.isdecimal()}
@@ -247,7 +247,7 @@ class _Reader:
         return parse_operator(self._text(dated[max(dated)]))
 
     def _schemas(self, top: str) -> dict[str, str]:
-        """Choose the schema files up to the cut; return the newest of each store in base64."""
+        """Choose the schema files up to the cut; return the newest of each store, in base64."""
         newest: dict[str, CapturedFile] = {}
         for directory, inside in self._dirs.items():
             if not directory.startswith(f"{top}/"):
@@ -265,7 +265,7 @@ class _Reader:
         return {store: base64.b64encode(self._bytes(f)).decode() for store, f in newest.items()}
 
     def _up_to_cut(self, directory: str) -> dict[tuple[int, str], CapturedFile]:
-        """Return the files named `<batch>` or `<batch>_<id>` that are not from after the cut."""
+        """Return the files named `<batch>` or `<batch>_<id>` up to the cut."""
         dated = {}
         for name, file in self._dirs.get(directory, {}).items():
             number = name.partition("_")[0]
@@ -286,7 +286,7 @@ class _Reader:
             self._dirs.setdefault(parent, {})[info.base_name] = file
 
     def _children(self, top: str) -> list[str]:
-        """Name the directories right below `top` that hold any file."""
+        """Return the directories right below `top` that contain a file."""
         return sorted({d.split("/")[1] for d in self._dirs if d.startswith(f"{top}/")})
 
     def _need(self, directory: str, name: str, what: str) -> CapturedFile:

@@ -9,31 +9,31 @@ from typing import Any
 DELTA = "delta"
 """The name of Delta's source, as a `SourceShape` has it."""
 FEED = "changes"
-"""What `SourceShape.at` says of a source that reads the change data feed."""
+"""The value of `SourceShape.at` for a source that reads the change data feed."""
 _BEFORE_ALL = -100
 """The index before all files of a version; sources of version 1 write -1."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaOffset:
-    """Where a stage goes on in a table: after file `index` of a version."""
+    """Where a stage resumes in a table: after file `index` of a version."""
 
     table_id: str
     version: int
     index: int
-    """Of the last file that was read; below 0 if none of the version was."""
+    """The last file that was read; below 0 if no file of the version was read."""
     initial: bool
-    """Whether it is among all files that the table had at the version, and not among those that the version
-    has added: so a query begins that reads a table from its present rows on."""
+    """Whether `index` counts all files of the table at the version, and not only the files that the version
+    added. A query that starts with the table's present rows begins with such an offset."""
 
     @property
     def commit(self) -> int:
-        """The first commit that is still to be read."""
+        """The first commit that is not yet read to its end."""
         return self.version + 1 if self.initial else self.version
 
 
 def delta_offset(offset: str | None) -> DeltaOffset | None:
-    """Read a source's line of an offset file; None if it is of no Delta source."""
+    """Parse a source's line of an offset file; None if the source is not Delta."""
     try:
         plain: Any = json.loads(offset or "")
         found = plain["reservoirId"], plain["reservoirVersion"], plain["index"], plain["isStartingVersion"]

@@ -1,4 +1,4 @@
-"""Offsets of Kafka sources: where a stage goes on, and whether the brokers still have the records there."""
+"""Offsets of Kafka sources: where a stage resumes, and whether the brokers still have those records."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Available:
     """The records that a partition has now."""
 
     earliest: int
-    """The offset of the first one."""
+    """The offset of the first record."""
     end: int
-    """The offset that the next one will have."""
+    """The offset of the next record to come."""
 
 
 def is_kafka(source: str) -> bool:
-    """Say whether a format is Kafka's: it may be written in any case, and as package or class."""
+    """Say whether a format is Kafka's, in any case, as a package or class too."""
     return source.lower() == KAFKA or source in (_PROVIDER, f"{_PROVIDER}.KafkaSourceProvider")
 
 
 def kafka_offsets(offset: str | None) -> Mapping[Partition, int]:
-    """Read a source's line of an offset file: the next offset of each partition; empty if it is no such."""
+    """Parse a source's line of an offset file: partition to next offset; empty if it is not Kafka's."""
     try:
         plain = json.loads(offset or "")
     except ValueError:
@@ -45,7 +45,7 @@ def kafka_offsets(offset: str | None) -> Mapping[Partition, int]:
 
 
 def missing(wanted: Mapping[Partition, int], available: Mapping[Partition, Available]) -> Iterator[str]:
-    """Iterate the partitions from which a stage cannot go on, each with what it wants and what there is."""
+    """Iterate the partitions that lack records of a stage, with the wanted and the available offsets."""
     for (topic, number), at in sorted(wanted.items()):
         found = available.get((topic, number))
         if found is None:
@@ -57,5 +57,5 @@ def missing(wanted: Mapping[Partition, int], available: Mapping[Partition, Avail
 
 
 def topics_of(wanted: Collection[Partition]) -> list[str]:
-    """Return the topics that partitions are of."""
+    """Return the topics of partitions."""
     return sorted({topic for topic, _ in wanted})

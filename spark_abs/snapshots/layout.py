@@ -1,8 +1,8 @@
-"""The grammar of Spark's checkpoint directory: pure, from names and text to values.
+"""The grammar of Spark's checkpoint directory. Pure: from names and text to values.
 
-Offset log 1 and 2, commit log 1 to 3, state formats 1 and 2 (with unique ids in the names). What is newer
-is refused, since a guess would end in a silent loss of state. No other module knows a
-name or a line of that directory.
+Offset log 1 and 2, commit log 1 to 3, state formats 1 and 2 (with unique ids in the names). Newer formats are
+refused, since a wrong guess would silently lose state. No other module knows the names and lines of that
+directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMIT_LOG_VERSIONS = (1, 2, 3)
 OPERATOR_METADATA_VERSIONS = (1, 2)
 VOID_OFFSET = "-"
 END_OF_TIME_MS = 253_402_300_799_000
-"""The last second of the year 9999, as a watermark: after it no event time can be written as a date."""
+"""The last second of the year 9999, as a watermark: later event times cannot be written as a date."""
 DEFAULT_STORE = "default"
 CODEC_KEY = "spark.sql.streaming.stateStore.compression.codec"
 PARTITIONS_KEY = "spark.sql.shuffle.partitions"
@@ -31,7 +31,7 @@ PARTITIONS_KEY = "spark.sql.shuffle.partitions"
 
 @dataclass(frozen=True, slots=True)
 class OffsetFile:
-    """One file of the offset log: what a batch was planned to read."""
+    """One file of the offset log: the input that a batch was planned to read."""
 
     version: int
     watermark_ms: int
@@ -39,17 +39,17 @@ class OffsetFile:
     timestamp_ms: int
     conf: Mapping[str, str]
     offsets: Mapping[str, str]
-    """Source to offset text, in the order of the file. Version 1 names sources by their place, from 0.
-    A source without an offset is not in it."""
+    """Source to offset text, in the order of the file. Version 1 names sources by their position, from 0. A
+    source without an offset is left out."""
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The offset texts alone: what `model.positions_of` takes."""
+        """The offset texts alone, for `model.positions_of`."""
         return tuple(self.offsets.values())
 
     @property
     def provider(self) -> str:
-        """The class of the state store provider, empty if the file does not say."""
+        """The class of the state store provider; empty if the file does not have it."""
         return self.conf.get(PROVIDER_KEY, "")
 
     @property
@@ -60,13 +60,14 @@ class OffsetFile:
 
 @dataclass(frozen=True, slots=True)
 class CommitFile:
-    """One file of the commit log: what a batch ended with."""
+    """One file of the commit log: the result of a batch."""
 
     version: int
     watermark_ms: int
-    """The watermark of the batch after it."""
+    """The watermark of the next batch."""
     unique_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None = None
-    """State format 2: operator to, per partition, the ids of the state files that the batch committed."""
+    """State format 2: for each operator and partition, the ids of the state files that the batch
+    committed."""
 
 
 def parse_offsets(text: str) -> OffsetFile:
@@ -99,10 +100,10 @@ def parse_offsets(text: str) -> OffsetFile:
 
 
 def at_end_of_time(text: str) -> str:
-    """Return the plan of a batch that reads nothing after a batch, under a watermark at the end of time.
+    """Return the plan of a next batch that reads nothing, with the watermark at the end of time.
 
     Args:
-        text: `offsets/<b>`; what comes back is for `offsets/<b+1>`.
+        text: the content of `offsets/<b>`; the result is for `offsets/<b+1>`.
 
     Raises:
         DamageError: the text has no metadata that says a watermark.
@@ -114,7 +115,7 @@ def at_end_of_time(text: str) -> str:
 
 
 def with_settings(text: str, settings: Mapping[str, str]) -> str:
-    """Return `offsets/<b>` with other settings of the query recorded in it.
+    """Return `offsets/<b>` with changed settings of the query.
 
     Raises:
         DamageError: the text has no metadata.
@@ -143,12 +144,12 @@ def parse_commit(text: str) -> CommitFile:
 
 
 class StateFileKind(StrEnum):
-    """What a versioned state file holds."""
+    """The content of a versioned state file."""
 
     SNAPSHOT = "snapshot"
-    """Everything as of its version: RocksDB `.zip`, HDFS-backed `.snapshot`."""
+    """The whole state as of its version: RocksDB `.zip`, HDFS-backed `.snapshot`."""
     CHANGES = "changes"
-    """What one version changed: RocksDB `.changelog`, HDFS-backed `.delta`."""
+    """The changes of one version: RocksDB `.changelog`, HDFS-backed `.delta`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ _KINDS = {
 
 
 def state_file(name: str) -> StateFile | None:
-    """Read the name of a versioned state file; None for every other file of a store."""
+    """Parse the name of a versioned state file; None for every other file of a store."""
     match = _STATE_FILE.fullmatch(name)
     if not match:
         return None
@@ -180,7 +181,7 @@ def state_file(name: str) -> StateFile | None:
 
 
 def is_ignored(name: str) -> bool:
-    """Say whether a file is a checksum sidecar or a temporary one: never part of a cut."""
+    """Say whether a file is a checksum or temporary file, which is never part of a cut."""
     return name.startswith(".") or name.endswith((".crc", ".tmp"))
 
 
@@ -196,7 +197,7 @@ _SOURCE_LOG = re.compile(r"(\d+)(\.compact)?")
 
 
 def source_log_file(name: str) -> SourceLogFile | None:
-    """Read the name of a numbered source log file; None for other files that a source keeps."""
+    """Parse the name of a numbered source log file; None for other files of a source."""
     match = _SOURCE_LOG.fullmatch(name)
     return SourceLogFile(int(match[1]), match[2] is not None) if match else None
 
@@ -226,9 +227,9 @@ def is_file_source_log(text: str) -> bool:
 
 
 def file_source_logs(files: Mapping[str, SourceLogFile], offset: int) -> tuple[str, ...]:
-    """Choose the log files of a file source up to `offset`: the newest compact ones and what came after.
+    """Choose the log files of a file source up to `offset`: the newest compact files and all later files.
 
-    Two compact files are kept where there are two, since Spark reads its compaction interval off them.
+    Two compact files are chosen if there are two, since Spark derives its compaction interval from them.
 
     Raises:
         LookupError: a file between the newest compact one and `offset` is missing; the message names it.
@@ -239,14 +240,14 @@ def file_source_logs(files: Mapping[str, SourceLogFile], offset: int) -> tuple[s
     missing = [n for n in range(base + 1, offset + 1) if n not in after]
     if missing:
         raise LookupError(f"file {missing[0]} of {base + 1} to {offset} is missing from the log")
-    kept = set(compact[-2:])
-    names = [name for name, f in files.items() if f.compact and f.number in kept]
+    newest = set(compact[-2:])
+    names = [name for name, f in files.items() if f.compact and f.number in newest]
     return (*sorted(names), *(after[n] for n in sorted(after)))
 
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """A state store of an operator, as the operator's metadata names it."""
+    """A state store of an operator, as in the operator's metadata."""
 
     name: str
     partitions: int
@@ -296,7 +297,7 @@ def parse_operator(text: str) -> OperatorMetadata:
 
 
 def relocate_operator(text: str, state_uri: str) -> str:
-    """Rewrite the absolute schema paths of `_metadata/v2/<batch>` to lie below another `state` directory.
+    """Move the absolute schema paths of `_metadata/v2/<batch>` to another `state` directory.
 
     Args:
         text: the file as Spark wrote it.

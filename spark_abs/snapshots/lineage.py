@@ -1,4 +1,4 @@
-"""The lineage in the head of a changelog (state format 2): which versions, by unique id, it builds on."""
+"""The lineage in the head of a changelog (state format 2): the versions that it builds on."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from spark_abs.snapshots.layout import CODEC_KEY
 MAX_LINEAGE = 65_600
 """A lineage is one string of Java's modified UTF-8, whose length has two bytes."""
 HEAD_BYTES = 4 * MAX_LINEAGE
-"""How much of a changelog to read so that its lineage is in it, with the sizes of blocks that codecs have."""
+"""The size of a changelog's head: it contains the lineage, with the block sizes of the codecs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineageItem:
-    """A version that a changelog builds on, and the unique id of its files."""
+    """A version that a changelog builds on, with the unique id of its files."""
 
     version: int
     unique_id: str
@@ -29,8 +29,8 @@ def parse_lineage(head: bytes) -> tuple[LineageItem, ...]:
     """Read the lineage at the beginning of a decompressed changelog of state format 2.
 
     Raises:
-        Refused: a changelog version that carries no lineage we know.
-        DamageError: it is torn.
+        Refused: a changelog version whose lineage is not known.
+        DamageError: the text is cut off.
     """
     try:
         version, rest = _utf(head)
@@ -45,17 +45,17 @@ def parse_lineage(head: bytes) -> tuple[LineageItem, ...]:
 
 
 def decompress_head(data: bytes, codec: str) -> bytes:
-    """Decompress the head of a changelog that Spark wrote with `codec`; a block that is cut off is left out.
+    """Decompress the head of a changelog that Spark wrote with `codec`; an incomplete block is left out.
 
     Raises:
-        Refused: a codec that we cannot read.
+        Refused: a codec that is not known.
         DamageError: the bytes are not of that codec.
     """
     return decompress(data, codec, MAX_LINEAGE)
 
 
 def decompress(data: bytes, codec: str, most: int | None = None) -> bytes:
-    """Decompress a state file, if it is one stream of zstd at most so many bytes; errors as for its head."""
+    """Decompress a state file, one zstd stream to at most `most` bytes. Errors as for its head."""
     try:
         match codec:
             case "lz4":

@@ -1,4 +1,4 @@
-"""Bring a native checkpoint back: write the files of a cut from `state/` into a fresh directory."""
+"""Restore a native checkpoint: write the files of a cut from `state/` into a new directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPERATOR_V2 = re.compile(r"state/\d+/_metadata/v2/\d+")
 
 
 def is_rewritten(path: str) -> bool:
-    """Say whether materialising changes a file, so that its bytes are not those of the manifest."""
+    """Say whether materialising changes a file, so that its bytes differ from the manifest."""
     return path == METADATA or is_relocated(path)
 
 
@@ -34,13 +34,13 @@ def is_relocated(path: str) -> bool:
 
 
 def relocated(path: str, text: str, native: Place, source: str | None = None) -> str:
-    """Return what such a file says in another native checkpoint.
+    """Return the text of such a file for another native checkpoint.
 
     Args:
-        path: where it is in there.
-        text: what it says where it was written.
+        path: its path in the checkpoint.
+        text: its text in the original checkpoint.
         native: the other checkpoint.
-        source: of an entry of a schema log, the name that its source has there; None: the one that it had.
+        source: for an entry of a schema log, the name of its source in the new checkpoint; None: unchanged.
     """
     if is_schema_entry(path):
         where = native.uri if "://" in native.uri else f"file:{native.uri}"
@@ -49,7 +49,7 @@ def relocated(path: str, text: str, native: Place, source: str | None = None) ->
 
 
 def fresh_query_id() -> str:
-    """Return a query id for `materialise`; a plan keeps it, so that a repeat writes the same one."""
+    """Return a query id for `materialise`. A plan records it, so that a repeat writes the same id."""
     return str(uuid.uuid4())
 
 
@@ -64,21 +64,21 @@ def materialise(
 ) -> None:
     """Write the files of one stage's cut into `target`, under the query id `query_id`, several at a time.
 
-    `metadata`, the file with the id, is written last: a directory that has it is whole, one without it is
-    emptied and written again. So killed anywhere it can be repeated; two at a time must be kept apart by the
-    caller (the attempt is being restored by one run).
+    `metadata`, the file with the id, is written last: a directory with it is complete, a directory without it
+    is emptied and written again. So the call can be repeated after a kill at any point. The caller must
+    exclude two calls at a time (one run restores an attempt).
 
     Args:
         root: where `state/` is.
-        files: `StageSnapshot.files`; none for a stage that had run no batch: it then starts afresh.
+        files: `StageSnapshot.files`; empty for a stage that had run no batch and starts from the beginning.
         target: the new checkpoint directory, which no query has used.
-        query_id: the id that Spark will find there, not that of the query copied: two queries must not share
-            one.
+        query_id: the new query's id. It must differ from the id of the copied query: two queries must not
+            share one.
         progress: told the bytes of each file written.
-        lands: where the directory will be moved to once it is whole, if it will be.
+        lands: the final directory, if the caller moves the target once it is complete.
 
     Raises:
-        DamageError: bytes are missing from `state/` or altered; nothing that is left looks whole.
+        DamageError: bytes are missing from `state/` or altered; the directory stays marked as incomplete.
         Refused: the directory belongs to another query.
     """
     if is_whole(target, query_id):
@@ -91,7 +91,7 @@ def materialise(
 
 
 def is_whole(target: Place, query_id: str) -> bool:
-    """Say whether a directory was materialised, to the end, under a query id.
+    """Say whether a directory was completely materialised under a query id.
 
     Raises:
         Refused: it belongs to another query.
@@ -127,19 +127,19 @@ def _query_id(target: Place) -> str | None:
 
 
 def empty(target: Place) -> None:
-    """Make a directory that holds nothing."""
+    """Create a directory, or empty an existing one."""
     make_directory(target, "")
     target.fs.delete_dir_contents(target.path, missing_dir_ok=True)
 
 
 def make_directory(target: Place, relative: str) -> None:
-    """Make a directory below a place where there are such things: in an object store a name is enough."""
+    """Create a directory where the store has directories: in an object store a name is enough."""
     if target.local:
         target.fs.create_dir(f"{target.path}/{relative}", recursive=True)
 
 
 def put(target: Place, relative: str, chunks: Iterable[Chunk]) -> None:
-    """Write a file whole or not at all: through a rename on a local disk, as one object elsewhere."""
+    """Write a file completely or not at all: by a rename on a local disk, as one object elsewhere."""
     path = f"{target.path}/{relative}"
     written = f"{path}.tmp" if target.local else path
     with target.fs.open_output_stream(written, compression=None) as stream:

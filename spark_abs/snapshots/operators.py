@@ -1,4 +1,4 @@
-"""The stateful operators of a stage at a checkpoint, and the parts of their state that are read. No JVM."""
+"""The stateful operators of a stage at a checkpoint, and the readable parts of their state. No JVM."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ TRANSFORM = frozenset(
     ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 )
 HEADS, SEGMENTS = "heads", "segments"
-"""The state variables of a function of ours."""
+"""The state variables of a stateful function of this package."""
 _METADATA = re.compile(r"state/(\d+)/_metadata/(?:metadata|v2/(\d+)(?:_.*)?)")
 _INTERNAL, _TIMERS = "$", ("$procTimers", "$eventTimers")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an operator's state that Spark's state reader gives as one frame."""
+    """A part of an operator's state that Spark's state reader returns as one frame."""
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict)
-    """What the reader is told."""
+    """Options for the reader."""
     identity: tuple[str, ...] = ("key",)
-    """The columns of which each value is there once; empty if rows may repeat."""
+    """The columns that identify a row; empty if rows may repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,17 @@ class Operator:
     name: str
     parts: tuple[Part, ...]
     ours: bool = False
-    """Whether it runs a function of ours: its state is then read as rows of keys, not as parts."""
+    """Whether it runs a stateful function of this package: its state is then read as rows of keys, not as
+    parts."""
     function: str = ""
-    """The uid of that function; empty if its state was removed, or if it is not recorded."""
+    """The uid of that function; empty if its state was removed or the uid is not recorded."""
 
 
 def operators_of(root: Root, snapshot: StageSnapshot) -> tuple[Operator, ...]:
-    """Read what the operators of a stage's snapshot are, by id.
+    """Read the operators of a stage's snapshot, by id.
 
     Raises:
-        DamageError: bytes are missing from `state/` or altered, or are not what Spark writes.
+        DamageError: bytes are missing from `state/`, are altered, or do not have Spark's format.
         Refused: operator metadata of a version that is not known.
     """
     newest: dict[int, tuple[int, StoredFile]] = {}
@@ -68,7 +69,7 @@ def operators_of(root: Root, snapshot: StageSnapshot) -> tuple[Operator, ...]:
 
 
 def stored_texts(root: Root, files: Sequence[StoredFile]) -> dict[str, str]:
-    """Read small files of a manifest from `state/`, checked, by their paths.
+    """Read small files of a manifest from `state/`, verified, by their paths.
 
     Raises:
         DamageError: bytes are missing or altered.

@@ -1,8 +1,8 @@
 """`state/`: the bytes of state files, kept once each in packs.
 
 A pack is one Parquet data file: rows of (sha256, size, chunk, bytes), chunks of at most 8 MiB in order, one
-row group per row, so that a `Location` opens without a scan. What the table's log does not name does not
-exist; what it names is whole.
+row group per row, so that a `Location` is read without a scan. Only packs in the table's log count, and those
+are complete.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from spark_abs.store.table import AddFile
 PATH = "state"
 CHUNK = 8 * 2**20
 Chunk = bytes | memoryview
-"""A part of a file, never copied on its way from one place to another."""
+"""A part of a file, passed on without a copy in memory."""
 SCHEMA = pa.schema(
     [("sha256", pa.string()), ("size", pa.int64()), ("chunk", pa.int32()), ("bytes", pa.binary())]
 )
 _INDEX = ["sha256", "size", "chunk"]
 _BYTES = 3
 _ONE_VALUE = b"\x02\0\0\0\x02\x01"
-"""Definition levels of a page with one value that is there: its length and the value itself follow."""
+"""Definition levels of a page with one non-null value; its length and the value follow."""
 _PAGE_HEADER = 96
 _PIECE = 256 * 2**10
-"""So much is read at a time from a local disk: a buffer that small is used again, while the system takes back
-the pages of one of 8 MB and clears new ones, which takes longer than to read them."""
+"""Bytes per read from a local disk. A small buffer is reused; for one of 8 MB the system frees the pages and
+clears new ones, which takes longer than the read."""
 _END = 64 * 2**10
-"""So much of the end of a pack is read at first: most footers are shorter."""
+"""Bytes that are read first from the end of a pack: most footers are shorter."""
 _OPEN = 32
-"""Packs that a reader keeps open at most: more than threads read from at a time."""
+"""Most packs that a reader keeps open: more than threads read at a time."""
 _NAME = re.compile(r"(pack|merged)-(\d+)-[0-9a-f]{32}\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
 class PackName:
-    """What the name of a pack says."""
+    """The parts of a pack's name."""
 
     run: RunId
-    """The run that wrote it: an unnamed file of an older run is a leftover."""
+    """The run that wrote it: a file of an older run that is not in the log is a leftover."""
     merged: bool
-    """Whether it holds what sweeping took over from other packs: manifests name those, not this one."""
+    """Whether sweeping wrote it with files of other packs. Manifests name the other packs, not this one."""
 
 
 def pack_name(name: str) -> PackName | None:
-    """Read the name of a pack; None for another file."""
+    """Parse the name of a pack; None for other files."""
     match = _NAME.fullmatch(name)
     return PackName(RunId(int(match[2])), match[1] == "merged") if match else None
 
 
 class PackWriter:
-    """Writes one pack, in memory a chunk at a time. The file counts once its `AddFile` is committed."""
+    """Writes one pack with one chunk at a time in memory. The file counts once its `AddFile` is committed."""
 
     def __init__(self, root: Root, run: RunId, *, merged: bool = False) -> None:
         self.name = f"{'merged' if merged else 'pack'}-{int(run)}-{uuid.uuid4().hex}.parquet"
@@ -85,7 +85,7 @@ class PackWriter:
     def add(self, sha256: str, size: int, chunks: Iterable[Chunk]) -> Location:
         """Append the bytes of one file, an empty file as one empty chunk.
 
-        The chunks are `checked` ones: what is raised between them means that the pack must be given up.
+        The chunks come from `checked`. If it raises, the pack must be given up.
         """
         first = self._rows
         for number, chunk in enumerate(chunks):
@@ -104,7 +104,7 @@ class PackWriter:
         return AddFile(self.name, size, json.dumps({"numRecords": self._rows}))
 
     def give_up(self) -> None:
-        """Delete what there is of the file, of which no commit was tried; what cannot be deleted is swept."""
+        """Delete the uncommitted file. If that fails, sweeping deletes it later."""
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
         self._delete()
@@ -125,10 +125,10 @@ class Packed:
 
 
 def checked(chunks: Iterable[Chunk], sha256: str, size: int, where: str) -> Iterator[Chunk]:
-    """Hand chunks on; the last one comes only if size and hash of all are right.
+    """Pass chunks on. The last chunk comes only if size and hash of the whole are right.
 
     Raises:
-        DamageError: they are not; says `where`.
+        DamageError: size or hash is wrong; the message has `where`.
     """
     digest, count, last = hashlib.sha256(), 0, None
     for chunk in chunks:
@@ -145,16 +145,16 @@ def checked(chunks: Iterable[Chunk], sha256: str, size: int, where: str) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """A pack that is open: `file` is read at positions, from any thread."""
+    """An open pack. Any thread may read `file` at a position."""
 
     file: pa.NativeFile
     parquet: pq.ParquetFile
 
 
 class PackReader:
-    """Reads packs; keeps the ones it read from last open. Thread-safe, but for `close`.
+    """Reads packs and keeps the most recent ones open. Thread-safe, except `close`.
 
-    What the store says when it cannot be read now is an `OSError`, and no damage.
+    A store that cannot be read now raises `OSError`, which is not damage.
     """
 
     def __init__(self, root: Root) -> None:
@@ -177,10 +177,10 @@ class PackReader:
         self._open.clear()
 
     def index(self, pack: str) -> dict[str, Packed]:
-        """List what a pack holds, by hash, off its footer alone; the pack does not stay open.
+        """List the files in a pack by hash, from its footer alone. The pack does not stay open.
 
         Raises:
-            DamageError: it is missing or not a pack.
+            DamageError: the file is missing or not a pack.
             OSError: the store cannot be read now.
         """
         found: dict[str, Packed] = {}
@@ -200,7 +200,7 @@ class PackReader:
         return found
 
     def chunks(self, at: Location, sha256: str, size: int) -> Iterator[Chunk]:
-        """Read the bytes of one file, as the pack divides them, checked: for another pack.
+        """Read the bytes of one file in the pack's chunks, verified, to write them to another pack.
 
         Raises:
             DamageError: the pack is missing or torn, or holds other bytes. Before the last part comes.
@@ -209,7 +209,7 @@ class PackReader:
         return self._checked(at, sha256, size, None)
 
     def pieces(self, at: Location, sha256: str, size: int) -> Iterator[Chunk]:
-        """Read the bytes of one file in parts that are fast to read where they are, checked.
+        """Read the bytes of one file, verified, in parts of a size that is fast on its store.
 
         Raises:
             DamageError: the pack is missing or torn, or holds other bytes. Before the last part comes.
@@ -230,9 +230,9 @@ class PackReader:
             raise DamageError(f"{where} cannot be read: {error}") from error
 
     def _value(self, pack: _Pack, row: int, where: str, piece: int | None) -> Iterator[Chunk]:
-        """Read one chunk: a page is its header, then the value as it is; read as such, it is not copied.
+        """Read one chunk. A page is a header and the plain value, which can be read without a copy.
 
-        A page of any other layout goes through the Parquet reader.
+        A page of another layout is read by the Parquet reader.
         """
         column = pack.parquet.metadata.row_group(row).column(_BYTES)
         start, size = column.data_page_offset, column.total_compressed_size
@@ -271,7 +271,7 @@ class PackReader:
 
 
 def _footer(file: pa.NativeFile, pack: str) -> pq.FileMetaData:
-    """Read the bytes, then what is in them: Arrow alone does not say which of the two failed."""
+    """Read the footer's bytes, then parse them: Arrow alone does not say which of the two failed."""
     size = file.size()
     end = file.read_at(min(size, _END), max(size - _END, 0))
     length = int.from_bytes(end[-8:-4], "little") + 8
@@ -284,7 +284,7 @@ def _footer(file: pa.NativeFile, pack: str) -> pq.FileMetaData:
 
 
 class Index(Protocol):
-    """Says what packs hold."""
+    """Lists the files in packs."""
 
     def index(self, pack: str) -> Mapping[str, Packed]:
         """List what a pack holds, by hash."""
@@ -293,12 +293,12 @@ class Index(Protocol):
 def resolve(
     packs: Index, active: Collection[str], files: Iterable[StoredFile]
 ) -> dict[tuple[str, str], Location]:
-    """Find where the bytes of stored files are now; what is in no active pack is left out.
+    """Find the present locations of stored files. Files in no active pack are left out.
 
-    A manifest names the pack that was written then. Sweeping may have moved the bytes to a merged pack since.
+    A manifest names the original pack. Sweeping may have moved the bytes to a merged pack since.
 
     Args:
-        packs: asked for the content of merged packs, only if something has moved.
+        packs: lists the content of merged packs; used only if files have moved.
         active: the packs that the log of `state/` names.
         files: as manifests name them.
 
@@ -306,7 +306,7 @@ def resolve(
         By hash and by the pack that the manifest names.
 
     Raises:
-        DamageError: something is in no merged pack that can be read, and one cannot be.
+        DamageError: a file is not found, and a merged pack cannot be read.
         OSError: the store cannot be read now.
     """
     found: dict[tuple[str, str], Location] = {}

@@ -1,4 +1,4 @@
-"""Work on many files at a time: hashing, reading and writing them wait for each other in one thread."""
+"""Work on many files in threads: in one thread hashing, reading and writing would wait for each other."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ F = TypeVar("F", bound=Sized)
 
 THREADS = min(8, 2 * (os.cpu_count() or 1))
 _FEW, _SMALL = 16, 2**20
-"""So few files, and so few bytes in all, are sooner done than threads are started for them."""
+"""Below this number of files and of bytes, one thread is faster than starting several."""
 
 
 def for_each(files: Sequence[F], work: Callable[[F], None], done: Callable[[F], None]) -> None:
-    """Call `work` for every file in threads, begun in their order, and `done` in this one as each ends.
+    """Call `work` for each file in threads, started in order, and `done` in this thread as each ends.
 
-    The first error is raised, from either, when no thread is at work any more; what had not begun is left.
+    The first error of either is raised after all threads have ended; files not yet begun are skipped.
     """
     if len(files) <= _FEW and sum(file.size for file in files) <= _SMALL:
         for file in files:

@@ -1,4 +1,4 @@
-"""Places for native directories that no run uses; each is void and removed once a newer run begins."""
+"""Places for native directories that no run uses. They are void, and are removed, once a newer run begins."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def passing_place(natives: Place, newest: RunId | None) -> Place:
 
 
 def clear_ahead(natives: Place, run: RunId) -> None:
-    """Remove what restores wrote ahead, and edits and readers of state for themselves, before a run began.
+    """Remove temporary directories of restores, edits and readers of state from before a run began.
 
-    Whoever did was killed, or the plan is void: carrying it out refuses when a newer run has begun. Every
-    start, restore and edit calls this. Costs a listing of the attempts.
+    Their writers were killed, or their plan is void: it is refused once a newer run has begun. Every start,
+    restore and edit calls this. It costs a listing of the attempts.
     """
     for info in natives.fs.get_file_info(fs.FileSelector(natives.path, allow_not_found=True)):
         planned, _, chance = info.base_name.removeprefix(_PREFIX).partition("-")

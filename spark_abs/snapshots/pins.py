@@ -1,4 +1,4 @@
-"""What may not be swept although no manifest names it."""
+"""Bytes that must not be swept although no manifest names them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from spark_abs.model import CheckpointId
 
 
 class Pins:
-    """Bytes that open captures name, and those that aborted ones have left to the next capture.
+    """Bytes that open captures name, or that aborted captures have left for the next one.
 
-    What a checkpoint had packed before it was aborted, by its timeout say, is not lost: the next capture of
-    the same stage finds it, by its hash. Once that capture is in, what it did not use may go. All of this is
-    memory: after a crash the next run's first sweep takes what no manifest names.
+    When a checkpoint is aborted, for example by its timeout, the files that it has packed are not lost: the
+    next capture of the same stage finds them by hash. After that capture, unused ones may be swept. Pins are
+    only in memory: after a crash the first sweep of the next run removes everything that no manifest names.
 
     Not thread-safe.
     """
@@ -23,17 +23,17 @@ class Pins:
         self._left: dict[str, dict[str, Location]] = {}
 
     def pin(self, checkpoint: CheckpointId, directory: str, files: Mapping[str, Location]) -> None:
-        """Pin what a checkpoint's capture of a native directory names, by hash, until `unpin`."""
+        """Pin the files of a checkpoint's capture of a native directory, by hash, until `unpin`."""
         self._pinned.setdefault(checkpoint, {}).setdefault(directory, {}).update(files)
 
     def unpin(self, checkpoint: CheckpointId, *, completed: bool) -> None:
-        """Let go of what a checkpoint pinned; if it was aborted, leave that to the next captures."""
+        """Release the pins of a checkpoint; if it was aborted, leave its files to the next captures."""
         for directory, files in self._pinned.pop(checkpoint, {}).items():
             if not completed:
                 self._left.setdefault(directory, {}).update(files)
 
     def captured(self, directory: str) -> None:
-        """Drop what was left to the next capture of a directory: it is in, and has pinned what it uses."""
+        """Drop the files left to the next capture of a directory: it is complete and has pinned its own."""
         self._left.pop(directory, None)
 
     def pinned(self) -> set[tuple[str, str]]:
@@ -41,7 +41,7 @@ class Pins:
         return {(sha256, at.pack) for files in self._all() for sha256, at in files.items()}
 
     def move(self, gone: Collection[str], moved: Mapping[str, Location]) -> None:
-        """Follow bytes out of packs that are gone."""
+        """Follow bytes that have moved out of removed packs."""
         for files in self._all():
             follow(files, gone, moved)
 
@@ -50,7 +50,7 @@ class Pins:
 
 
 def follow(files: dict[str, Location], gone: Collection[str], moved: Mapping[str, Location]) -> None:
-    """Replace what was in packs that are gone by where it is now, or forget it."""
+    """Replace locations in removed packs by their new ones, or forget them."""
     for sha256 in [sha256 for sha256, at in files.items() if at.pack in gone]:
         if sha256 in moved:
             files[sha256] = moved[sha256]

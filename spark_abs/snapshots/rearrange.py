@@ -1,6 +1,7 @@
-"""Copy a native checkpoint for a query whose sources are others, or in another order.
+"""Copy a native checkpoint for a query with different sources, or with its sources in another order.
 
-Spark knows a source by its place among the lines of an offset file, and by the directory `sources/<place>`.
+Spark identifies a source by its position among the lines of an offset file, and by the directory
+`sources/<position>`.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from spark_abs.snapshots.schema_log import is_schema_entry, schema_entry
 from spark_abs.store.storage import Place
 
 Sources = Sequence[int | str | None]
-"""The sources in their new order: the place that each had, the offset at which it begins, None if Spark is to
-begin it."""
+"""The sources in their new order: for each its old position and the offset at which it begins, None if Spark
+chooses it."""
 
 _CHUNK = 8 << 20
 
 
 def source_offsets(text: str) -> tuple[str | None, ...]:
-    """Return the offset of every source in the text of `offsets/<b>`, None for one that has none yet.
+    """Return the offset of each source in the text of `offsets/<b>`, None for a source without one.
 
     Raises:
-        Refused: a newer log version, or sources that Spark knows by names.
-        DamageError: it is not what Spark writes.
+        Refused: a newer log version, or sources that Spark identifies by names.
+        DamageError: the text does not have Spark's format.
     """
     parsed, lines = parse_offsets(text), text.split("\n")[2:]
     if parsed.version == 1:
@@ -67,21 +68,22 @@ def rearrange(
     sources: Sources,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write into `target` the native checkpoint of `source` as of a finished batch, its sources rearranged.
+    """Copy the native checkpoint `source` as of a finished batch to `target`, with its sources rearranged.
 
-    `metadata`, the file with the id, is written last. Killed anywhere, it is done again in another directory.
+    `metadata`, the file with the id, is written last. After a kill the caller repeats it in another
+    directory.
 
     Args:
-        source: where the query ran; none runs there now.
+        source: the checkpoint of a query that does not run now.
         target: a directory that no query has used.
-        batch: the batch; with `NO_BATCH` nothing but the id is written.
-        query_id: the id that Spark will find there.
+        batch: the batch; with `NO_BATCH` only the id is written.
+        query_id: the id of the new query.
         sources: the sources in their new order.
-        heartbeat: called with each file.
+        heartbeat: called for each file.
 
     Raises:
-        Refused, DamageError: the checkpoint is not one that can be rearranged.
-        CaptureIncomplete: a file of it is missing.
+        Refused, DamageError: the checkpoint cannot be rearranged.
+        CaptureIncomplete: a file of the checkpoint is missing.
     """
     empty(target)
     moved = {str(old): str(new) for new, old in enumerate(sources) if isinstance(old, int)}
@@ -107,7 +109,7 @@ def rearrange(
 
 
 def _moved(path: str, moved: dict[str, str]) -> str | None:
-    """Return where a file goes, None if it belongs to a source that is read no more."""
+    """Return the new path of a file, None if it belongs to a removed source."""
     head, _, rest = checked_relative(path).partition("/")
     if head != "sources":
         return path
@@ -122,10 +124,10 @@ def _read(source: Place, path: str) -> Iterator[Chunk]:
 
 
 def finish_batch(native: Place, batch: BatchId) -> None:
-    """Record that a batch has ended whose outputs all hold it, of a query without state that does not run.
+    """Record the end of a batch that all outputs hold, for a stopped query without state.
 
-    What Spark would write is what it wrote for the batch before: the watermark of a batch is what the one
-    before ended with, and goes up again with the rows that come.
+    The record of the batch before is repeated, so the watermark stays as it was; it advances again with the
+    next rows.
 
     Raises:
         DamageError: the end of the batch before is not recorded.

@@ -1,4 +1,4 @@
-"""What is kept and what goes: pure plans over manifests, packs and positions."""
+"""Which checkpoints, entries and packs stay and which go. Pure, over manifests, packs and positions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_abs.snapshots.packs import Packed
 
 
 class Completed(Protocol):
-    """A completed checkpoint, as a manifest or as its summary."""
+    """A completed checkpoint: its manifest or its summary."""
 
     @property
     def id(self) -> CheckpointId:
@@ -32,17 +32,17 @@ def retired(
     on_path: Callable[[C], bool],
     needed: Collection[CheckpointId] = (),
 ) -> tuple[CheckpointId, ...]:
-    """Choose the checkpoints whose manifests may go, by id.
+    """Choose the checkpoints whose manifests may be deleted, by id.
 
-    Kept are the newest `num_retained` of the current path, and everything newer than the oldest of these:
-    what a roll back abandoned stays until the new path has as many checkpoints of its own, so that it can
-    be undone. Savepoints are kept whatever they are (P21), and do not count.
+    The newest `num_retained` checkpoints of the current path are kept, and all that are newer than the oldest
+    of these. So checkpoints abandoned by a rollback stay until the new path has that many of its own, and the
+    rollback can be undone. Savepoints are always kept (P21) and do not count.
 
     Args:
         completed: all completed checkpoints.
-        num_retained: how many periodic ones of the path stay, at least 1.
+        num_retained: how many periodic checkpoints of the path stay, at least 1.
         on_path: whether a checkpoint lies on the current path of the attempt tree.
-        needed: ids that stay in any case, as that of a restore under way.
+        needed: ids that stay in any case, such as the target of an unfinished restore.
     """
     periodic = [c for c in completed if not c.kind.owned_by_user]
     newest = sorted((c.id for c in periodic if on_path(c)), reverse=True)[: max(num_retained, 1)]
@@ -54,15 +54,15 @@ def retired(
 def channel_floors(
     manifests: Iterable[Manifest], readers: Mapping[ChannelId, Iterable[Version | None]]
 ) -> dict[ChannelId, Version]:
-    """Say up to where each channel may be trimmed: entries before the floor are behind every cut and reader.
+    """Say up to which entry each channel may be trimmed: all cuts and readers are past the entries before it.
 
-    The floor itself is kept: it is what the slowest of them has read last. A channel of which some consumer
-    has read nothing, in a retained checkpoint or now, is not in the answer, nor is one without a manifest.
+    The entry itself is kept: it is the last one that the slowest of them has read. The result has no channel
+    of which a consumer has read nothing, now or in a retained checkpoint, and no channel without a manifest.
 
     Args:
         manifests: every retained manifest, of abandoned attempts too.
         readers: for each channel of the running job the last entry that each consumer has durably consumed,
-            None for nothing yet; a channel that nobody reads has an empty value.
+            None for nothing yet; empty for a channel without consumers.
     """
     floors: dict[ChannelId, Version] = {}
     unread = {channel for channel, versions in readers.items() if None in versions}
@@ -84,37 +84,37 @@ def channel_floors(
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What becomes of the packs of `state/`."""
+    """The plan of a sweep: which packs of `state/` stay, move or go."""
 
     dead: tuple[str, ...]
-    """Packs in which nothing is live."""
+    """Packs without live bytes."""
     rewrite: tuple[str, ...]
-    """Packs of which less than half is live: that part moves to a merged pack."""
+    """Packs of which less than half is live: the live part moves to a merged pack."""
     moved: Mapping[str, Packed]
-    """The live part of those, by hash."""
+    """The live files of the rewritten packs, by hash."""
 
     @property
     def removed(self) -> tuple[str, ...]:
-        """All packs that go."""
+        """All packs that are removed."""
         return (*self.dead, *self.rewrite)
 
 
 def plan_sweep(packs: Mapping[str, Mapping[str, Packed]], live: Collection[tuple[str, str]]) -> SweepPlan:
-    """Choose the packs that go and those that are rewritten.
+    """Choose the packs to remove and the packs to rewrite.
 
     Args:
-        packs: what each active pack holds, by hash.
-        live: hash and pack of everything that a retained manifest or an open capture names.
+        packs: the files of each active pack, by hash.
+        live: hash and pack of each file that a retained manifest or an open capture names.
     """
     dead, rewrite = [], []
     moved: dict[str, Packed] = {}
     for pack, inside in sorted(packs.items()):
-        kept = {sha256: packed for sha256, packed in inside.items() if (sha256, pack) in live}
-        if not kept:
+        live_files = {sha256: packed for sha256, packed in inside.items() if (sha256, pack) in live}
+        if not live_files:
             dead.append(pack)
-        elif 2 * sum(p.size for p in kept.values()) < sum(p.size for p in inside.values()):
+        elif 2 * sum(p.size for p in live_files.values()) < sum(p.size for p in inside.values()):
             rewrite.append(pack)
-            moved |= kept
+            moved |= live_files
     return SweepPlan(tuple(dead), tuple(rewrite), moved)
 
 

@@ -1,8 +1,7 @@
-"""The log in which Delta tracks the schema of a source, as it lies in a native checkpoint. Read in Delta 4.4.
+"""The log in which Delta tracks the schema of a source, within a native checkpoint. Written for Delta 4.4.
 
-An entry is the schema of the table from a version on. It names its source by the absolute path of that in
-the checkpoint. Delta writes an entry when the batch that reads up to the change has ended, and ends the
-query.
+An entry is the schema of the table from a version on. It names its source by the source's absolute path in
+the checkpoint. After the batch that reads up to a schema change, Delta writes an entry and ends the query.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from spark_abs.errors import DamageError, Refused
 from spark_abs.snapshots.delta_offsets import delta_offset
 
 SCHEMA_LOGS = "schema_tracking"
-"""The directory of all logs within a native checkpoint: what `schemaTrackingLocation` is given."""
+"""The directory of all logs within a native checkpoint: the value of `schemaTrackingLocation`."""
 _CHANGE = -20
-"""The index of a change of the schema among the files of a version: it comes before them."""
+"""The index of a schema change in a version: it comes before all files."""
 _ENTRY = re.compile(rf"{SCHEMA_LOGS}/[^/]+/\d+")
 _SOURCE = re.compile(r".*/sources/([^/]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaEntry:
-    """An entry: the version from which on its schema counts, and the source by its name in `sources/`."""
+    """An entry: the version from which its schema holds, and the source's name in `sources/`."""
 
     version: int
     source: str
 
 
 def is_schema_entry(path: str) -> bool:
-    """Say whether a file of a native checkpoint is an entry of such a log."""
+    """Say whether a file of a native checkpoint is an entry of a schema log."""
     return _ENTRY.fullmatch(path) is not None
 
 
@@ -42,8 +41,8 @@ def schema_entry(text: str) -> SchemaEntry:
     """Read an entry.
 
     Raises:
-        Refused: a newer version of it.
-        DamageError: it is not what Delta writes.
+        Refused: a newer version of the entry.
+        DamageError: the entry does not have Delta's format.
     """
     plain = _plain(text)
     version, match = plain.get("deltaCommitVersion"), _SOURCE.fullmatch(str(plain.get("sourceMetadataPath")))
@@ -55,11 +54,12 @@ def schema_entry(text: str) -> SchemaEntry:
 def entries_at(
     entries: Mapping[int, Callable[[], str]], offset: Callable[[str], str | None]
 ) -> frozenset[int]:
-    """Return the entries of a log that were there when its source had read up to an offset.
+    """Return the entries of a log that existed when its source had read up to an offset.
 
     Args:
-        entries: by number, what reads each; from the newest back they are read until one counts.
-        offset: by source, its line in the offset file of the cut.
+        entries: number to reader of the entry. They are read from the newest back to one that holds at the
+            offset.
+        offset: source to its line in the offset file of the cut.
     """
     for number in sorted(entries, reverse=True):
         entry = schema_entry(entries[number]())
@@ -70,12 +70,12 @@ def entries_at(
 
 
 def relocate_entry(text: str, native: str, source: str) -> str:
-    """Return an entry with its source in another native checkpoint, perhaps under another name.
+    """Move an entry to another native checkpoint, where its source may have another name.
 
     Args:
         text: the file as Delta wrote it.
         native: the other checkpoint as Spark names it, `file:/…` for a local one.
-        source: the name of the source there.
+        source: the name of the source in the new checkpoint.
     """
     head, _, _ = text.partition("\n")
     plain = {**_plain(text), "sourceMetadataPath": f"{native}/sources/{source}"}

@@ -1,4 +1,4 @@
-"""The writer's handle on `state/`: what is kept there, what open captures hold on to, and adding to it."""
+"""The writer's handle on `state/`: its packs, the pins of open captures, and new packs."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from spark_abs.store.table import AddFile, Commit, Table
 log = logging.getLogger(__name__)
 
 HELD = 96 * 2**20
-"""Up to this size a file is held in memory between hashing and packing, two at a time: more than RocksDB
-makes one file of. A larger one is read twice, since the rows of a pack begin with the hash of all."""
+"""Files up to this size, larger than RocksDB's, are held in memory between hashing and packing, two at a
+time. A larger file is read twice, since the rows of a pack begin with the hash of the whole file."""
 
 
 class StaleCapture(AbsError):
-    """A captured file was replaced or purged before it was copied: capture again."""
+    """A captured file was replaced or purged before it was copied: the capture must be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What one copy gave: the handles, and how many bytes were new."""
+    """The result of one copy: the stored files, and how many bytes were new."""
 
     files: tuple[StoredFile, ...]
     size_new: int
@@ -56,9 +56,9 @@ class Stored:
 class StateStorage:
     """`state/` as one run writes it. Thread-safe; one per process and root.
 
-    Every byte that a capture names or reuses is pinned under the checkpoint's id until `unpin`, so that
-    sweeping cannot take it away before the manifest names it; of an aborted checkpoint until the next
-    capture of the same stage is in, which then need not copy it again.
+    All bytes that a capture names or reuses are pinned under the checkpoint's id until `unpin`, so that
+    sweeping cannot remove them before the manifest names them. Pins of an aborted checkpoint stay until the
+    next capture of the same stage is complete, which then need not copy them again.
     """
 
     def __init__(
@@ -89,29 +89,29 @@ class StateStorage:
         manifests: Sequence[Manifest] = (),
         failpoint: Failpoint = no_failpoint,
     ) -> StateStorage:
-        """Open `state/` for a run, creating it if there is none, and refuse older runs from now on.
+        """Open `state/` for a run, create it if it does not exist, and fence older runs.
 
         Args:
             root: the job's root.
             job: its name.
             run: this run.
-            manifests: what is retained now: bytes that they name are not written again, unless their pack
+            manifests: the retained manifests: bytes that they name are not written again, unless their pack
                 is damaged.
             failpoint: called at named points; for tests of failures.
 
         Raises:
-            Fenced: a newer run has done so already.
+            Fenced: a newer run has opened it already.
             OSError: the store cannot be read now.
         """
-        kept = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), failpoint)
-        with kept.lock:
-            kept._table.commit(lambda table: run_fence(table, job, run))
-            active = active_packs(kept._table)
-            whole = kept._whole(active)
+        storage = cls(root, job, run, Table.ensure(root.place(PATH), SCHEMA), failpoint)
+        with storage.lock:
+            storage._table.commit(lambda table: run_fence(table, job, run))
+            active = active_packs(storage._table)
+            whole = storage._whole(active)
             files = (f for m in manifests for s in m.stages for f in s.files)
-            where = resolve(kept, active, files)
-            kept._known = {sha256: at for (sha256, _), at in where.items() if at.pack in whole}
-        return kept
+            where = resolve(storage, active, files)
+            storage._known = {sha256: at for (sha256, _), at in where.items() if at.pack in whole}
+        return storage
 
     def store(
         self,
@@ -120,16 +120,16 @@ class StateStorage:
         directory: str,
         files: Iterable[CapturedFile],
     ) -> Stored:
-        """Copy captured files into `state/`, but for what it already has, as one pack in one commit.
+        """Copy captured files that `state/` does not have yet into it, as one pack in one commit.
 
-        Killed here, a pack without a commit is left, which sweeping removes; a copy that fails before its
-        commit deletes its pack. Repeated here, everything is found again. The bytes stay pinned until
+        A kill leaves a pack without a commit, which sweeping removes; a copy that fails before its commit
+        deletes its pack. A repeated copy finds all files stored. The bytes stay pinned until
         `unpin(checkpoint)`.
 
         Raises:
-            StaleCapture: a file is not any more what the capture saw; what was copied before it is kept.
+            StaleCapture: a file has changed since the capture; files copied before it are kept.
             Fenced: a newer run owns the root.
-            CommitStateUnknown: the store did not say; the checkpoint must be declined.
+            CommitStateUnknown: the outcome of the commit is unknown; the checkpoint must be declined.
             OSError: the store cannot be read or written now.
         """
         hashes: dict[CapturedFile, str] = {}
@@ -179,21 +179,20 @@ class StateStorage:
         return Stored(tuple(stored), size_new)
 
     def copied(self, directory: str) -> frozenset[CapturedFile]:
-        """Return the files of a directory that its last copy named and whose bytes are there still."""
+        """Return the files of a directory's last copy whose bytes still exist."""
         with self.lock:
             hashes = self._hashes.get(directory, {})
             return frozenset(file for file, sha256 in hashes.items() if sha256 in self._known)
 
     def unpin(self, checkpoint: CheckpointId, *, completed: bool) -> None:
-        """Let go of what a checkpoint pinned: its outcome is durable. Repeatable."""
+        """Release the pins of a checkpoint, once its outcome is durable. Repeatable."""
         with self.lock:
             self._pins.unpin(checkpoint, completed=completed)
 
     def missing(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
-        """Return the files whose bytes `state/` has no more: ask it before a manifest is committed.
+        """Return the files whose bytes `state/` has lost. Called before a manifest is committed.
 
-        Looks at the log and at the size of each pack, not at the bytes. The next captures copy anew what is
-        missing.
+        Checks the log and the size of each pack, not the bytes. The next captures copy missing files again.
         """
         files = tuple(files)
         with self.lock:
@@ -207,21 +206,21 @@ class StateStorage:
         return missing
 
     def active(self) -> dict[str, int]:
-        """Return the packs that the log names now, with their sizes."""
+        """Return the packs in the log, with their sizes."""
         with self.lock:
             self._table.refresh()
             return active_packs(self._table)
 
     def pinned(self) -> set[tuple[str, str]]:
-        """Return hash and pack of everything that open captures name, or that the next one may reuse."""
+        """Return hash and pack of each file that open captures name, or that the next capture may reuse."""
         with self.lock:
             return self._pins.pinned()
 
     def index(self, pack: str) -> Mapping[str, Packed]:
-        """Return what a pack holds, by hash: nothing if it is damaged. Its footer is read once in a run.
+        """Return the files in a pack, by hash; none if it is damaged. Its footer is read once in a run.
 
         Raises:
-            DamageError: the log names it, and it is none of ours.
+            DamageError: the log has a file that is not a pack.
             OSError: the store cannot be read now.
         """
         with self.lock:
@@ -236,11 +235,11 @@ class StateStorage:
             return self._indexes[pack]
 
     def indexes(self) -> Mapping[str, Mapping[str, Packed]]:
-        """Return what each active pack holds, by hash, but for those that are damaged.
+        """Return the files in each intact active pack, by hash.
 
         Raises:
-            DamageError: the log names a file that is no pack.
-            OSError: the store cannot be read now; what was read before is not read again.
+            DamageError: the log has a file that is not a pack.
+            OSError: the store cannot be read now; packs that were already read are not read again.
         """
         with self.lock:
             active = self.active()
@@ -250,7 +249,7 @@ class StateStorage:
             return {p: inside for p, inside in self._indexes.items() if p in whole - self._distrusted}
 
     def distrust(self, pack: str, problem: str) -> None:
-        """Hear that a pack that looks whole holds altered bytes: it is damaged for the rest of the run."""
+        """Count a pack with altered bytes as damaged for the rest of the run, although its size is right."""
         with self.lock:
             self._distrusted.add(pack)
             self._forget({pack: problem})
@@ -258,7 +257,7 @@ class StateStorage:
     def replace(
         self, removed: Collection[str], merged: AddFile | None, moved: Mapping[str, Location]
     ) -> None:
-        """Take packs out of the log, and a merged one in, in one commit. `lock` is held by the caller.
+        """Replace packs in the log by a merged pack, in one commit. The caller holds `lock`.
 
         Raises:
             Fenced: a newer run owns the root; nothing was changed.
@@ -271,9 +270,9 @@ class StateStorage:
         self._pins.move(gone, moved)
 
     def leftovers(self) -> tuple[str, ...]:
-        """Return the packs that no commit names and no copy of this process is writing.
+        """Return the pack files that no commit names and that no copy of this process is writing.
 
-        A pack of a newer run is never among them.
+        Packs of a newer run are never included.
         """
         with self.lock:
             selector = fs.FileSelector(self.root.path(PATH))
@@ -295,13 +294,13 @@ class StateStorage:
             return at
 
     def _whole(self, active: Mapping[str, int]) -> frozenset[str]:
-        """Return the packs of the log that are there as it says; nothing of others is reused."""
+        """Return the packs in the log whose files exist with the right size. Only these are reused."""
         whole = whole_packs(self.root, active)
         self._forget({pack: f"pack {PATH}/{pack} is missing or torn" for pack in active.keys() - whole})
         return whole
 
     def _forget(self, damaged: Mapping[str, str]) -> None:
-        """Reuse nothing of damaged packs; warn of each once, with what is wrong with it."""
+        """Do not reuse damaged packs. Warn of each once, with its problem."""
         for pack in sorted(damaged.keys() - self._damaged):
             log.warning(
                 "%s: the next checkpoints copy again the files that they need from it; older checkpoints "
@@ -321,22 +320,22 @@ class StateStorage:
             self._pins.pin(checkpoint, directory, fresh)
 
     def _if_current(self, table: Table, commit: Commit) -> Commit:
-        """Return `commit` unless a newer run has fenced this one."""
+        """Return `commit` unless a newer run has fenced this run."""
         require_newest(table, self._job, self.run)
         return commit
 
 
 def active_packs(table: Table) -> dict[str, int]:
-    """Return the packs that the log of `state/` names, with their sizes, as of the version read."""
+    """Return the packs in the log of `state/`, with their sizes, as of the loaded version."""
     actions = pa.table(table.delta.get_add_actions(flatten=True))
     return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
 
 
 def locate(root: Root, reader: PackReader, files: Sequence[StoredFile]) -> dict[tuple[str, str], Location]:
-    """Find where the bytes of all these files are now, by hash and by the pack that the manifest names.
+    """Find the present locations of all these files, by hash and by the pack that the manifest names.
 
     Raises:
-        DamageError: those of one are in no pack any more; names it.
+        DamageError: the bytes of a file are in no pack any more; the message names the file.
     """
     try:
         active = active_packs(Table.open(root.place(PATH)))
@@ -350,14 +349,14 @@ def locate(root: Root, reader: PackReader, files: Sequence[StoredFile]) -> dict[
 
 
 def whole_packs(root: Root, sizes: Mapping[str, int]) -> frozenset[str]:
-    """Return the packs that are there with the size that the log gives. Costs one listing."""
+    """Return the packs whose files exist with the size in the log. Costs one listing."""
     infos = root.fs.get_file_info(fs.FileSelector(root.path(PATH)))
     there = {info.base_name: info.size for info in infos}
     return frozenset(pack for pack, size in sizes.items() if there.get(pack) == size)
 
 
 def _hash(filesystem: fs.FileSystem, directory: str, file: CapturedFile) -> tuple[str, Sequence[bytes]]:
-    """Hash a file; return its chunks too unless they are too much to hold."""
+    """Hash a file; return its chunks too unless the file is too large to hold."""
     digest, count, held = hashlib.sha256(), 0, list[bytes]()
     for data in _chunks(filesystem, directory, file):
         digest.update(data)

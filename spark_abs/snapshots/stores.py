@@ -1,4 +1,4 @@
-"""Which files of one state store load a version: pure but for a callback that reads small files."""
+"""Which files of a state store load a version. Pure, except for a callback that reads small files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Wanted:
     version: int
     """State version: the batch of the cut + 1."""
     unique_ids: frozenset[str] | None
-    """State format 2: the ids that the cut's commit gives for the partition, over all its stores."""
+    """State format 2: the ids in the cut's commit for the partition, of all its stores."""
     codec: str
 
 
@@ -37,22 +37,22 @@ def files_of_version(
     read_head: Read,
     kept: AbstractSet[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Choose a snapshot at or below the version, what it refers to, and the changes after it.
+    """Choose a snapshot at or below the version, the files that it refers to, and the changes after it.
 
-    That is the newest snapshot, unless an older one is kept and less has to be copied with it (P12). What has
-    changed since must be at most half of what it refers to, so that loading stays quick.
-    A newer file is never chosen: a store that finds one reads it in silence.
+    It is the newest snapshot, unless an older one is already stored and needs fewer new bytes (P12). The
+    changes since must then be at most half of the files that it refers to, so that loading stays quick. A
+    file newer than the version is never chosen: the store would silently load it.
 
     Args:
         wanted: what to load.
-        sizes: every file of the store, names relative to its directory (`SSTs/…` included), with its size.
-        read: reads a file of the store whole.
-        read_head: reads the beginning of one.
+        sizes: each file of the store with its size; names are relative to its directory (`SSTs/…` included).
+        read: reads a whole file of the store.
+        read_head: reads the beginning of a file.
         kept: the files that need not be copied.
 
     Raises:
-        LookupError: a file that the version needs is not there; the message says which.
-        DamageError: a file is not what Spark writes.
+        LookupError: a file that the version needs is missing; the message names it.
+        DamageError: a file does not have Spark's format.
         Refused: a codec or changelog version that is not known.
     """
     found = [f for f in map(state_file, sizes) if f is not None]
@@ -91,14 +91,14 @@ def files_of_version(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way to load a version: a snapshot, None for nothing, and the changes after it."""
+    """One way to load a version: a snapshot, if any, and the changes after it."""
 
     snapshot: StateFile | None
     changes: tuple[str, ...]
 
 
 def _by_version(version: int, found: Iterable[StateFile]) -> tuple[_Way, ...]:
-    """Return the ways to load a version, that with the newest snapshot first."""
+    """Return the ways to load a version, the newest snapshot first."""
     snapshots = {f.version: f for f in found if f.kind is StateFileKind.SNAPSHOT}
     changes = {f.version: f.name for f in found if f.kind is StateFileKind.CHANGES}
     bases = sorted((v for v in snapshots if v <= version), reverse=True) or [0]
@@ -117,7 +117,7 @@ def _by_version(version: int, found: Iterable[StateFile]) -> tuple[_Way, ...]:
 
 
 def _lineage(name: str, wanted: Wanted, read: Read, read_head: Read) -> tuple[LineageItem, ...]:
-    """Read the lineage of a changelog; the whole of it where its first block is longer than the head."""
+    """Read the lineage of a changelog, from the whole file if its first block is longer than the head."""
     try:
         return parse_lineage(decompress_head(read_head(name), wanted.codec))
     except DamageError:
@@ -130,9 +130,9 @@ def _by_lineage(
     found: Iterable[StateFile],
     lineage_of: Callable[[str], tuple[LineageItem, ...]],
 ) -> tuple[_Way, ...]:
-    """Return the ways to load a version along its lineage, that with the newest snapshot first.
+    """Return the ways to load a version along its lineage, the newest snapshot first.
 
-    A lineage that Spark writes after a snapshot begins with it: then there is one way.
+    After a snapshot Spark begins a new lineage with it: then there is only one way.
     """
     by_id = {(f.kind, f.version, f.unique_id): f for f in found}
     targets = {f.unique_id for f in found if f.version == wanted.version and f.unique_id in unique_ids}
@@ -165,7 +165,7 @@ def _by_lineage(
 
 
 def _referred(name: str, data: bytes, sizes: Mapping[str, int]) -> list[str]:
-    """Name the SST and log files that a RocksDB snapshot's metadata refers to."""
+    """Return the SST and log files that a RocksDB snapshot's metadata refers to."""
     referred = []
     for path, size in snapshot_references(name, data).items():
         if path not in sizes:
@@ -177,10 +177,10 @@ def _referred(name: str, data: bytes, sizes: Mapping[str, int]) -> list[str]:
 
 
 def snapshot_references(name: str, data: bytes) -> dict[str, int]:
-    """Read what a RocksDB snapshot refers to: paths relative to the store, with their sizes.
+    """Read the files that a RocksDB snapshot refers to: paths relative to the store, with their sizes.
 
     Raises:
-        DamageError: it is not a snapshot that Spark wrote, or it is torn.
+        DamageError: it is not a snapshot of Spark's format, or it is cut off.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -1,4 +1,4 @@
-"""Remove from `state/` what no manifest and no open capture names."""
+"""Remove bytes from `state/` that no manifest and no open capture names."""
 
 from __future__ import annotations
 
@@ -17,56 +17,58 @@ from spark_abs.store.table import AddFile
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep removed."""
+    """The result of a sweep."""
 
     packs: int = 0
     rewritten: int = 0
     leftovers: int = 0
-    """Files without a commit: of a copy that was killed, or of a sweep that was."""
+    """Files without a commit, of killed copies and sweeps."""
     bytes_freed: int = 0
 
 
-def sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> Swept:
-    """Remove dead packs and rewrite those of which less than half is live; damaged ones that are needed stay.
+def sweep(state_storage: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> Swept:
+    """Remove dead packs and rewrite packs that are less than half live. Needed packs stay if damaged.
 
-    Altered bytes are found when they are to be moved: their pack stays, and the sweep begins again.
+    If bytes to be moved turn out to be altered, their pack stays, and the sweep begins again.
 
-    In this order: the live part is copied to a merged pack; one commit, fenced against older runs, takes the
-    old packs out of the log and the merged one in; then files that the log does not name are deleted. Killed
-    anywhere, the next sweep deletes what is left. Captures of this process wait until the commit stands.
+    In this order: the live part is copied to a merged pack; one commit, fenced against older runs, replaces
+    the old packs in the log by the merged one; then files that the log does not name are deleted. After a
+    kill at any point, the next sweep deletes the leftovers. Captures of this process wait for the commit.
 
     Args:
-        kept: this run's handle on `state/`.
-        manifests: reads every retained manifest, savepoints and abandoned attempts included. Called while no
-            capture can be released, so that none falls between its pin and its manifest.
+        state_storage: this run's handle on `state/`.
+        manifests: reads every retained manifest, savepoints and abandoned attempts included. It is called
+            while no pin can be released, so that each file is seen by its pin or by its manifest.
 
     Raises:
         Fenced: a newer run owns the root; nothing was removed.
-        DamageError: a manifest cannot be read, the log names what is no pack, or a pack does not say that it
-            holds what is needed of it: nothing is removed on a guess.
+        DamageError: a manifest cannot be read, the log has a file that is not a pack, or a pack's footer
+            lacks a needed file: nothing is removed on a guess.
         OSError: the store cannot be read or written now.
-        CommitStateUnknown: the store did not say; the next sweep finds out.
+        CommitStateUnknown: the outcome of the commit is unknown; the next sweep finds out.
     """
-    with kept.lock:
+    with state_storage.lock:
         while True:
             try:
-                swept, leftovers = _sweep(kept, manifests)
+                swept, leftovers = _sweep(state_storage, manifests)
                 break
             except _AlteredPack as altered:
-                kept.distrust(altered.pack, str(altered))
+                state_storage.distrust(altered.pack, str(altered))
     for pack in leftovers:
-        _delete(kept.root, pack)
+        _delete(state_storage.root, pack)
     return swept
 
 
-def _sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> tuple[Swept, tuple[str, ...]]:
-    """Commit what a sweep changes; return what it removes and the files that are left to be deleted."""
-    sizes = kept.active()
-    live = kept.pinned()
+def _sweep(
+    state_storage: StateStorage, manifests: Callable[[], Iterable[Manifest]]
+) -> tuple[Swept, tuple[str, ...]]:
+    """Commit the changes of a sweep; return its result and the files to delete."""
+    sizes = state_storage.active()
+    live = state_storage.pinned()
     files = [f for m in manifests() for s in m.stages for f in s.files]
-    where = resolve(kept, sizes, files)
+    where = resolve(state_storage, sizes, files)
     live |= {(sha256, at.pack) for (sha256, _), at in where.items()}
-    indexes = kept.indexes()
+    indexes = state_storage.indexes()
     # Pins name packs that a sweep whose answer was lost may have taken out: their bytes are in its pack.
     moved_unseen = {sha256 for sha256, pack in live if pack not in sizes}
     live |= {(sha256, pack) for pack, inside in indexes.items() for sha256 in moved_unseen & inside.keys()}
@@ -75,10 +77,10 @@ def _sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> t
     gone = _unneeded(sizes.keys() - indexes.keys(), live, found_all)
     plan = plan_sweep(indexes, live)
     plan = replace(plan, dead=(*plan.dead, *gone))
-    merged, moved = _merge(kept, plan.moved)
+    merged, moved = _merge(state_storage, plan.moved)
     if plan.removed:
-        kept.replace(plan.removed, merged, moved)
-    leftovers = kept.leftovers()
+        state_storage.replace(plan.removed, merged, moved)
+    leftovers = state_storage.leftovers()
     swept = Swept(
         packs=len(plan.removed),
         rewritten=len(plan.rewrite),
@@ -89,7 +91,7 @@ def _sweep(kept: StateStorage, manifests: Callable[[], Iterable[Manifest]]) -> t
 
 
 class _AlteredPack(Exception):
-    """A pack holds other bytes than it says."""
+    """A pack holds altered bytes."""
 
     def __init__(self, pack: str, problem: str) -> None:
         super().__init__(problem)
@@ -106,24 +108,26 @@ def _require_named(indexes: Mapping[str, Mapping[str, Packed]], live: Iterable[t
 
 
 def _unneeded(damaged: Collection[str], live: Iterable[tuple[str, str]], found_all: bool) -> list[str]:
-    """Choose the damaged packs that go: nothing names them, and nothing that is sought can be in them."""
+    """Choose the damaged packs to remove: nothing names them, and no missing file can be in them."""
     needed = {pack for _, pack in live}
     if not found_all:
         needed |= {pack for pack in damaged if (name := pack_name(pack)) is not None and name.merged}
     return sorted(set(damaged) - needed)
 
 
-def _merge(kept: StateStorage, live: Mapping[str, Packed]) -> tuple[AddFile | None, dict[str, Location]]:
-    """Copy what is live into one new pack, checking every byte on the way; one that fails is deleted.
+def _merge(
+    state_storage: StateStorage, live: Mapping[str, Packed]
+) -> tuple[AddFile | None, dict[str, Location]]:
+    """Copy the live files into one new pack and verify every byte. If that fails, the new pack is deleted.
 
     Raises:
-        _AlteredPack: one that is read holds other bytes.
+        _AlteredPack: a source pack holds altered bytes.
     """
     if not live:
         return None, {}
-    writer = PackWriter(kept.root, kept.run, merged=True)
+    writer = PackWriter(state_storage.root, state_storage.run, merged=True)
     try:
-        with PackReader(kept.root) as reader:
+        with PackReader(state_storage.root) as reader:
             moved = {sha256: _move(reader, writer, sha256, packed) for sha256, packed in live.items()}
         return writer.close(), moved
     except BaseException:

@@ -1,4 +1,4 @@
-"""Take the snapshot of a stage: capture the cut, copy it, hand back the handles."""
+"""Take the snapshot of a stage: capture the cut, copy it, return the stored files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from spark_abs.store.storage import Place
 
 @dataclass(frozen=True, slots=True)
 class StageCopy:
-    """The part of a `StageSnapshot` that comes out of the native checkpoint."""
+    """The part of a `StageSnapshot` that comes from the native checkpoint."""
 
     cut_batch: BatchId
     offsets: str
     """The text of `offsets/<cut_batch>`; empty for a stage that has run no batch."""
     watermark_ms: int | None
-    """The watermark under which the cut's batch ran: what it closes has been emitted. None for none."""
+    """The watermark of the cut's batch: all windows that it closes have been emitted. None if there is
+    none."""
     positions: tuple[Position, ...]
     operators: tuple[OperatorState, ...]
     shuffle_partitions: int
@@ -28,30 +29,32 @@ class StageCopy:
     size_new: int
 
 
-def snapshot_stage(kept: StateStorage, checkpoint: CheckpointId, native: Place, batch: BatchId) -> StageCopy:
-    """Copy everything from which a stage starts again after `batch` (P11).
+def snapshot_stage(
+    state_storage: StateStorage, checkpoint: CheckpointId, native: Place, batch: BatchId
+) -> StageCopy:
+    """Copy all files that a stage needs to start again after `batch` (P11).
 
-    Runs beside the query, in any thread, several at a time for different stages.
-    The copy is pinned in `state/` until `kept.unpin(checkpoint)`, also when this raises.
+    Safe while the query runs, in any thread, and for several stages at a time. The copy is pinned in `state/`
+    until `state_storage.unpin(checkpoint)`, also after an error.
 
     Args:
-        kept: the run's handle on `state/`.
+        state_storage: the run's handle on `state/`.
         checkpoint: the checkpoint that this belongs to.
         native: the stage's native checkpoint directory.
-        batch: the cut, a batch whose `commits/<batch>` exists; `NO_BATCH` for a stage that ran none.
+        batch: the cut, a batch whose `commits/<batch>` exists; `NO_BATCH` for a stage without batches.
 
     Raises:
-        CaptureIncomplete: files of the cut are not there (purged, not yet uploaded): decline.
+        CaptureIncomplete: files of the cut are missing (purged, not yet uploaded): decline.
         Refused: a format, provider or codec that is not known: decline.
-        DamageError: a file is not what Spark writes: decline.
+        DamageError: a file does not have Spark's format: decline.
         Fenced: a newer run owns the root: stop.
-        CommitStateUnknown: the store did not say whether the copy is in: decline.
+        CommitStateUnknown: it is unknown whether the copy was committed: decline.
     """
     stale: StaleCapture | None = None
     for _ in range(ATTEMPTS):
-        captured = capture(native.fs, native.path, batch, kept.copied(native.path))
+        captured = capture(native.fs, native.path, batch, state_storage.copied(native.path))
         try:
-            stored = kept.store(checkpoint, native.fs, native.path, captured.files)
+            stored = state_storage.store(checkpoint, native.fs, native.path, captured.files)
         except StaleCapture as error:
             stale = error
             continue

@@ -1,12 +1,13 @@
-"""Compare what is stored with what it should be, byte by byte, and name what is damaged. No JVM.
+"""Verify stored data byte by byte and report damage. No JVM.
 
-Every byte that a retained manifest names is read and hashed, and so is the manifest; data pages of our other
-tables are read against their checksums, and native files against manifests and checksums where they have
-any. What has neither hash nor checksum is seen only if it cannot be read: Parquet footers, commit files and
-what Spark has planned since the last checkpoint. Bytes of packs that no manifest names are not read:
-they are not needed, and sweeping removes them.
-A live job goes on meanwhile: what it purges, moves or retires under our eyes is not damage. Nor is it damage
-that a store does not answer: the `OSError` goes to the caller.
+Every retained manifest, and every byte that it names, is read and hashed. Data pages of the other tables are
+compared with their checksums, and native files with manifests and checksums where they exist. Data with
+neither hash nor checksum is reported only if it cannot be read: Parquet footers, commit files and the batches
+that Spark has planned since the last checkpoint. Bytes of packs that no manifest names are not read: they are
+not needed, and sweeping removes them.
+
+The job may run meanwhile: files that it purges, moves or retires during the check are not damage. A store
+that does not answer is not damage either: the caller gets the `OSError`.
 """
 
 from __future__ import annotations
@@ -42,25 +43,25 @@ _BLOCK = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damaged thing."""
+    """One damaged file, row or table."""
 
     path: str
-    """What is damaged: below the root where it lies there."""
+    """The path, relative to the root if it is inside."""
     problem: str
     checkpoint: CheckpointId | None = None
-    """The checkpoint that cannot come back because of it."""
+    """The checkpoint that cannot be restored because of it."""
     stage: StageId | None = None
 
 
 def verify_state(
     root: Root, manifests: Iterable[Manifest], progress: Callable[[int], None] = lambda _: None
 ) -> tuple[Finding, ...]:
-    """Read all the bytes that manifests name; every byte once, however many checkpoints share it.
+    """Read all bytes that manifests name; each byte once, however many checkpoints share it.
 
     Args:
         root: the job's root.
         manifests: the checkpoints to check.
-        progress: told the bytes of each stored file as it has been read.
+        progress: told the size of each stored file after it is read.
 
     Raises:
         OSError: the store cannot be read now.
@@ -104,7 +105,7 @@ def _verify_state(
 
 
 def verify_packs(root: Root, manifests: Iterable[Manifest]) -> tuple[Finding, ...]:
-    """Check that footers of packs name what manifests do: by them sweeping knows what a pack holds."""
+    """Check that the footers of packs list the files that manifests name: sweeping relies on footers."""
     manifests = tuple(manifests)
     first = _verify_packs(root, manifests)
     return first and _verify_packs(root, manifests)
@@ -144,7 +145,7 @@ def _problem(reader: PackReader, at: Location, file: StoredFile) -> str | None:
 
 
 def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
-    """Read every data file of one of our tables, against the checksums of its pages where it has them.
+    """Read every data file of a table and compare its pages with their checksums, if it has any.
 
     Raises:
         OSError: the store cannot be read now.
@@ -166,7 +167,7 @@ def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
 
 
 def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Finding, ...]:
-    """Check that every entry after a version is there, with its data files whole: their pages are read.
+    """Check that each entry after a version exists with complete data files. Their pages are read.
 
     Args:
         root: the job's root.
@@ -202,15 +203,15 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
 
 
 def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Finding, ...]:
-    """Check a stage's native checkpoint: that its last batch can be started from, and the bytes where known.
+    """Check a stage's native checkpoint: that a start from its last batch is possible, and the known bytes.
 
-    Bytes are known from the checksum files that Spark may have left beside its own on a local disk, from
-    manifests, and of RocksDB's snapshots from the checksums inside.
+    Bytes are known from Spark's checksum files on a local disk, from manifests, and for RocksDB's snapshots
+    from the checksums inside.
 
     Args:
         native: the checkpoint directory.
-        stored: files of the stage in manifests: in the one that the directory was materialised from, and
-            what is `written_once` in those that were captured from the directory.
+        stored: files of the stage in manifests: all files of the manifest that the directory was materialised
+            from, and the `written_once` files of manifests captured from the directory.
     """
     filesystem, base = native.fs, native.path
     if filesystem.get_file_info(base).type is not fs.FileType.Directory:
@@ -239,9 +240,9 @@ def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Fin
 
 
 def written_once(path: str) -> bool:
-    """Say whether Spark never writes a file of a native checkpoint again once the batch of it has ended.
+    """Say whether Spark never rewrites a file of a native checkpoint after the file's batch has ended.
 
-    Snapshots of a store may be uploaded late, by who repeated their batch.
+    Snapshots of a store may be uploaded late, by an executor that repeats their batch.
     """
     parent, _, name = path.rpartition("/")
     if path.startswith("state/"):
@@ -269,7 +270,7 @@ def _files(filesystem: fs.FileSystem, base: str) -> dict[str, str | None]:
 
 _SIDECAR = re.compile(r"\.([^.].*)\.crc")
 _SCHEMA = "/_metadata/schema"
-"""Written anew when the schema of state has changed."""
+"""Rewritten when the schema of state changes."""
 
 
 def _crc_problem(filesystem: fs.FileSystem, path: str, sidecar: str) -> str | None:
@@ -309,7 +310,7 @@ def _zip_problem(filesystem: fs.FileSystem, path: str) -> str | None:
 
 
 def _start_problem(filesystem: fs.FileSystem, base: str) -> str | None:
-    """Say why the last finished batch could not be gone on from, None if it could."""
+    """Say why a query could not resume after the last finished batch, None if it could."""
     while (batch := _newest_commit(filesystem, base)) != NO_BATCH:
         try:
             capture(filesystem, base, batch)
@@ -351,7 +352,7 @@ def _parquet_problem(root: Root, path: str, size: int) -> str | None:
 
 
 class _Reads:
-    """A file that remembers why it could not be read: Arrow does not tell that from bytes that are wrong."""
+    """A file that remembers its read errors: Arrow does not distinguish them from wrong bytes."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._file = file
@@ -360,11 +361,11 @@ class _Reads:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed, as Arrow asks it."""
+        """Whether it is closed; Arrow asks for it."""
         return bool(self._file.closed)
 
     def read(self, size: int) -> bytes:
-        """Read so many bytes from where it stands."""
+        """Read `size` bytes from the present position."""
         try:
             return bytes(self._file.read(size))
         except OSError as error:

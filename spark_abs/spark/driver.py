@@ -112,15 +112,15 @@ def hearing_signals(context: SparkContext, hear: Callable[[int], None]) -> Itera
     and gets the signals of a terminal, systemd or Kubernetes.
     """
     jvm, gateway = cast("Any", context._jvm), cast("Any", context._gateway)
-    mine = getattr(gateway, "proc", None) is not None
-    mine_to_obey = not mine and int(jvm.java.lang.ProcessHandle.current().pid()) == os.getppid()
+    is_child = getattr(gateway, "proc", None) is not None
+    is_parent = not is_child and int(jvm.java.lang.ProcessHandle.current().pid()) == os.getppid()
     before = []
-    if mine or mine_to_obey:
+    if is_child or is_parent:
         handler: Any = jvm.sun.misc.SignalHandler.SIG_IGN
-        if mine_to_obey:
+        if is_parent:
             ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
             handler = _Heard(hear)
-        for name in ("TERM",) if mine else ("TERM", "INT"):
+        for name in ("TERM",) if is_child else ("TERM", "INT"):
             with suppress(Py4JError):  # the JVM was told to leave signals alone
                 number = jvm.sun.misc.Signal(name)
                 before.append((number, jvm.sun.misc.Signal.handle(number, handler)))

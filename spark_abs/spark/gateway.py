@@ -25,8 +25,8 @@ def quiet_log() -> Iterator[None]:
     the driver come after this one.
     """
     before = os.environ.get(_OPTIONS)
-    theirs = any(any(_conf_dir().glob(pattern)) for pattern in _LOG_PATTERNS)
-    if theirs or "log4j" in (before or "") or not _LOG_CONFIGURATION.exists():
+    configured = any(any(_conf_dir().glob(pattern)) for pattern in _LOG_PATTERNS)
+    if configured or "log4j" in (before or "") or not _LOG_CONFIGURATION.exists():
         yield
         return
     os.environ[_OPTIONS] = f"{before or ''} -Dlog4j2.configurationFile={_LOG_CONFIGURATION.as_uri()}".strip()
@@ -46,18 +46,18 @@ def errors_kept() -> Iterator[None]:
     Failures in the JVM arrive as errors of Python. The text is shown only if the JVM does not start.
     """
     sys.stderr.flush()
-    theirs = os.dup(2)
-    with tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), 2)
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
         try:
             yield
         except BaseException:
-            kept.seek(0)
-            os.write(theirs, kept.read())
+            hidden.seek(0)
+            os.write(stderr, hidden.read())
             raise
         finally:
-            os.dup2(theirs, 2)
-            os.close(theirs)
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def may_name_jars(conf: Mapping[str, str]) -> bool:

@@ -1,1 +1,1 @@
-"""State of Python functions, kept in columns: key groups, segments, timers; pure but for `stateful`."""
+"""State of Python functions in columns: key groups, segments, timers. Pure, except for the Spark adapters."""

@@ -1,4 +1,4 @@
-"""Arrow types from the text that a manifest keeps of each column of a function's key and state."""
+"""Arrow types from their text in a manifest, for each column of a function's key and state."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """Read `name: type` of each column, as `StateFunction.key` and `.state` hold them.
+    """Parse `name: type` of each column, the form of `StateFunction.key` and `.state`.
 
     Raises:
-        Refused: a text does not say a type that Spark has; names with `: `, commas or brackets hide it.
+        Refused: a text has no type that Spark knows, or a name has `: `, commas or brackets.
     """
     return pa.schema([_field(column) for column in columns])
 
 
 def type_of(text: str) -> pa.DataType:
-    """Read the text of an Arrow type.
+    """Parse the text of an Arrow type.
 
     Raises:
         Refused: as `schema_of`.
@@ -84,7 +84,7 @@ def _nullable(text: str) -> tuple[str, bool]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas that are in no bracket."""
+    """Split at commas outside of brackets."""
     parts, depth, start = [], 0, 0
     for at, char in enumerate(text):
         depth += (char in "<([") - (char in ">)]")

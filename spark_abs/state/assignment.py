@@ -1,8 +1,8 @@
-"""Which function of a stage goes on with which state: decided before a start changes anything. Pure.
+"""Which function of a stage continues with which state, decided before a start changes anything. Pure.
 
-Spark numbers the stateful operators of a query by their place in its plan and finds state by the number: two
-functions that have changed places would each be given the other's state, and Spark would not notice. So the
-places of functions are recorded by their uids, and compared with the plan that is to be started.
+Spark numbers the stateful operators of a query by their position in the plan and finds state by the number:
+if two functions changed places, each would get the other's state, and Spark would not notice. So the position
+of each function is recorded by uid and compared with the plan to start.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from spark_abs.state.evolution import difference, evolve
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The stateful functions of a stage: those that its state is of, or those that it declares."""
+    """The stateful functions of a stage: of its stored state, or of its declaration."""
 
     forms: tuple[StateFunction, ...]
-    """Each in its form."""
+    """The form of each."""
     places: tuple[str, ...] | None
-    """The uid at each place, in the order of the plan; empty where there is none of ours, or where an edit
-    has removed the state. None: an earlier version has not recorded it."""
+    """The uid at each position, in the order of the plan; empty for other operators and where an edit has
+    removed the state. None: an earlier version did not record it."""
 
 
 class Fate(StrEnum):
     """What becomes of a declared function."""
 
     KEPT = "kept"
-    """It goes on with its state."""
+    """It continues with its state."""
     NEW = "new"
-    """The stage begins: it has no state."""
+    """The stage begins without state."""
     EMPTY = "empty"
-    """An edit has removed the state at its place: it begins without, as was asked."""
+    """An edit has removed the state at its position, so it begins without state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +44,24 @@ class Matched:
     """What becomes of the functions that a stage declares."""
 
     forms: tuple[StateFunction, ...]
-    """The declared forms with what their state has of the past, in the order declared."""
+    """The declared forms with the history of their state, in the order declared."""
     fates: Mapping[str, Fate] = field(default_factory=dict)
-    """By uid, of those that can start."""
+    """By uid, for the functions that can start."""
     obstacles: tuple[str, ...] = ()
-    """Why the stage cannot start, a sentence each; empty if it can."""
+    """Why the stage cannot start, one sentence for each reason; empty if it can."""
 
 
 def match_functions(held: Functions | None, declared: Functions) -> Matched:
-    """Decide what becomes of the functions of a stage.
+    """Decide for each function of a stage whether it continues or begins, or why it cannot start.
 
-    Functions are told apart by their uids. One that goes on must stand where its state is, in a form that the
-    state fits (`evolve`). Spark begins no operator in a stage that has run, and starts none without an
-    operator of which it holds state: so nothing is added to a stage but where an edit has removed state, and
-    nothing taken from it, whatever else may be left behind.
+    Functions are identified by uid. A function that continues must be at the position of its state, with a
+    form that the state can evolve to (`evolve`). In a stage that has run, Spark neither begins a new operator
+    nor starts without an operator that has state. So a function can be added only where an edit has removed
+    state, and none can be removed, whatever `allow_non_restored_state` says.
 
     Args:
-        held: those whose state the stage has; None if it has run no batch.
-        declared: those that are to be started; `places` is not None.
+        held: the functions of the stored state; None if the stage has run no batch.
+        declared: the functions to start; `places` is not None.
     """
     if held is None:
         return Matched(declared.forms, {f.uid: Fate.NEW for f in declared.forms})
@@ -82,7 +82,7 @@ def match_functions(held: Functions | None, declared: Functions) -> Matched:
 
 
 def _misplaced(held: Functions, declared: Functions) -> Iterator[str]:
-    """Say which functions are not where their state is."""
+    """Describe the functions that are not at the position of their state."""
     now = declared.places or ()
     stored, uids = [f.uid for f in held.forms], [f.uid for f in declared.forms]
     missing, added = [u for u in stored if u not in uids], [u for u in uids if u not in stored]
@@ -132,7 +132,7 @@ def function_obstacles(
         stage: its name.
         held: as `match_functions` takes it.
         declared: as `match_functions` takes it.
-        checkpoint: one from which an edit can begin; None if there is none.
+        checkpoint: a checkpoint for an edit; None if there is none.
     """
     found = match_functions(held, declared).obstacles
     if not found:
@@ -165,11 +165,11 @@ def held_at(manifest: Manifest, stage: StageId) -> Functions | None:
 
 
 def placed(operators: Sequence[OperatorState], places: Sequence[str]) -> tuple[OperatorState, ...]:
-    """Say of a stage's operators, in the order of their numbers, which function each runs.
+    """Return the function of each operator of a stage, in the order of their numbers.
 
     Args:
         operators: as Spark's own metadata names them.
-        places: what the plan says, as `Functions.places`.
+        places: the uids in the plan, as `Functions.places`.
     """
     transforms = [o.operator_id for o in operators if o.name in TRANSFORM]
     if len(transforms) != len(places):

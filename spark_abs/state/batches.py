@@ -1,4 +1,4 @@
-"""A function that is called once for a key group, with Arrow tables."""
+"""A function that is called once for each key group and batch, with Arrow tables."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TIMEOUT_COLUMN = "timeout_ms"
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """What a vectorised function is told beside rows and states."""
+    """The further arguments of a vectorised function, beside rows and states."""
 
     batch: int
     processing_ms: int
-    """The time of the batch: one value for the whole batch, the same if it is repeated."""
+    """The time of the batch: one value for the whole batch, and the same value if the batch is repeated."""
     watermark_ms: int | None
     """None if the frame has no watermark."""
     timed_out: pa.Table
@@ -31,14 +31,14 @@ class GroupBatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupAnswer:
-    """What a vectorised function returns; a pair `(states, output)` says the same without removals."""
+    """The result of a vectorised function. A pair `(states, output)` means the same, without removals."""
 
     states: pa.Table | None = None
-    """Key columns and state columns, a row for each key whose state is new: it is updated, also if it is as
-    before. With timeouts also a column `timeout_ms`, null for none; it may be past."""
+    """Key columns and state columns, a row for each updated key. An update counts even if the state is
+    unchanged. With timeouts also a column `timeout_ms`, null for none; it may be in the past."""
     output: pa.Table | None = None
     removed: pa.Table | None = None
-    """Key columns: the keys that have no state any more."""
+    """Key columns: the keys whose state is removed."""
 
 
 BatchFunction = Callable[
@@ -50,7 +50,7 @@ def per_batch(operator: Operator, function: BatchFunction) -> GroupFunction:
     """Call a function once with all rows of a key group and the states of their keys.
 
     Raises:
-        StateFunctionFailed: when called: the function failed, or returned what it may not.
+        StateFunctionFailed: when called: the function failed, or its result is not valid.
     """
 
     def call(given: GroupInput) -> GroupOutput:
@@ -70,7 +70,7 @@ def per_batch(operator: Operator, function: BatchFunction) -> GroupFunction:
 
 
 class _Answer:
-    """Reads the answer for one key group."""
+    """Reads the function's result for one key group."""
 
     def __init__(self, operator: Operator, given: GroupInput) -> None:
         self._operator, self._given = operator, given
@@ -80,7 +80,7 @@ class _Answer:
         self._sorted = hashed[self._order]
 
     def read(self, answer: GroupAnswer) -> GroupOutput:
-        """Check what a function has returned, and find what it leaves of each key."""
+        """Check the function's result and find the new state of each key."""
         operator, timed = self._operator, self._operator.timeout is not Timeout.NONE
         wanted = operator.states_schema
         if timed:
@@ -93,12 +93,12 @@ class _Answer:
         if len(np.unique(changed)) != len(changed):
             raise _failed(operator, self._given, "its states and removals name a key twice")
         silent = self._passed(changed)
-        kept = self._given.has_state[silent]
-        old = self._given.states.take(pa.array(np.cumsum(self._given.has_state)[silent[kept]] - 1))
+        with_state = self._given.has_state[silent]
+        old = self._given.states.take(pa.array(np.cumsum(self._given.has_state)[silent[with_state]] - 1))
         names = operator.state.names
         nothing = operator.state.empty_table()
-        gone = len(removed) + int((~kept).sum())
-        held = len(states) + int(kept.sum())
+        gone = len(removed) + int((~with_state).sum())
+        held = len(states) + int(with_state.sum())
         number = np.arange(held + gone)
         blank = pa.table([pa.nulls(gone, f.type) for f in nothing.schema], schema=nothing.schema)
         timeouts = (
@@ -106,7 +106,9 @@ class _Answer:
         )
         return GroupOutput(
             output,
-            np.concatenate([changed[: len(states)], silent[kept], changed[len(states) :], silent[~kept]]),
+            np.concatenate(
+                [changed[: len(states)], silent[with_state], changed[len(states) :], silent[~with_state]]
+            ),
             states=pa.concat_tables([states.select(names), old.select(names), blank]),
             updated=number < len(states),
             removed=number >= held,
@@ -114,7 +116,7 @@ class _Answer:
         )
 
     def _passed(self, changed: Places) -> Places:
-        """Return the keys that have timed out and are not mentioned: their timeout is over."""
+        """Return the timed-out keys that the result does not mention: their timeout ends."""
         late = np.arange(self._given.with_rows, self._given.keys.num_rows)
         return np.setdiff1d(late, changed).astype(np.int64)
 
@@ -143,7 +145,7 @@ class _Answer:
             raise _failed(self._operator, self._given, f"{what} does not fit its schema: {error}") from error
 
     def _places(self, table: pa.Table, what: str) -> Places:
-        """Return which of the keys that occur each row is about."""
+        """Return for each row which of the group's keys it is about."""
         keys = [canonical(table[name]) for name in self._operator.key]
         hashed = hashes(keys)
         found = np.full(len(hashed), -1, np.int64)

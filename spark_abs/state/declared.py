@@ -1,4 +1,4 @@
-"""What a stage's function declares while it is called: its stateful functions, for checks and manifests."""
+"""The stateful functions that a stage's function declares when it is called, for checks and manifests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What is known of a stage's last finished batch where its functions have no record of it."""
+    """What is known of a stage's last finished batch, for functions without their own record of it."""
 
     watermark_ms: int = 0
     functions: Mapping[str, StateFunction] = field(default_factory=dict)
-    """The forms in which state is there, by uid; none: as declared."""
+    """The forms of the stored state, by uid; without an entry: as declared."""
 
 
 NOTHING = Before()
@@ -35,22 +35,22 @@ class Declared:
 
     stage: str
     settings: Settings | None = None
-    """Those of the job; None: what session and environment say."""
+    """The settings of the job; None: those of session and environment."""
     provider: str | None = None
-    """Class of the stage's state store provider, None for the session's."""
+    """Class of the stage's state store provider; None: the session's."""
     before: Before = NOTHING
     """For partitions without a record, as after a repartitioning."""
     evolved: Mapping[str, StateFunction] = field(default_factory=dict)
-    """The forms of its functions with what their state has of the past, by uid, where that is known."""
+    """The known forms of its functions with the history of their state, by uid."""
     functions: list[StateFunction] = field(default_factory=list)
     late: list[Accumulator[int]] = field(default_factory=list)
-    """Counts of the rows that each has dropped as late."""
+    """Counters of the rows that each function has dropped as late."""
 
     def add(self, function: StateFunction, late: Accumulator[int]) -> None:
-        """Take in one more.
+        """Add a function.
 
         Raises:
-            GraphError: the stage has one of that uid already.
+            GraphError: the stage already has a function with that uid.
         """
         if any(f.uid == function.uid for f in self.functions):
             where = f"stage {self.stage!r}" if self.stage else "the query"
@@ -62,7 +62,7 @@ class Declared:
         self.late.append(late)
 
     def place(self, places: Sequence[str]) -> None:
-        """Put the functions in the order of the stage's plan; what that does not use is left out."""
+        """Put the functions in the order of the stage's plan, and drop those that the plan does not use."""
         self.functions.sort(key=lambda f: places.index(f.uid) if f.uid in places else len(places))
         self.functions[:] = [f for f in self.functions if f.uid in places]
 
@@ -75,13 +75,13 @@ _declaring: ContextVar[Declared | None] = ContextVar("spark_abs.state.declaring"
 
 
 def declaring() -> Declared | None:
-    """Return where the stage that is being built gathers its functions, None outside of one."""
+    """Return the collection of functions of the stage that is being built; None outside of a stage."""
     return _declaring.get()
 
 
 @contextmanager
 def gathering(declared: Declared) -> Iterator[Declared]:
-    """Gather what is declared inside."""
+    """Gather the functions that are declared meanwhile."""
     token = _declaring.set(declared)
     try:
         yield declared

@@ -1,8 +1,8 @@
-"""A stateful function goes on with state that was written in an earlier form of it.
+"""A stateful function continues with state that an earlier form of it has written.
 
-What is kept is not rewritten: a segment is brought into the present form when it is read. The form says which
-names a field had, what fields are gone and what a field has where it is missing, so that a segment of any age
-is read the same. A name that was once given up is never taken again: an old segment may still hold it.
+Stored state is not rewritten: a segment is converted to the present form when it is read. The form has the
+earlier names of fields, the dropped fields and the value of each field that a segment lacks, so that segments
+of any age can be read. The name of a dropped field cannot be used again: an old segment may still hold it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_abs.state.segments import STATE
 from spark_abs.state.values import table as as_table
 
 _LATER = ("renamed", "dropped", "defaults")
-"""What forms did not have at first: not part of the digest where it is empty."""
+"""Fields added to forms later: part of the digest only if they are not empty."""
 
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _WIDER: Mapping[str, tuple[str, ...]] = {
@@ -36,27 +36,27 @@ _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """What becomes of a stored form under a declared one."""
+    """The evolution of a stored form to a declared form."""
 
     form: StateFunction
-    """The declared form, with what the stored one knows of the past."""
+    """The declared form, with the history in the stored form."""
     obstacles: tuple[str, ...]
-    """Why it cannot be; empty if it can."""
+    """Why the evolution is impossible; empty if it is possible."""
 
 
 def form_digest(form: StateFunction) -> str:
-    """Return what heads carry of the form of a function. Another time to live is not another form."""
+    """Return the digest of a function's form for heads. The time to live is not part of the form."""
     plain = {k: v for k, v in to_plain(form).items() if k != "older" and (v or k not in _LATER)}
     text = json.dumps({**plain, "ttl_ms": None}, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def evolve(stored: StateFunction, declared: StateFunction) -> Evolved:
-    """Say how a function goes on with state of a stored form; pure, and the same when done again.
+    """Return how a function continues with state of a stored form. Pure and idempotent.
 
-    A field may be new, with a default or null in the states that are there; renamed, if `renamed` says so;
-    gone, if `dropped` says so; or have a wider type. What a default was when its field came, it stays. What
-    `dropped` says beyond that is not recorded: it may stay when the field is gone.
+    A field may be new, with a default or null in existing states; renamed, if `renamed` has it; dropped, if
+    `dropped` has it; or have a wider type. The default from a field's first start stays. Further names in
+    `dropped` are not recorded, so they may stay after the field is gone.
     """
     sources = {name: _source(stored, declared, name) for name, _ in _fields(declared)}
     obstacles = [
@@ -86,7 +86,7 @@ def evolve(stored: StateFunction, declared: StateFunction) -> Evolved:
 
 
 def widens(old: str, new: str) -> bool:
-    """Say whether every value of a type is one of another; types as the form names them."""
+    """Say whether a type can hold every value of another type; types are named as in the form."""
     before, after = _DECIMAL.fullmatch(old), _DECIMAL.fullmatch(new)
     if before and after:
         scale = int(after[2]) - int(before[2])
@@ -95,11 +95,11 @@ def widens(old: str, new: str) -> bool:
 
 
 def fitted(table: pa.Table, form: StateFunction, schema: pa.Schema) -> pa.Table:
-    """Bring the table of a segment into the present form: its state columns, other columns as they are.
+    """Convert the state columns of a segment's table to the present form; other columns stay.
 
     Args:
-        table: as it was written, whenever.
-        form: the present form, an heir of the one in which it was written.
+        table: the segment as it was written, at any time.
+        form: the present form, which evolved from the form of the segment.
         schema: the columns of a segment in the present form.
     """
     wanted = [field for field in schema if field.name.startswith(STATE)]
@@ -120,10 +120,10 @@ def fitted(table: pa.Table, form: StateFunction, schema: pa.Schema) -> pa.Table:
 
 
 def default_text(function: str, value: object, field: pa.Field) -> str:
-    """Return the default of a field as a form keeps it.
+    """Return the default of a field as stored in a form.
 
     Raises:
-        UsageError: it cannot be kept, or does not fit the field; names the function.
+        UsageError: the default cannot be stored or does not fit the field; the message names the function.
     """
     try:
         text = json.dumps(value)
@@ -137,17 +137,17 @@ def default_text(function: str, value: object, field: pa.Field) -> str:
 
 
 def constant(value: object, field: pa.Field, rows: int) -> pa.Array:
-    """Return a column that has one value in each row.
+    """Return a column with the same value in each row.
 
     Raises:
-        ValueError, TypeError, pyarrow.ArrowException: the value is none of the field's type.
+        ValueError, TypeError, pyarrow.ArrowException: the value does not have the field's type.
     """
     one = as_table([(value,)], pa.schema([field]))[field.name].combine_chunks()
     return one.take(pa.array([0] * rows, pa.int64()))
 
 
 def difference(stored: StateFunction, declared: StateFunction, obstacles: Sequence[str]) -> str:
-    """Say what keeps a function from going on, with both forms side by side."""
+    """Describe why a function cannot continue with its state, with both forms side by side."""
     rows = [("", "stored", "declared"), *_compared(stored, declared)]
     widths = [max(len(row[at]) for row in rows) for at in range(2)]
     lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in rows]
@@ -173,7 +173,7 @@ def _compared(stored: StateFunction, declared: StateFunction) -> Iterator[tuple[
 
 
 def _fixed(stored: StateFunction, declared: StateFunction) -> Iterator[str]:
-    """Say what cannot change: it says where a key is kept, and by which clock."""
+    """Describe changes of parts that are fixed: they decide where a key is stored, and its clock."""
     if stored.uid != declared.uid:
         yield "the state belongs to another function: the functions of a stage keep their order"
     if stored.key != declared.key:
@@ -193,7 +193,7 @@ def _fixed(stored: StateFunction, declared: StateFunction) -> Iterator[str]:
 def _mixed(
     stored: StateFunction, declared: StateFunction, sources: Mapping[str, str | None]
 ) -> Iterator[str]:
-    """Say which fields would lose values, or take those of another one."""
+    """Describe the fields that would lose values or take the values of another field."""
     old = dict(_fields(stored))
     taken = {*stored.dropped, *(name for names in stored.renamed.values() for name in names)}
     for name, kind in _fields(declared):
@@ -215,7 +215,7 @@ def _mixed(
 
 
 def _lost(stored: StateFunction, declared: StateFunction, sources: Mapping[str, str | None]) -> Iterator[str]:
-    """Say which fields would disappear unsaid, each with what it may be called now."""
+    """Describe the fields that would be dropped without a declaration, each with its possible new name."""
     new = {name: kind for name, kind in _fields(declared) if sources[name] is None}
     for name, kind in _fields(stored):
         if name in sources.values() or not {name, *stored.renamed.get(name, ())}.isdisjoint(declared.dropped):
@@ -229,7 +229,7 @@ def _lost(stored: StateFunction, declared: StateFunction, sources: Mapping[str, 
 
 
 def _source(stored: StateFunction, declared: StateFunction, name: str) -> str | None:
-    """Return the stored field that a declared one goes on from, None if it is new."""
+    """Return the stored field that a declared field continues, None for a new field."""
     fields = [field for field, _ in _fields(stored)]
     if name in fields:
         return name

@@ -48,44 +48,45 @@ def map_groups_with_state(
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
 ) -> DataFrame:
-    """Call `fn(key, rows, state)` for each key with rows, and for each that has timed out; one row comes out.
+    """Call `fn(key, rows, state)` for each key with rows and for each timed-out key; it returns one row.
 
-    The meaning is that of Spark's `mapGroupsWithState`. Python is entered once for a key group and batch,
-    and a batch reads and writes of the state what its keys have, not what is kept.
+    It works like Spark's `mapGroupsWithState`. Spark calls Python once for each key group and batch, and a
+    batch reads and writes only the state of the keys it touches.
 
-    Choose the number of key groups for long: only an edit of a savepoint changes it (`Edit.rekey`). Two to
-    eight for each shuffle partition that the stage may ever have, and so many that none holds more than a few
-    hundred megabytes; each group costs a batch that touches it about two milliseconds.
+    Choose the number of key groups once: only an edit of a savepoint changes it (`Edit.rekey`). Take two to
+    eight for each shuffle partition that the stage may ever have, and enough that none holds more than a few
+    hundred megabytes. Each group that a batch touches costs it about two milliseconds.
 
     Args:
         frame: a streaming frame.
-        key: one or more columns of atomic types. As Spark groups: nulls are equal, NaNs too, -0.0 is 0.0.
+        key: one or more columns of atomic types. As in Spark's grouping, nulls are equal, NaNs are equal, and
+            -0.0 is 0.0.
         function: given the key as a tuple, an iterator of rows, and a `GroupState`; returns a row, as a
             tuple, a Row or a dict.
-        state_schema: of the tuple that is kept for a key, as DDL text or StructType; any Spark types.
-        output_schema: of what comes out.
-        uid: by which the state is known; two functions of one stage need two.
+        state_schema: of a key's state, a tuple, as DDL text or StructType; any Spark types.
+        output_schema: of the returned rows.
+        uid: identifies the state; functions of one stage need different uids.
         timeout: `none`, `processing-time` or `event-time`: the latter needs `withWatermark` before, and
             drops rows that are late by the watermark, as Spark's own operators do.
-        ttl: how long after its last update a state is there, in processing time, for example `2h`. A call
-            that does not update it, or sets a timeout only, does not count.
-        key_groups: into how many groups keys are divided by their hash.
-        output_mode: `append` or `update`, what the query has.
-        renamed: fields of the state that had other names when state was written: the new name to the old
-            one, or to several. It may stay when all is renamed.
-        defaults: what a new field has in states that are there already; null if it is not said. It holds
-            for good from when the field comes.
-        dropped: fields whose values are given up: a field that is neither declared nor renamed nor named here
-            is missed, and the start refused. It may stay when the fields are gone.
+        ttl: how long a state exists after its last update, in processing time, for example `2h`. A call that
+            does not update the state, or only sets a timeout, does not prolong it.
+        key_groups: the number of groups into which keys are divided by hash.
+        output_mode: the query's, `append` or `update`.
+        renamed: fields of the state with their earlier names: new name to old name, or to several. Entries
+            may stay after the rename.
+        defaults: values of new fields in existing states; null without a default. The default at a field's
+            first start is fixed for good.
+        dropped: fields whose values may be lost. If a stored field is neither declared nor renamed nor named
+            here, the start is refused. Entries may stay after the fields are gone.
 
-    The state schema may change while the state lives: a new field, one with a new name, one that is dropped,
-    one of a wider type (an integer, a float or a decimal that holds every value of the one before). States
-    are read in the new form; nothing is rewritten. A name that was given up is not taken again. Any other
-    change is refused before the job starts, also one within a struct.
+    The state schema may change between runs: fields may be added, renamed, dropped, or get a wider type (an
+    integer, a float or a decimal that holds every value of the old type). Old states are converted when they
+    are read; nothing is rewritten. The name of a dropped field cannot be used again. Any other change, also
+    within a struct, is refused before the job starts.
 
     Raises:
-        UsageError: a schema, a column or an option cannot be.
-        GraphError: the stage's state store or uid cannot be.
+        UsageError: a schema, a column or an option is not valid.
+        GraphError: the stage's state store is not supported, or the uid is used twice.
     """
     return _stateful(
         frame, key, function=partial(per_key, function=function, flat=False),
@@ -110,7 +111,7 @@ def flat_map_groups_with_state(
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
 ) -> DataFrame:
-    """As `map_groups_with_state`, with a function that returns an iterator of any number of rows."""
+    """Like `map_groups_with_state`, with a function that returns an iterator of any number of rows."""
     return _stateful(
         frame, key, function=partial(per_key, function=function, flat=True),
         state_schema=state_schema, output_schema=output_schema, uid=uid, timeout=timeout, ttl=ttl,
@@ -134,22 +135,22 @@ def map_batches_with_state(
     defaults: Mapping[str, object] | None = None,
     dropped: str | Sequence[str] = (),
 ) -> DataFrame:
-    """Call `fn(rows, states, batch)` once for a key group: everything is Arrow, nothing is done per key.
+    """Call `fn(rows, states, batch)` once for each key group, with Arrow tables: no Python per key.
 
-    `rows` has all rows of the group, in the frame's columns, those of a key together and as they came.
-    `states` has key and state columns, a row for each key that has rows or has timed out, and a state.
-    `batch` is a `GroupBatch`: clocks, and the keys that have timed out.
+    `rows` has all rows of the group in the frame's columns, grouped by key and in order of arrival. `states`
+    has key and state columns, with a row for each key that has a state and has rows or has timed out. `batch`
+    is a `GroupBatch` with the clocks and the timed-out keys.
 
-    The function returns `(states, output)`, two tables or None, or a `GroupAnswer`, which can also remove.
-    New states have key and state columns, with timeouts also `timeout_ms`; a key that is not mentioned
-    keeps its state, and its timeout unless that has passed. A state that is returned counts as updated, also
-    if it is as it was given; one that is not mentioned does not.
+    The function returns `(states, output)`, each a table or None, or a `GroupAnswer`, which can also remove
+    states. New states have key and state columns, with timeouts also `timeout_ms`. A returned state counts as
+    updated, even if it is unchanged. A key that is not returned keeps its state, is not updated, and keeps
+    its timeout unless it has passed.
 
-    A `timeout_ms` may be past already, as a row that comes late may make it: its key times out in the same
-    batch, once all rows are through. If the function was called without rows, it is too late for that: the
-    key times out when the clock has moved on.
+    A `timeout_ms` may already be in the past, for example after a late row: the key then times out in the
+    same batch, after all rows. If the function was called without rows, the key times out in a later batch,
+    once the clock has advanced.
 
-    For all else see `map_groups_with_state`.
+    All other parameters are as in `map_groups_with_state`.
     """
     return _stateful(
         frame, key, function=partial(per_batch, function=function),
@@ -222,7 +223,7 @@ def _stateful(
     late = spark.sparkContext.accumulator(0)
     before = declared.before if declared is not None else NOTHING
     if declared is not None:
-        declared.add(operator.note, late)
+        declared.add(operator.form, late)
     mode = {Timeout.NONE: "None", Timeout.PROCESSING_TIME: "ProcessingTime", Timeout.EVENT_TIME: "EventTime"}
     with quick_start(spark.sparkContext):
         packed = frame.mapInArrow(Pack(operator.rows, names, key_groups), f"{GROUP} int, {ROWS} binary")
@@ -244,7 +245,7 @@ def _struct(spark: SparkSession, schema: Schema) -> StructType:
 
 
 def _event_time(frame: DataFrame) -> str | None:
-    """Return the column that the nearest watermark is about."""
+    """Return the column of the nearest watermark."""
     marked = [field.name for field in frame.schema.fields if _DELAY in (field.metadata or {})]
     return marked[0] if marked else None
 

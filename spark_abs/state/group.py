@@ -1,8 +1,8 @@
-"""One key group: its state as segments, what a batch finds in it, and what it leaves behind.
+"""One key group: its state in segments, lookups, and the changes of a batch.
 
-New states are appended as a segment; a key's newest row counts. Segments of one level are merged when there
-are enough of them, all of them when more rows are superseded than alive: so what is written grows with what
-is touched (see `adr/004-layout-of-function-state.md`).
+New states are appended as a segment; a key's newest row counts. Enough segments of one level are merged, and
+all segments once more rows are superseded than alive. So the written bytes grow with the touched state, not
+with the whole state (see `adr/004-layout-of-function-state.md`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spark_abs.state.segments import (
     TIMEOUT,
     Flags,
     Segment,
-    SegmentNote,
+    SegmentMetadata,
     decode,
     digest_of,
     encode,
@@ -39,30 +39,30 @@ _FAN, _SPREAD = 6, 5
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first thing that is read of a key group: its segments, oldest first, and its native timer."""
+    """The head of a key group, which is read first: its segments, oldest first, and its native timer."""
 
     operator: str
-    """Digest of what the operator is: uid, number of groups, schemas."""
-    segments: tuple[SegmentNote, ...] = ()
+    """Digest of the operator: uid, number of groups, schemas."""
+    segments: tuple[SegmentMetadata, ...] = ()
     slots: int = 0
-    """How many slots have ever been given out."""
+    """How many slots have ever been used."""
     timer: int | None = None
-    """For when the group's one native timer is registered: it fires once that time is reached, and a
-    timeout is due when its time has passed, so this is the earliest timeout and one; later if a timeout was
-    already past when the timer fired."""
+    """The time of the group's one native timer. A timer fires when its time is reached, a timeout is due when
+    its time has passed: so this is the earliest timeout plus one, or later if a timeout was already past when
+    the timer fired."""
     v: int = FORMAT
 
     @property
     def size(self) -> int:
         """Bytes of all segments."""
-        return sum(note.size for note in self.segments)
+        return sum(metadata.size for metadata in self.segments)
 
 
 def read_head(data: bytes) -> Head:
-    """Read a head.
+    """Parse a head.
 
     Raises:
-        DamageError: it is none, or of a version that is not known.
+        DamageError: the bytes are not a head, or of an unknown version.
     """
     head = from_json(Head, data.decode())
     if head.v != FORMAT:
@@ -71,7 +71,7 @@ def read_head(data: bytes) -> Head:
 
 
 class GroupStore(Protocol):
-    """Where one key group is kept. Calls are dear; nothing is kept of a batch that fails."""
+    """The store of one key group. Calls are expensive. Nothing of a failed batch stays."""
 
     def read_head(self) -> bytes | None:
         """Return the head, None if the group has no state."""
@@ -80,13 +80,13 @@ class GroupStore(Protocol):
         """Replace the head."""
 
     def remove_head(self) -> None:
-        """Remove the head: the group has no state any more."""
+        """Remove the head: the group then has no state."""
 
     def read_segment(self, slot: int) -> bytes | None:
         """Return the bytes in a slot."""
 
     def write_segment(self, slot: int, data: bytes) -> None:
-        """Put bytes into a new slot."""
+        """Write bytes to a new slot."""
 
     def remove_segment(self, slot: int) -> None:
         """Empty a slot."""
@@ -95,34 +95,33 @@ class GroupStore(Protocol):
         """Register a native timer."""
 
     def remove_timer(self, at_ms: int) -> None:
-        """Remove it."""
+        """Remove a native timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a batch does to a key group."""
+    """The changes of a batch to a key group."""
 
     table: pa.Table
-    """In the columns of a segment, all of them, a row per key, each key once and canonical."""
+    """All columns of a segment, with one row for each changed key, in canonical form."""
     where: Places
     rows: Places
-    """Where each key is now, as `KeyGroup.find` says."""
+    """The present row of each key, as `KeyGroup.find` returns it."""
 
 
 class KeyGroup:
     """The state of one key group in memory.
 
-    `alive[i][row]`: no newer segment has the key. A row that says that its key was removed is alive while
-    an older segment may have the key. `pending` are the timeouts of rows that are alive: as in Spark, a key
-    without state may have one.
+    `alive[i][row]`: no newer segment has the key. A removal row is alive while an older segment may have the
+    key. `pending` has the timeouts of alive rows: as in Spark, a key without state may have one.
     """
 
     def __init__(self, number: int, segments: list[Segment], head: Head, at: bytes | None) -> None:
         self.number = number
         self.head = head
         self.at = at
-        """The head's bytes as they stand in the store: with another head there this is out of date."""
-        self._notes = list(head.segments)
+        """The head's bytes in the store: if the store has other bytes, this object is out of date."""
+        self._metadata = list(head.segments)
         self._segments: list[Segment] = []
         self._alive: list[Flags] = []
         self._pending: list[Places] = []
@@ -142,34 +141,34 @@ class KeyGroup:
         known: KeyGroup | None,
         fit: Callable[[pa.Table], pa.Table] = lambda table: table,
     ) -> KeyGroup:
-        """Read a key group; segments that `known` has are not read again.
+        """Read a key group, without segments that `known` already has.
 
-        What is read goes through `fit`, which brings it into the columns of the present form.
+        `fit` converts each table to the columns of the present form.
 
         Raises:
             DamageError: a segment is missing or altered.
         """
         have: dict[str, Segment] = {}
         if known is not None:
-            have = {n.digest: s for n, s in zip(known._notes, known._segments, strict=True)}
+            have = {n.digest: s for n, s in zip(known._metadata, known._segments, strict=True)}
         segments = []
-        for note in head.segments:
-            segment = have.get(note.digest)
+        for metadata in head.segments:
+            segment = have.get(metadata.digest)
             if segment is None:
-                data = store.read_segment(note.slot)
+                data = store.read_segment(metadata.slot)
                 if data is None:
-                    raise DamageError(f"segment {note.slot} of key group {number} is missing")
-                segment = Segment(fit(decode(data, note.digest)))
+                    raise DamageError(f"segment {metadata.slot} of key group {number} is missing")
+                segment = Segment(fit(decode(data, metadata.digest)))
             segments.append(segment)
         return cls(number, segments, head, at)
 
     @property
     def size(self) -> int:
-        """Bytes of memory that it takes, about."""
+        """Approximate bytes of memory."""
         return sum(segment.memory for segment in self._segments)
 
     def find(self, keys: list[pa.Array], hashed: Hashes) -> tuple[Places, Places]:
-        """Return segment and row of each key, -1 where it is in none; removed keys are found too."""
+        """Return segment and row of each key, -1 for a key in no segment. Removed keys are found too."""
         where = np.full(len(hashed), -1, np.int64)
         rows = np.full(len(hashed), -1, np.int64)
         open_ = np.arange(len(hashed))
@@ -183,7 +182,7 @@ class KeyGroup:
         return where, rows
 
     def has_state(self, where: Places, rows: Places, now_ms: int) -> Flags:
-        """Say of found rows whether they hold a state that has not expired."""
+        """Say for each found row whether it holds a state that has not expired."""
         has = np.zeros(len(where), np.bool_)
         for number, segment in enumerate(self._segments):
             at = np.flatnonzero(where == number)
@@ -191,7 +190,7 @@ class KeyGroup:
         return has
 
     def timeouts(self, where: Places, rows: Places) -> Places:
-        """Return the timeouts of found rows, `NEVER` where there is none."""
+        """Return the timeouts of found rows, `NEVER` for none."""
         found = np.full(len(where), NEVER, np.int64)
         for number, pending in enumerate(self._pending):
             at = np.flatnonzero(where == number)
@@ -199,7 +198,7 @@ class KeyGroup:
         return found
 
     def expires(self, where: Places, rows: Places) -> Places:
-        """Return when the states of found rows are no longer there, `NEVER` where that is not said."""
+        """Return when the states of found rows expire, `NEVER` for no expiry."""
         found = np.full(len(where), NEVER, np.int64)
         for number, segment in enumerate(self._segments):
             at = np.flatnonzero(where == number)
@@ -207,7 +206,7 @@ class KeyGroup:
         return found
 
     def take(self, where: Places, rows: Places, schema: pa.Schema) -> pa.Table:
-        """Return keys and states of found rows in their order, columns named as in `schema`."""
+        """Return keys and states of found rows, in their order, with the column names of `schema`."""
         parts = [
             self._segments[number].table.select(schema.names).take(pa.array(rows[where == number]))
             for number in range(len(self._segments))
@@ -218,7 +217,7 @@ class KeyGroup:
         return pa.concat_tables(parts).take(pa.array(order)).cast(schema)
 
     def all_states(self, schema: pa.Schema) -> pa.Table:
-        """Return keys and states of all keys that have one, those that have expired too."""
+        """Return keys and states of all keys that have a state, expired states included."""
         parts = [
             segment.table.select([n for n in segment.table.column_names if n.startswith((KEY, STATE))])
             .filter(pa.array(alive & ~segment.removed))
@@ -256,14 +255,14 @@ class KeyGroup:
         *,
         fired: bool = False,
     ) -> None:
-        """Write what a batch changed: one segment, merged with older ones where that is due, and the head.
+        """Write the changes of a batch: one segment, merged with older ones if a merge is due, and the head.
 
         Args:
-            change: what it changed.
-            store: where to.
-            now_ms: states that have expired by then may be left out.
-            due_ms: the clock of timeouts; None where nothing is due.
-            fired: whether the native timer has fired: Spark removes it afterwards.
+            change: the changes.
+            store: the store to write to.
+            now_ms: states that have expired by this time may be dropped.
+            due_ms: the clock of timeouts; None without timeouts.
+            fired: whether the native timer has fired: Spark then removes it.
         """
         needed = ~_silent(change.table) | (change.where >= 0)  # nothing to say of a key that was never here
         table = change.table if needed.all() else change.table.filter(pa.array(needed))
@@ -280,23 +279,23 @@ class KeyGroup:
             if len(merged):
                 data = encode(merged.table)
                 store.write_segment(slots, data)
-                self._notes.append(SegmentNote(slots, level, len(merged), len(data), digest_of(data)))
+                self._metadata.append(SegmentMetadata(slots, level, len(merged), len(data), digest_of(data)))
                 self._segments.append(merged)
                 self._append(merged)
                 slots += 1
         timer = self._timer(due_ms, store, fired)
-        self._write_head(replace(self.head, segments=tuple(self._notes), slots=slots, timer=timer), store)
+        self._write_head(replace(self.head, segments=tuple(self._metadata), slots=slots, timer=timer), store)
 
     def _drop(self, number: int, store: GroupStore) -> None:
-        store.remove_segment(self._notes[number].slot)
-        for column in (self._notes, self._segments, self._alive, self._pending):
+        store.remove_segment(self._metadata[number].slot)
+        for column in (self._metadata, self._segments, self._alive, self._pending):
             del column[number]
 
     def _timer(self, due_ms: int | None, store: GroupStore, fired: bool) -> int | None:
-        """Register the native timer, and return for when.
+        """Register the native timer and return its time.
 
-        A batch's timers fire after its rows, so one that is past fires in this batch. Once they fire it is
-        too late for that: what is past then waits until the clock has moved on.
+        Timers fire after a batch's rows, so a timer in the past fires in this batch. When they have fired, it
+        is too late for this batch: a past timeout then waits until the clock has advanced.
         """
         earliest = min((int(p.min()) for p in self._pending if len(p)), default=NEVER)
         if fired and due_ms is not None:
@@ -332,14 +331,14 @@ class KeyGroup:
         self._pending.append(segment.timeouts.copy())
 
     def _mostly_dead(self, added: int) -> bool:
-        """Say whether to rewrite everything; groups differ, so that not all do it in one batch."""
+        """Say whether to rewrite all segments. Groups have different limits, to spread the rewrites."""
         rows = sum(len(s) for s in self._segments)
         alive = sum(int(a.sum()) for a in self._alive)
         slack = 1 + (self.number % 8) / 16
         return rows - alive > slack * (alive + added)
 
     def _merged_from(self, added: int) -> tuple[int, int]:
-        """Return from which segment on to merge with what is added, and the level of the outcome."""
+        """Return the first segment to merge with the added rows, and the level of the merged segment."""
         rows = added + sum(int(alive.sum()) for alive in self._alive)
         if self._mostly_dead(added):
             return 0, _level(rows)
@@ -347,7 +346,7 @@ class KeyGroup:
         fan = _FAN + self.number % _SPREAD
         while added:
             run = first
-            while run > 0 and self._notes[run - 1].level <= level:
+            while run > 0 and self._metadata[run - 1].level <= level:
                 run -= 1
             if first - run < fan - 1:
                 break
@@ -355,7 +354,7 @@ class KeyGroup:
         return first, level
 
     def _merge(self, first: int, table: pa.Table, now_ms: int) -> Segment:
-        """Merge what is alive of segments with new rows; what need not be said any more is left out."""
+        """Merge alive rows of segments with new rows, without rows that carry no information any more."""
         parts = []
         for number in range(first, len(self._segments)):
             segment, alive = self._segments[number], self._alive[number]
@@ -373,13 +372,13 @@ def _level(rows: int) -> int:
 
 
 def _silent(table: pa.Table) -> Flags:
-    """Say which rows only tell that a key has nothing: no state, no timeout."""
+    """Say which rows only mark a key as removed: no state, no timeout."""
     silent: Flags = pc.and_(table[REMOVED], table[TIMEOUT].is_null()).to_numpy()
     return silent.astype(np.bool_)
 
 
 def _widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give a segment's table the columns that were left out because they say nothing."""
+    """Add to a segment's table the columns that were left out as empty."""
     for field in schema:
         if field.name not in table.column_names:
             value = False if field.name == REMOVED else None

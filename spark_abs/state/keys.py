@@ -1,6 +1,6 @@
 """Keys: their canonical form, their hash, and the key group that each belongs to.
 
-The hash decides where a key's state lies, for good: it is part of the stored format and never changes.
+The hash determines where a key's state is stored: it is part of the stored format and never changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Places = npt.NDArray[np.int64]
 assert sys.byteorder == "little", "key hashes and state are little-endian"
 
 _LONGEST = 128
-"""Bytes of a text or binary key that are hashed as words; of a longer one its BLAKE2b digest is."""
+"""The longest text or binary key, in bytes, that is hashed as words; of a longer key its BLAKE2b digest is
+hashed."""
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _NULL = np.uint64(0xA5A5F00D5EED0B57)
 _NAN = np.uint64(0x7FF8000000000000)
@@ -31,10 +32,10 @@ _WORD = 8
 
 
 def check_key_groups(groups: int, who: str) -> None:
-    """Refuse a number of key groups that cannot be.
+    """Refuse an invalid number of key groups.
 
     Raises:
-        UsageError: names whose it is.
+        UsageError: the number is not valid; the message names its owner.
     """
     if not 1 <= groups <= 2**15:
         raise UsageError(f"{who}: the number of key groups must be 1 to 32768, found {groups}")
@@ -44,14 +45,14 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
     """Refuse a key column that is not of an atomic type.
 
     Raises:
-        UsageError: names the column.
+        UsageError: the type is not atomic; the message names the column.
     """
     if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_dictionary(kind):
         raise UsageError(f"key column {name!r} is {kind}: a key has one or more columns of atomic types")
 
 
 def canonical(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a key column as Spark groups it: -0.0 is 0.0, and every NaN is the same.
+    """Return a key column in canonical form, as Spark groups keys: -0.0 is 0.0, all NaNs are one.
 
     Raises:
         UsageError: the column is not of an atomic type.
@@ -69,7 +70,7 @@ def canonical(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def hashes(columns: list[pa.Array]) -> Hashes:
-    """Hash keys given as canonical columns. Integers of any width with one value have one hash."""
+    """Hash keys given as canonical columns. The hash of an integer does not depend on its width."""
     rows = len(columns[0])
     found = np.full(rows, _SEED, np.uint64)
     with np.errstate(over="ignore"):
@@ -139,7 +140,7 @@ def _fold_words(found: Hashes, words: Hashes, nulls: npt.NDArray[np.bool_] | Non
 
 
 def _words(column: pa.Array) -> Hashes:
-    """Return a column of fixed width as words: integers sign-extended, floats as doubles."""
+    """Return a column of fixed width as 64-bit words: integers sign-extended, floats as doubles."""
     kind = column.type
     if pa.types.is_floating(kind):
         doubles = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
@@ -165,7 +166,7 @@ def _fold_decimal(found: Hashes, column: pa.Array) -> None:
 
 
 def _fold_bytes(found: Hashes, column: pa.Array) -> None:
-    """Fold texts or bytes: their words in order, the last one padded with zeros, then their length."""
+    """Fold texts or bytes into each hash: words in order, the last padded with zeros, then the length."""
     nulls = _nulls(column)
     if nulls is not None:
         found[nulls] = _mix(found[nulls], np.full(int(nulls.sum()), _NULL, np.uint64))
@@ -199,7 +200,7 @@ def _fold_bytes(found: Hashes, column: pa.Array) -> None:
 
 
 def by_key(columns: list[pa.Array], hashed: Hashes) -> tuple[Places, Places]:
-    """Return the rows in the order of their keys, and where each key begins; the last is the end."""
+    """Return the row numbers in the order of their keys, and the start of each key; last comes the end."""
     order = np.argsort(hashed, kind="stable")
     if not len(order):
         return order, np.zeros(1, np.int64)
@@ -216,7 +217,7 @@ def by_key(columns: list[pa.Array], hashed: Hashes) -> tuple[Places, Places]:
 
 
 def _by_value(columns: list[pa.Array], order: Places, ordered: Hashes) -> tuple[Places, Places]:
-    """Tell keys of one hash apart: rare, so row by row."""
+    """Distinguish keys with the same hash. Rare, so row by row."""
     values = list(zip(*(map(repr, c.take(pa.array(order)).to_pylist()) for c in columns), strict=True))
     again = sorted(range(len(order)), key=lambda i: (int(ordered[i]), values[i]))
     marks = [(int(ordered[i]), values[i]) for i in again]

@@ -1,4 +1,4 @@
-"""A stateful operator over Arrow tables: what one key group does in one batch. Runs without Spark."""
+"""A stateful operator over Arrow tables: the work of one key group in one batch. Runs without Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spark_abs.state.segments import KEY, NEVER, STATE, Flags
 
 
 class Timeout(StrEnum):
-    """What a timeout of a key is measured by."""
+    """The clock of timeouts."""
 
     NONE = "none"
     PROCESSING_TIME = "processing-time"
@@ -52,19 +52,19 @@ class Operator:
     max_group_bytes: int = 2**28
     cache_bytes: int = 2**28
     renamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The names that fields of the state had before."""
+    """Earlier names of fields of the state."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What fields have in states that were written before they were there."""
+    """The values of fields in states that are older than the field."""
     dropped: tuple[str, ...] = ()
-    """Fields whose values are given up."""
-    note: StateFunction = field(init=False)
+    """Fields that are dropped with their values."""
+    form: StateFunction = field(init=False)
     segment: pa.Schema = field(init=False)
 
     def __post_init__(self) -> None:
         """Check names and types.
 
         Raises:
-            UsageError: says which column is wrong.
+            UsageError: a name or type is not valid; the message names the column.
         """
         for name in ("rows", "state", "output"):
             plain = pa.schema([pa.field(f.name, f.type) for f in getattr(self, name)])
@@ -90,7 +90,7 @@ class Operator:
             if name in self.state.names:
                 raise UsageError(f"{self.name}: dropped= names field {name!r}, which the state declares")
         object.__setattr__(self, "segment", segment_schema(self.key_schema, self.state))
-        note = StateFunction(
+        form = StateFunction(
             self.uid,
             self.key_groups,
             key=_texts(self.key_schema),
@@ -103,41 +103,41 @@ class Operator:
                 n: default_text(self.name, value, self.state.field(n)) for n, value in self.defaults.items()
             },
         )
-        object.__setattr__(self, "note", note)
+        object.__setattr__(self, "form", form)
 
     def after(self, stored: StateFunction) -> Operator:
-        """Return the operator as it goes on with state of a stored form.
+        """Return the operator for a continuation with state of a stored form.
 
         Raises:
-            StateFunctionFailed: it cannot; says both forms.
+            StateFunctionFailed: it cannot continue; the message has both forms.
         """
-        evolved = evolve(stored, self.note)
+        evolved = evolve(stored, self.form)
         if evolved.obstacles:
-            said = difference(stored, self.note, evolved.obstacles)
+            said = difference(stored, self.form, evolved.obstacles)
             raise StateFunctionFailed(f"{self.name}: its state does not fit its declaration: {said}")
         return self.as_form(evolved.form)
 
     def as_form(self, form: StateFunction) -> Operator:
-        """Return the operator with a form that says what its state has of the past."""
-        if form == self.note:
+        """Return the operator with a form that has the history of its state."""
+        if form == self.form:
             return self
         heir = replace(self)
-        object.__setattr__(heir, "note", form)
+        object.__setattr__(heir, "form", form)
         return heir
 
     def fit(self, table: pa.Table) -> pa.Table:
-        """Bring the table of a segment into the columns that it has now."""
-        return fitted(table, self.note, self.segment)
+        """Convert the table of a segment to the present columns."""
+        return fitted(table, self.form, self.segment)
 
     @property
     def name(self) -> str:
-        """How errors name it."""
+        """The name for errors."""
         return f"stage {self.stage!r}, function {self.uid!r}" if self.stage else f"function {self.uid!r}"
 
     @property
     def digest(self) -> str:
-        """What the heads of its key groups carry."""
-        return form_digest(self.note)
+        """The digest in the heads of its key groups."""
+        return form_digest(self.form)
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -146,7 +146,7 @@ class Operator:
 
     @property
     def states_schema(self) -> pa.Schema:
-        """Key columns, then state columns: how a function sees states."""
+        """Key columns, then state columns: the form in which a function gets states."""
         return pa.schema([*self.key_schema, *self.state])
 
 
@@ -156,7 +156,7 @@ def _texts(schema: pa.Schema) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BatchTime:
-    """A batch and its clocks, in milliseconds, the same again if the batch is repeated."""
+    """A batch and its clocks in milliseconds; a repeated batch has the same."""
 
     batch: BatchId
     processing_ms: int
@@ -176,10 +176,11 @@ class BatchTime:
 
 @dataclass(frozen=True, slots=True)
 class GroupInput:
-    """What a function is given of a key group. `keys` are those of the rows, then those timed out.
+    """The input of a function for a key group. `keys` are the keys of the rows, then the timed-out keys.
 
-    `rows` are in the order of `keys`, those of one key as they came: key i has rows `starts[i]` to
-    `starts[i+1]`. `states` are those of `keys` where `has_state`, in that order, with the key's columns.
+    `rows` are in the order of `keys`, and in order of arrival within a key: key i has rows `starts[i]` to
+    `starts[i+1]`. `states` has the states, with key columns, of the `keys` that are true in `has_state`, in
+    that order.
     """
 
     time: BatchTime
@@ -193,15 +194,15 @@ class GroupInput:
     has_state: Flags
     timeouts: Places
     expires: Places
-    """When the state of each of `keys` is no longer there."""
+    """When the state of each of `keys` expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOutput:
-    """What a function answers, one item for each of `keys` that `changed` names by number.
+    """The result of a function, with one item for each key whose index in `keys` is in `changed`.
 
-    `states` has the state columns and a row for each `changed`; where `removed`, it says nothing. Where it
-    is not `updated`, it is the state that the key had, and no younger.
+    `states` has the state columns and a row for each item of `changed`. Where `removed`, the row has no
+    meaning. Where not `updated`, it is the key's old state, with its old time to live.
     """
 
     output: pa.Table
@@ -216,21 +217,21 @@ GroupFunction = Callable[[GroupInput], GroupOutput]
 
 
 class Cache:
-    """Key groups that this process has read, the least used leave first.
+    """Key groups that this process has read. The least recently used are dropped first.
 
-    What is here is used only if the head in the store is the very one that it was left with. While a group
-    is at work it is not here: what a failed batch has made of it is forgotten.
+    A cached group is used only if the store's head still has the same bytes. A group in use is not in the
+    cache, so that changes of a failed batch are lost.
     """
 
     def __init__(self) -> None:
         self._groups: OrderedDict[tuple[str, int], KeyGroup] = OrderedDict()
 
     def pop(self, scope: str, number: int) -> KeyGroup | None:
-        """Take a group out."""
+        """Take a group out of the cache."""
         return self._groups.pop((scope, number), None)
 
     def put(self, scope: str, group: KeyGroup, limit: int) -> None:
-        """Put a group back; those that no longer fit into `limit` bytes leave."""
+        """Put a group back and drop groups that exceed `limit` bytes."""
         self._groups[scope, group.number] = group
         total = sum(g.size for g in self._groups.values())
         while total > limit and self._groups:
@@ -249,24 +250,24 @@ def run_group(
     rows: pa.Table,
     time: BatchTime,
 ) -> pa.Table:
-    """Run a function on one key group in one batch: its rows, and its keys whose timeout is due.
+    """Run a function on one key group in one batch, for its rows and its keys with due timeouts.
 
     Args:
-        operator: what it is.
-        function: called once if there is a row or a due timeout, else not.
-        store: where the group is kept.
-        cache: of this process.
-        scope: tells operators apart that share a cache.
-        group: its number.
-        rows: all rows of the group; may be none.
-        time: the batch.
+        operator: the operator.
+        function: called once if there is a row or a due timeout.
+        store: the store of the group.
+        cache: the cache of this process.
+        scope: identifies the operator in the cache.
+        group: the number of the key group.
+        rows: all rows of the group, perhaps none.
+        time: the batch and its clocks.
 
     Returns:
         the output.
 
     Raises:
-        StateFunctionFailed: the function failed, or its state has grown past the limit.
-        DamageError: stored state is not what was written.
+        StateFunctionFailed: the function failed, or its state has grown beyond the limit.
+        DamageError: stored state is altered.
     """
     known = cache.pop(scope, group)
     state = _open(operator, store, known, group)
@@ -298,10 +299,10 @@ def _open(operator: Operator, store: GroupStore, known: KeyGroup | None, group: 
     if known is not None and known.at == at:
         return known
     head = read_head(at)
-    if head.operator not in (operator.digest, *operator.note.older):
+    if head.operator not in (operator.digest, *operator.form.older):
         raise StateFunctionFailed(
             f"{operator.name}: the state of key group {group} was written by a definition of this function "
-            f"of which the root has no record; it is now {to_json(operator.note)}. Declare the key, the "
+            f"of which the root has no record; it is now {to_json(operator.form)}. Declare the key, the "
             "state schema, the timeout, the uid and the number of key groups as they were then"
         )
     return KeyGroup.load(group, store, head=head, at=at, known=known, fit=operator.fit)
@@ -347,7 +348,7 @@ def _input(
 def _due(
     operator: Operator, state: KeyGroup, where: Places, places: Places, time: BatchTime
 ) -> tuple[Places, Places]:
-    """Return the keys that are due and have no rows: a key with rows is not called for its timeout."""
+    """Return the due keys without rows: a key with rows is not called for its timeout."""
     threshold = time.threshold(operator.timeout)
     none = np.empty(0, np.int64)
     if threshold is None:
@@ -362,9 +363,9 @@ def _due(
 
 
 def _stored(operator: Operator, given: GroupInput, answer: GroupOutput) -> pa.Table:
-    """Return the rows to store: what the function changed, and timeouts that have passed.
+    """Return the rows to store: changes of the function, and timeouts that have passed.
 
-    The time to live begins with an update: a state that was not updated expires when it was to expire.
+    The time to live begins with an update: a state that was not updated keeps its expiry.
     """
     keys = [canonical(column).take(pa.array(answer.changed)) for column in given.keys.columns]
     until = NEVER if operator.ttl_ms is None else given.time.processing_ms + operator.ttl_ms

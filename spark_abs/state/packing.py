@@ -1,7 +1,7 @@
-"""Rows on their way into and out of the operator: all rows of a key group travel as one Arrow stream.
+"""Rows into and out of the operator: all rows of a key group are passed as one Arrow stream.
 
-Spark's operator hands rows to Python through pandas, one by one, and loses what pandas cannot say. A stream
-of bytes it passes on as it is.
+Spark's operator passes rows to Python through pandas, one by one, and loses values that pandas cannot
+represent. It passes a stream of bytes unchanged.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 500_000, 64 * 2**20
 
 @dataclass(frozen=True)
 class Pack:
-    """Turns rows into one stream per key group; runs before the shuffle, in `mapInArrow`."""
+    """Turns rows into one stream for each key group. Runs before the shuffle, in `mapInArrow`."""
 
     rows: pa.Schema
     key: tuple[str, ...]
     key_groups: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pack what a task reads, some hundred thousand rows at a time."""
+        """Pack the rows of a task, some hundred thousand at a time."""
         held: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
@@ -59,18 +59,18 @@ class Pack:
 
 @dataclass(frozen=True)
 class Unpack:
-    """Turns what the operator puts out into rows; runs after it, in `mapInArrow`."""
+    """Turns the operator's output into rows. Runs after it, in `mapInArrow`."""
 
     output: pa.Schema
     uid: str
 
     @property
     def __name__(self) -> str:
-        """What Spark calls it in its plan: there it says which function stands below it."""
+        """Its name in Spark's plan, which identifies the stateful function below it."""
         return function_name(self.uid)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Unpack stream by stream."""
+        """Unpack one stream after the other."""
         for batch in batches:
             for data in batch.column(0):
                 yield from in_pieces(table_of(data.as_buffer()).cast(self.output)).to_batches()
@@ -86,18 +86,18 @@ def stream(table: pa.Table) -> bytes:
 
 
 def table_of(data: bytes | pa.Buffer) -> pa.Table:
-    """Read a stream."""
+    """Read an Arrow stream."""
     return pa.ipc.open_stream(data).read_all()
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table in a schema that differs from its own in names, time zones and nullability at most."""
+    """Cast a table to a schema that differs only in names, time zones and nullability."""
     renamed = table.rename_columns(schema.names)
     return renamed if renamed.schema.equals(schema) else renamed.cast(schema)
 
 
 def on_time(rows: pa.Table, event_time: str, late_ms: int) -> pa.Table:
-    """Leave out rows that are late: whose event time is not after a watermark. Rows without one stay."""
+    """Drop late rows, whose event time is not after a watermark. Rows without an event time stay."""
     column = rows[event_time]
     if pa.types.is_struct(column.type):  # a window: its end counts
         column = pc.struct_field(column, "end")

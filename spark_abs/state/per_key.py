@@ -1,4 +1,4 @@
-"""A function that is called for each key, with rows of Python values: Spark's own meaning of it."""
+"""A function that is called for each key with rows of Python values, as in Spark."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ KeyFunction = Callable[[tuple[Any, ...], "Iterator[Row]", "GroupState"], Any]
 
 
 class GroupState:
-    """The state of one key while its function is called: the meaning is that of Spark's `GroupState`.
+    """The state of one key during a call of its function. It works like Spark's `GroupState`.
 
-    Not to be kept: it is of use during the call only. A timeout holds until the next call: who wants
-    another one sets it again.
+    Valid only during the call. A timeout holds until the next call; set it again there if needed.
     """
 
     __slots__ = (
@@ -51,9 +50,9 @@ class GroupState:
         self.timeout = NEVER
         """When the key times out, in milliseconds."""
         self.updated = False
-        """Whether `update` was called last."""
+        """Whether the last change was an `update`."""
         self.removed = False
-        """Whether `remove` was called last."""
+        """Whether the last change was a `remove`."""
 
     @property
     def exists(self) -> bool:
@@ -65,7 +64,7 @@ class GroupState:
         """The state.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the key has no state.
         """
         if self._value is None:
             raise ValueError("the key has no state: ask `exists`, or use `getOption`")
@@ -78,7 +77,7 @@ class GroupState:
 
     @property
     def hasTimedOut(self) -> bool:  # noqa: N802 (Spark's name)
-        """Whether the function is called because the key has timed out; there are no rows then."""
+        """Whether the function is called because the key has timed out; the call then has no rows."""
         return self._timed_out
 
     def update(self, newValue: Sequence[Any]) -> None:  # noqa: N803 (Spark's name)
@@ -94,7 +93,7 @@ class GroupState:
         self.updated, self.removed = False, True
 
     def setTimeoutDuration(self, durationMs: int) -> None:  # noqa: N802, N803 (Spark's names)
-        """Time out when this much processing time has passed."""
+        """Time out after this much processing time."""
         if self._timeout_kind is not Timeout.PROCESSING_TIME:
             raise UsageError("setTimeoutDuration needs timeout='processing-time'")
         if isinstance(durationMs, bool) or not isinstance(durationMs, int) or durationMs <= 0:
@@ -102,7 +101,7 @@ class GroupState:
         self.timeout = self._time.processing_ms + durationMs
 
     def setTimeoutTimestamp(self, timestampMs: int | datetime.datetime) -> None:  # noqa: N802, N803
-        """Time out when the watermark has passed a time: milliseconds since the epoch, or a datetime."""
+        """Time out after the watermark has passed a time: milliseconds since the epoch, or a datetime."""
         if self._timeout_kind is not Timeout.EVENT_TIME:
             raise UsageError("setTimeoutTimestamp needs timeout='event-time'")
         at = timestampMs
@@ -130,7 +129,7 @@ class GroupState:
 
 
 def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunction:
-    """Call a function for each key: first those with rows, then those that have timed out.
+    """Call a function for each key: first the keys with rows, then the timed-out keys.
 
     Args:
         operator: what it is.
@@ -138,7 +137,7 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
         flat: whether it returns any number of rows.
 
     Raises:
-        StateFunctionFailed: when called: the function failed, or returned what the schema does not allow.
+        StateFunctionFailed: when called: the function failed, or its result does not fit the schema.
     """
 
     def call(given: GroupInput) -> GroupOutput:
@@ -152,9 +151,9 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
         for number, key in enumerate(keys):
             late = number >= given.with_rows
             state = GroupState(next(states) if has[number] else None, operator.timeout, given.time, late)
-            mine = iter(()) if late else iter(rows[starts[number] : starts[number + 1]])
+            key_rows = iter(()) if late else iter(rows[starts[number] : starts[number + 1]])
             try:
-                answer = function(key, mine, state)
+                answer = function(key, key_rows, state)
                 if flat:
                     out.extend(answer if answer is not None else ())
                 else:
@@ -203,7 +202,7 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
 
 
 def failed(operator: Operator, time: BatchTime, key: object, cause: Exception | str) -> StateFunctionFailed:
-    """Return the error that names stage, function, key and batch."""
+    """Return an error that names stage, function, key and batch."""
     why = f"{type(cause).__name__}: {cause}" if isinstance(cause, Exception) else cause
     return StateFunctionFailed(f"{operator.name}, key {key}, batch {time.batch}: {why}")
 

@@ -1,7 +1,7 @@
 """The operator inside Spark: a processor of `transformWithStateInPandas` whose keys are key groups.
 
-What is private to Spark here: the client behind the handle, which sets the key that state belongs to and
-knows the time of the batch in any time mode. Read in Spark 4.2.
+One part is private to Spark: the client behind the handle, which sets the key of the state and knows the
+batch's time in all time modes. Written for Spark 4.2.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BATCH_PROPERTY, QUERY_PROPERTY = "streaming.sql.batchId", "sql.streaming.queryId"
 RECORD_GROUP = -1
-"""The key under which each partition keeps its `Record`; key groups count from 0."""
+"""The key of each partition's `Record`; key groups count from 0."""
 FORMAT = 1
 
 _BYTES = StructType([StructField("bytes", BinaryType())])
@@ -46,21 +46,21 @@ _cache = Cache()
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What each partition keeps of the operator beside its key groups.
+    """The data of the operator that each partition stores beside its key groups.
 
-    All partitions have the same, under a key that is not divided: of a state that was spread over another
-    number of partitions one has it, and the others begin as in a stage's first batch.
+    All partitions have the same record, under a key that does not move. After a repartitioning one partition
+    has it, and the others begin as in a stage's first batch.
     """
 
     function: StateFunction
     watermark_ms: int
-    """Of its last batch, 0 without event-time timeouts: Spark's own operators drop a row as late by the
-    watermark of the batch before."""
+    """Of its last batch; 0 without event-time timeouts. Like Spark's operators, a batch drops late rows by
+    the watermark of the batch before."""
     v: int = FORMAT
 
 
 class _Group:
-    """One key group in Spark's state store. Its key must be set while it is used."""
+    """One key group in Spark's state store. Its key must be set before each use."""
 
     def __init__(
         self, handle: StatefulProcessorHandle, heads: ValueState, segments: MapState, firing: int | None
@@ -98,7 +98,7 @@ def _bytes(row: tuple[Any, ...] | None) -> bytes | None:
 
 
 class Processor(StatefulProcessor):
-    """Runs the operator for the key groups of one partition in one batch; Spark makes one for each."""
+    """Runs the operator for the key groups of one partition in one batch. Spark creates one for each."""
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class Processor(StatefulProcessor):
         late: Accumulator[int],
         before: Before = NOTHING,
     ) -> None:
-        """Take what it runs, and what holds for want of a record."""
+        """Take the operator and function to run, and the facts for a partition without a record."""
         self._operator, self._function = operator, function
         self._event_time, self._late, self._before = event_time, late, before
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state; Spark calls it on the driver too, where there is none."""
+        """Declare the state. Spark also calls this on the driver, which has no state."""
         self._handle = handle
         self._client = handle._statefulProcessorApiClient
         self._heads = handle.getValueState("heads", _BYTES)
@@ -127,7 +127,7 @@ class Processor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: TimerValues,  # noqa: ARG002, N803 (asked for at once)
     ) -> Iterator[pd.DataFrame]:
-        """Run the rows of a key group, and those of its keys that have timed out."""
+        """Run a key group for its rows and its timed-out keys."""
         tables = [table_of(data) for frame in rows for data in frame[ROWS]]  # frames of pandas
         yield from self._run(int(key[0]), pa.concat_tables(tables), None)
 
@@ -137,12 +137,12 @@ class Processor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: ARG002, N803 (asked for at once)
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Run the keys that have timed out of a key group without rows."""
+        """Run a key group without rows for its timed-out keys."""
         firing = expiredTimerInfo.getExpiryTimeInMs()
         yield from self._run(int(key[0]), self._operator.rows.empty_table(), firing)
 
     def close(self) -> None:
-        """Record the batch's watermark: the next one is late by it."""
+        """Record the batch's watermark, by which the next batch drops late rows."""
         if self._live:
             self._begin()
 
@@ -150,9 +150,9 @@ class Processor(StatefulProcessor):
         time, late_ms = self._begin()
         self._client.set_implicit_key((group,))
         if self._event_time is not None and self._operator.timeout is Timeout.EVENT_TIME and rows.num_rows:
-            kept = on_time(rows, self._event_time, late_ms)
-            self._late.add(rows.num_rows - kept.num_rows)
-            rows = kept
+            on_time_rows = on_time(rows, self._event_time, late_ms)
+            self._late.add(rows.num_rows - on_time_rows.num_rows)
+            rows = on_time_rows
         store = _Group(self._handle, self._heads, self._segments, firing)
         scope = f"{_property(QUERY_PROPERTY)}/{self._operator.uid}/{self._operator.digest}"
         output = run_group(
@@ -169,26 +169,28 @@ class Processor(StatefulProcessor):
             yield pd.DataFrame({OUTPUT: [stream(output)]})
 
     def _begin(self) -> tuple[BatchTime, int]:
-        """Return the batch and the watermark by which rows are late; compare and renew the record once."""
+        """Return the batch and the watermark for late rows; check and renew the record once."""
         if self._batch is not None:
             return self._batch
-        mine = self._operator
+        operator = self._operator
         watermark = None if self._event_time is None else self._client._get_watermark_timestamp()
         time = BatchTime(
             BatchId(int(_property(BATCH_PROPERTY) or -1)), self._client._get_batch_timestamp(), watermark
         )
         self._client.set_implicit_key((RECORD_GROUP,))
         data = _bytes(self._heads.get())
-        late_by = watermark if mine.timeout is Timeout.EVENT_TIME else None
+        late_by = watermark if operator.timeout is Timeout.EVENT_TIME else None
         if data is None:
-            origin = self._before.functions.get(mine.uid, mine.note)
+            origin = self._before.functions.get(operator.uid, operator.form)
             record = Record(origin, self._before.watermark_ms)
         else:
             record = from_json(Record, data)
         if record.v != FORMAT:
-            raise DamageError(f"{mine.name}: its record has format {record.v}, this version reads {FORMAT}")
-        self._operator = mine = mine.after(record.function)
-        now = Record(mine.note, late_by or 0)
+            raise DamageError(
+                f"{operator.name}: its record has format {record.v}, this version reads {FORMAT}"
+            )
+        self._operator = operator = operator.after(record.function)
+        now = Record(operator.form, late_by or 0)
         if data is None or record != now:
             self._heads.update((to_json(now).encode(),))
         self._batch = time, record.watermark_ms

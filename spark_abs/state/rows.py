@@ -1,7 +1,7 @@
-"""The state of a function as rows, one for each key: read out of key groups, and made into key groups.
+"""The state of a function as rows, one for each key: read from key groups and written to them.
 
 A row has the columns `key` and `value`, structs of the declared columns, `timeout_ms`, and `expires_ms`, the
-end of its time to live; null for none. A key that has only a timeout has a null `value`.
+end of its time to live; null for none. A key with only a timeout has a null `value`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT_MS, EXPIRES_MS = "timeout_ms", "expires_ms"
 
 @dataclass(frozen=True)
 class StateRows:
-    """What the rows of a function's state look like."""
+    """The form of the rows of a function's state."""
 
     function: StateFunction
     key: pa.Schema = field(init=False)
@@ -57,7 +57,7 @@ class StateRows:
 
 @dataclass
 class HeldGroup:
-    """The parts of one key group in memory, as its store has them."""
+    """A store of one key group in memory."""
 
     head: bytes | None = None
     segments: dict[int, bytes] = field(default_factory=dict)
@@ -76,11 +76,11 @@ class HeldGroup:
         self.head = None
 
     def read_segment(self, slot: int) -> bytes | None:
-        """Return what a slot holds."""
+        """Return the bytes in a slot."""
         return self.segments.get(slot)
 
     def write_segment(self, slot: int, data: bytes) -> None:
-        """Fill a slot."""
+        """Write bytes to a slot."""
         self.segments[slot] = data
 
     def remove_segment(self, slot: int) -> None:
@@ -125,10 +125,10 @@ def read_group(rows: StateRows, number: int, head: bytes, segments: Mapping[int,
 
 
 def write_groups(rows: StateRows, table: pa.Table) -> dict[int, HeldGroup]:
-    """Make key groups of rows, one segment each; nothing is left of what the groups held before.
+    """Write rows to key groups, one segment each, in place of the groups' old content.
 
     Raises:
-        UsageError: a key is there twice, or a row has neither a value nor a timeout.
+        UsageError: a key occurs twice, or a row has neither a value nor a timeout.
     """
     table = table.combine_chunks()
     keys = [canonical(column) for column in _fields(table["key"], rows.key)]
@@ -155,10 +155,10 @@ def write_groups(rows: StateRows, table: pa.Table) -> dict[int, HeldGroup]:
     groups = {}
     for number in np.unique(numbers).tolist():
         held = HeldGroup()
-        mine = flat.filter(pa.array(numbers == number))
-        nowhere = np.full(mine.num_rows, -1, np.int64)
+        group_rows = flat.filter(pa.array(numbers == number))
+        nowhere = np.full(group_rows.num_rows, -1, np.int64)
         KeyGroup(number, [], Head(form_digest(rows.function)), None).apply(
-            Change(mine, nowhere, nowhere), held, now_ms=0
+            Change(group_rows, nowhere, nowhere), held, now_ms=0
         )
         groups[number] = held
     return groups

@@ -1,8 +1,8 @@
 """Segments: the immutable columnar pieces of a key group's state.
 
-A segment is an Arrow stream: a row per key, in the order of the keys' hashes, each key once. Its columns are
-`k:<name>` for the key, `s:<name>` for the state, and where they apply `@removed` (the key has no state any
-more), `@timeout` and `@expires` (milliseconds; null for none).
+A segment is an Arrow stream with one row per key, in the order of the keys' hashes. Its columns are
+`k:<name>` for the key, `s:<name>` for the state, and if needed `@removed` (the key's state was removed),
+`@timeout` and `@expires` (milliseconds; null for none).
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from spark_abs.state.keys import Hashes, Places, hashes, same
 KEY, STATE = "k:", "s:"
 REMOVED, TIMEOUT, EXPIRES = "@removed", "@timeout", "@expires"
 NEVER = np.iinfo(np.int64).max
-"""A time that does not come: no timeout, no expiry."""
+"""A time that never comes: no timeout, no expiry."""
 
 Millis = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentNote:
-    """What the head of a key group says of a segment; `slot` is its key in the state store."""
+class SegmentMetadata:
+    """The entry of a segment in the head of a key group. `slot` is its key in the state store."""
 
     slot: int
     level: int
     rows: int
     size: int
     digest: str
-    """BLAKE2b of its bytes: what a worker has read before is known by it."""
+    """BLAKE2b of its bytes, by which a worker recognises a segment that it has read before."""
 
 
 class Segment:
-    """A segment in memory, with what lookups need. Never changed."""
+    """A segment in memory, prepared for lookups. Immutable."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table.combine_chunks()
@@ -52,7 +52,7 @@ class Segment:
 
     @classmethod
     def sorted(cls, table: pa.Table) -> Segment:
-        """Make a segment of rows in any order, each key once."""
+        """Make a segment from rows in any order, each key once."""
         keys = [_one(table, name) for name in table.column_names if name.startswith(KEY)]
         order = np.argsort(hashes(keys), kind="stable")
         return cls(table.take(pa.array(order)))
@@ -62,12 +62,12 @@ class Segment:
 
     @cached_property
     def memory(self) -> int:
-        """Bytes of memory that it takes, about."""
+        """Approximate bytes of memory."""
         return int(self.table.nbytes) + 26 * len(self)
 
     @cached_property
     def removed(self) -> Flags:
-        """Whether each row says that its key has no state."""
+        """Whether each row marks its key as removed."""
         return self._flags(REMOVED)
 
     @cached_property
@@ -77,11 +77,11 @@ class Segment:
 
     @cached_property
     def expires(self) -> Millis:
-        """When each state is no longer there."""
+        """When each state expires."""
         return self._millis(EXPIRES)
 
     def find(self, keys: list[pa.Array], hashed: Hashes) -> Places:
-        """Return the row of each key, -1 where it has none."""
+        """Return the row of each key, -1 for none."""
         found = np.full(len(hashed), -1, np.int64)
         if not len(self):
             return found
@@ -112,7 +112,7 @@ class Segment:
 
 
 def encode(table: pa.Table) -> bytes:
-    """Return the bytes of a segment; columns that say nothing are left out."""
+    """Return the bytes of a segment, without empty columns."""
     for name in (REMOVED, TIMEOUT, EXPIRES):
         if name in table.column_names:
             column = table[name]
@@ -130,7 +130,7 @@ def decode(data: bytes, digest: str) -> pa.Table:
     """Read the table of a segment.
 
     Raises:
-        DamageError: the bytes are not those that were written.
+        DamageError: the bytes are altered.
     """
     if digest_of(data) != digest:
         raise DamageError("a segment of state does not have the digest that its head names")
@@ -138,7 +138,7 @@ def decode(data: bytes, digest: str) -> pa.Table:
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest by which a segment is known."""
+    """Return the digest that identifies a segment."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

@@ -1,7 +1,8 @@
-"""The rows of a function's state store as Spark keeps them: the bytes of its `UnsafeRow`.
+"""The rows of a function's state store in Spark's format: the bytes of its `UnsafeRow`.
 
-A row is a word of null bits, a word for each field, and at its end what is longer: its word then says size
-and place. Only what a key group needs is here; a test pins it to bytes that Spark wrote.
+A row is a word of null bits, a word for each field, and the longer fields at its end: their words hold size
+and offset. This module has only the forms that key groups need; a test compares them with bytes that Spark
+wrote.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def head_row(number: int, data: bytes) -> StoreRow:
 
 
 def bytes_of(row: bytes) -> bytes:
-    """Return the bytes that are the one field of a row.
+    """Return the bytes in the only field of a row.
 
     Raises:
-        DamageError: it is no such row.
+        DamageError: the row does not have this form.
     """
     if len(row) < 2 * _WORD or row[:_WORD] != bytes(_WORD):
         raise DamageError("a row of state does not have the layout that stateful functions write")

@@ -1,6 +1,6 @@
-"""Arrow to Python values and back, as Spark's `collect` and `createDataFrame` see them.
+"""Arrow to Python values and back, like Spark's `collect` and `createDataFrame`.
 
-Timestamps with a zone are naive datetimes in the local one, structs are rows, maps are dicts.
+Timestamps with a zone become naive datetimes in the local zone, structs rows, maps dicts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rows(table: pa.Table) -> list[Row]:
 
 
 def table(values: Sequence[Any], schema: pa.Schema) -> pa.Table:
-    """Make a table of rows: tuples, lists, rows or dicts; None is a row of nulls.
+    """Make a table from rows: tuples, lists, rows or dicts; None is a row of nulls.
 
     Raises:
         ValueError, TypeError, pyarrow.ArrowException: a row does not fit the schema.
@@ -72,7 +72,7 @@ def _column(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _from_arrow(kind: pa.DataType) -> Convert | None:
-    """Return what to do with a value that Arrow gives; None: nothing."""
+    """Return the conversion of a value from Arrow; None: no conversion."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return _local
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -94,7 +94,7 @@ def _from_arrow(kind: pa.DataType) -> Convert | None:
 
 
 def _to_arrow(kind: pa.DataType) -> Convert | None:
-    """Return what to do with a value before Arrow takes it; None: nothing."""
+    """Return the conversion of a value for Arrow; None: no conversion."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return _utc
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -117,7 +117,7 @@ def _fields(value: Any, inside: list[tuple[str, Convert]]) -> dict[str, Any]:
 
 
 def _local(value: datetime.datetime) -> datetime.datetime:
-    """Return a moment in local time; `fold` says which of two it is, in the hour that comes twice."""
+    """Return a moment in local time. `fold` tells the two moments apart in the hour that occurs twice."""
     found = value.astimezone().replace(tzinfo=None)
     return found if found.astimezone(datetime.UTC) == value else found.replace(fold=1)
 

@@ -198,7 +198,7 @@ class StateDriver:
         Raises:
             StateFunctionFailed: it cannot be gone on from.
         """
-        self.operator = self.operator.after(other.operator.note)
+        self.operator = self.operator.after(other.operator.form)
         self.groups, self._batches = other.groups, other._batches
         self.restart()
 

@@ -73,7 +73,7 @@ from spark_abs.sinks.kafka.sink import Kafka
 from spark_abs.sinks.postgres.sink import Postgres
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
-from spark_abs.state.segments import SegmentNote
+from spark_abs.state.segments import SegmentMetadata
 from spark_abs.store.control import SCHEMA as CONTROL
 from spark_abs.store.history import SCHEMA as HISTORY
 from spark_abs.store.history import HistoryEvent
@@ -206,7 +206,7 @@ def words_of_the_record() -> set[str]:
     "stored",
     [
         *(Manifest, StageSnapshot, StageShape, StoredFile, Location, OperatorState, OutputVersion, Timings),
-        *(OperatorShape, SourceShape, StateFunction, Head, SegmentNote, Record, Origin),
+        *(OperatorShape, SourceShape, StateFunction, Head, SegmentMetadata, Record, Origin),
         *(LookupVersion, Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
         *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch, ChangeOptions, Tombstones, TombstoneFile),

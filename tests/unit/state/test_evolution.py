@@ -77,8 +77,8 @@ def test_a_field_may_go_change_its_place_its_name_and_be_wider() -> None:
     assert seen(run) == "(12.0, 12)"
     again = after(run, {"e": pa.float64()}, renamed={"e": ("c",)}, dropped=("b",))
     assert seen(again) == "(12.0,)"
-    assert again.operator.note.renamed == {"e": ("c", "a")}
-    assert again.operator.note.dropped == ("b",)
+    assert again.operator.form.renamed == {"e": ("c", "a")}
+    assert again.operator.form.dropped == ("b",)
 
 
 def test_segments_of_every_form_are_read_in_the_newest_and_merged() -> None:
@@ -94,7 +94,7 @@ def test_segments_of_every_form_are_read_in_the_newest_and_merged() -> None:
         run.batch([(number, 10 + len(fields))])
     expected = {(1,): (12, 7), (2,): (12, 7), (3,): (13, 13), (4,): (12, 12)}
     assert run.states == expected
-    assert len(run.operator.note.older) == 3
+    assert len(run.operator.form.older) == 3
     for key in range(100, 140):
         run.batch([(key, 12)])
     run.restart()
@@ -170,7 +170,7 @@ def test_a_field_within_a_struct_does_not_disappear_either() -> None:
 def test_a_field_is_given_up_by_a_name_that_it_had_before() -> None:
     """Then the argument that gave it up may stay, whatever forms were skipped."""
     moved = after(written(), {"c": pa.int32(), "b": pa.int64()}, renamed={"c": ("a",)})
-    assert after(moved, {"b": pa.int64()}, dropped=("a",)).operator.note.dropped == ("c", "a")
+    assert after(moved, {"b": pa.int64()}, dropped=("a",)).operator.form.dropped == ("c", "a")
 
 
 def test_a_name_that_was_given_up_is_not_taken_again() -> None:
@@ -190,12 +190,12 @@ def test_a_name_that_was_given_up_is_not_taken_again() -> None:
 def test_going_on_again_changes_nothing_and_old_arguments_may_stay() -> None:
     given: dict[str, Any] = {"renamed": {"c": ("a",)}, "defaults": {"c": 4}, "dropped": ("b", "never-there")}
     second = after(written(), {"c": pa.int32()}, **given)
-    assert second.operator.note.dropped == ("b",)
+    assert second.operator.form.dropped == ("b",)
     again = after(second, {"c": pa.int32()}, **given)
-    assert again.operator.note == second.operator.note
-    assert after(second, {"c": pa.int32()}).operator.note == second.operator.note
+    assert again.operator.form == second.operator.form
+    assert after(second, {"c": pa.int32()}).operator.form == second.operator.form
     fresh = form({"c": pa.int32()}, renamed={"c": ("a",)})
-    assert after(fresh, {"c": pa.int32()}, renamed={"c": ("a",)}).operator.note == fresh.operator.note
+    assert after(fresh, {"c": pa.int32()}, renamed={"c": ("a",)}).operator.form == fresh.operator.form
 
 
 def test_a_form_of_which_nothing_is_known_is_not_read() -> None:

@@ -116,7 +116,7 @@ def test_a_function_goes_on_with_what_was_written() -> None:
     rows = pa.schema([*KEY, ("n", pa.int64())])
     out = pa.schema([("k", pa.string()), ("total", pa.int64()), ("timed_out", pa.bool_())])
     operator = Operator("", "sums", 3, ("k", "d"), rows, STATE, out, Timeout.EVENT_TIME)
-    assert operator.note == FORM
+    assert operator.form == FORM
     groups = write_groups(
         ROWS, rows_of([("a", 0.0, 5, {"x": 1}, 70), ("b", 0.0, None, None, 80), ("c", 0.0, 9, {}, None)])
     )
