@@ -12,7 +12,7 @@ from spark_abs.store.storage import Storage
 from spark_abs.store.table import Table
 
 
-def refuse_moved(
+def refuse_other_table(
     what: str,
     target: TableTarget,
     *,

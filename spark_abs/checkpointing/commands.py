@@ -18,14 +18,8 @@ from spark_abs.store.control import Control
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a run can do for somebody who asks. Each raises `UsageError` for what it refuses."""
+    """The commands that a job and wrapped queries carry out differently; `UsageError` refuses one."""
 
-    set: Callable[[Mapping[str, object]], str]
-    """Changes settings; returns what has changed."""
-    check_name: Callable[[str | None], None]
-    """Refuses a savepoint name that is no name or is taken."""
-    request: Callable[[Request], None]
-    """Asks for a checkpoint; `Commands.answer` hears of it."""
     stop: Callable[[], None]
     """Stops in order, without waiting."""
     drain: Callable[[str, str], None]
@@ -37,10 +31,30 @@ class Abilities:
 class Commands:
     """Reads the commands of one run and answers them. For the coordinator's thread."""
 
-    def __init__(self, ctx: RunContext, control: Control, can: Abilities) -> None:
+    def __init__(
+        self,
+        ctx: RunContext,
+        control: Control,
+        can: Abilities,
+        *,
+        change: Callable[[Mapping[str, object]], str],
+        check_name: Callable[[str | None], None],
+        request: Callable[[Request], None],
+    ) -> None:
+        """Take the run, and what its commands do.
+
+        Args:
+            ctx: the run.
+            control: its handle on `control/`.
+            can: carries out the commands that differ between runs.
+            change: changes settings; returns what has changed.
+            check_name: refuses a savepoint name that is invalid or taken.
+            request: asks for a checkpoint; `answer` hears of it.
+        """
         self._ctx = ctx
         self._control = control
         self._can = can
+        self._change, self._check_name, self._request = change, check_name, request
         self._seen: set[str] = set()
 
     def read(self) -> None:
@@ -80,7 +94,7 @@ class Commands:
         """Return what was done, None if the answer comes later."""
         match command.kind:
             case CommandKind.SET:
-                return self._can.set(command.settings)
+                return self._change(command.settings)
             case CommandKind.FORGET:
                 return self._can.forget(StageId(command.name or ""))
             case CommandKind.STOP if command.name is None:
@@ -88,11 +102,11 @@ class Commands:
             case CommandKind.STOP | CommandKind.SAVEPOINT:
                 exact = command.kind is CommandKind.STOP
                 kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
-                self._can.check_name(command.name)
+                self._check_name(command.name)
                 if command.drain:
                     self._can.drain(command.name or "", command.id)
                 else:
-                    self._can.request(Request(command.id, kind, command.name))
+                    self._request(Request(command.id, kind, command.name))
                 return None
             case _:
                 assert_never(command.kind)

@@ -7,7 +7,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import assert_never
 
 from deltalake.exceptions import DeltaError
@@ -42,12 +43,21 @@ from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew
 
 log = logging.getLogger(__name__)
 
-Events = queue.SimpleQueue[protocol.Event | None]
-"""What a coordination is told; made before it, so that those it needs can tell it something."""
-
 _TICK_S = 0.05
-_WELCOME_POLL_S = 0.1
+_POLL_S = 0.1
 _COMMANDS_EVERY_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Work that another thread leaves to the coordinator's, in the order of the events."""
+
+    work: Callable[[], None]
+    done: threading.Event
+
+
+Events = queue.SimpleQueue[protocol.Event | _Task | None]
+"""The events of a coordination; made before it, so that the parts it needs can already put some."""
 
 
 class Coordination:
@@ -66,39 +76,31 @@ class Coordination:
         stages: Mapping[StageId, Member],
         shapes: Callable[[], tuple[StageShape, ...]],
         snapshots: Snapshotter,
-        on_stop: Callable[[], None],
-        on_drain: Callable[[str, str], None],
-        on_forget: Callable[[StageId], str],
+        can: Abilities,
         on_failure: Callable[[Exception], None],
         on_completed: Callable[[Manifest], None] = lambda _: None,
         outside: tuple[str, ...] = (),
     ) -> None:
         self._ctx = ctx
         self._stages = dict(stages)
-        self._joining: queue.SimpleQueue[tuple[Member, threading.Event]] = queue.SimpleQueue()
         self._shapes = shapes
         self._snapshots = snapshots
         self._on_failure = on_failure
         self._on_completed, self._outside = on_completed, outside
         self._control = Control.open(ctx.root)
-        can = Abilities(
-            self._set, self.check_name, request=self._request, stop=on_stop, drain=on_drain, forget=on_forget
+        self._commands = Commands(
+            ctx, self._control, can, change=self._set, check_name=self.check_name, request=self._request
         )
-        self._commands = Commands(ctx, self._control, can)
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
         self._stats = CheckpointStats(ctx, newest)
         self._live = DynamicSettings(ctx.settings)
-        self._changes: queue.SimpleQueue[tuple[Mapping[str, object], queue.SimpleQueue[protocol.Answer]]]
-        self._changes = queue.SimpleQueue()
         self._coordinator = Coordinator(stages, self._live.times)
         self._events = events
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
         self._declined: set[tuple[CheckpointId, StageId]] = set()
         """What stages have declined of checkpoints without an outcome."""
-        self._awaited: dict[int, threading.Event] = {}
-        """What is set when an event, by its `id`, has been handled."""
         self._commands_ms = self._beat_ms = 0
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
 
@@ -121,44 +123,43 @@ class Coordination:
     def change(self, given: Mapping[str, object]) -> queue.SimpleQueue[protocol.Answer]:
         """Change settings until the run ends; the answer, which comes through the queue, says what changed.
 
-        It is not ok if one cannot be set, or not to this beside what is set already: nothing was changed.
+        Not ok, and nothing changed, if a setting is not live or conflicts with another.
         """
         answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
-        self._changes.put((given, answer))
-        self.put(protocol.Tick(steady_ms()))
+        self._leave_to_thread(lambda: answer.put(self._changed(given)))
         return answer
 
     def join(self, stage: Member) -> threading.Event:
-        """Add a stage, or put a new runner in the place of an older one of the same name.
+        """Add a stage, or replace the runner of a stage; the returned event is set when that is done.
 
-        Returns what is set when it has been done. A runner that replaces one runs no batch before: nothing
-        that the older one is told meanwhile may be lost.
+        A new runner runs no batch before: it would miss barriers that the older runner gets meanwhile.
         """
-        welcomed = threading.Event()
-        self._joining.put((stage, welcomed))
-        self.put(protocol.Joined(steady_ms(), stage.name))
-        return welcomed
+        return self._leave_to_thread(partial(self._welcome, stage))
 
-    def await_welcome(self, welcomed: threading.Event) -> bool:
-        """Wait for what `join` has returned; False if the thread ends first, and the run with it."""
-        while not welcomed.wait(_WELCOME_POLL_S):
+    def leave(self, stage: StageId) -> None:
+        """Take a stage out: no checkpoint waits for it any more."""
+        self._leave_to_thread(partial(self._dismiss, stage))
+
+    def handled(self) -> threading.Event:
+        """Return an event that is set when all events put so far are handled.
+
+        `on_completed` has then heard of every checkpoint that they complete, whose manifest can be read
+        earlier.
+        """
+        return self._leave_to_thread(lambda: None)
+
+    def await_done(self, done: threading.Event) -> bool:
+        """Wait for the event of `join` or `handled`; False if the thread ends first, and the run with it."""
+        while not done.wait(_POLL_S):
             if not self._thread.is_alive():
                 return False
         return True
 
-    def handled(self) -> threading.Event:
-        """Return what is set when all put so far is handled: checkpoints that it completes are told of then.
-
-        The manifest of a checkpoint can be read before. It is never set if the thread ends first.
-        """
-        last, done = protocol.Tick(steady_ms()), threading.Event()
-        self._awaited[id(last)] = done
-        self.put(last)
-        return done
-
-    def leave(self, stage: StageId) -> None:
-        """Take a stage out: no checkpoint waits for it any more."""
-        self.put(protocol.Left(steady_ms(), stage))
+    def _leave_to_thread(self, work: Callable[[], None]) -> threading.Event:
+        """Let the thread do some work after all events put so far; the returned event is set after it."""
+        task = _Task(work, threading.Event())
+        self._events.put(task)
+        return task.done
 
     def close(self) -> None:
         """Stop the thread after the events put so far; wait for it."""
@@ -179,22 +180,14 @@ class Coordination:
             event = self._events.get(timeout=_TICK_S)
         except queue.Empty:
             event = protocol.Tick(steady_ms())
-        if event is None:
-            return False
-        if isinstance(event, protocol.Joined):
-            stage, welcomed = self._joining.get()
-            self._welcome(stage)
-            welcomed.set()
-        if isinstance(event, protocol.Left):
-            self._stages.pop(event.stage, None)
-        while not self._changes.empty():
-            given, answer = self._changes.get()
-            try:
-                answer.put(protocol.Answer("set", None, True, self._set(given)))
-            except ConfigError as error:
-                answer.put(protocol.Answer("set", None, False, str(error)))
-        self._handle(event)
-        self._awaited.pop(id(event), threading.Event()).set()
+        match event:
+            case None:
+                return False
+            case _Task(work, done):
+                work()
+                done.set()
+            case _:
+                self._handle(event)
         for stage in self._stages.values():
             with storing(f"pass a barrier on from stage {stage.name}"):
                 stage.offer_idle()
@@ -220,6 +213,11 @@ class Coordination:
         self._stages[stage.name] = stage
         for barrier in self._barriers.values():
             stage.offer(barrier)
+        self._handle(protocol.Joined(steady_ms(), stage.name))
+
+    def _dismiss(self, stage: StageId) -> None:
+        self._stages.pop(stage, None)
+        self._handle(protocol.Left(steady_ms(), stage))
 
     def _handle(self, event: protocol.Event) -> None:
         for effect in self._coordinator.handle(event):
@@ -364,6 +362,12 @@ class Coordination:
 
     def _request(self, request: Request) -> None:
         self._handle(protocol.Requested(steady_ms(), request))
+
+    def _changed(self, given: Mapping[str, object]) -> protocol.Answer:
+        try:
+            return protocol.Answer("set", None, True, self._set(given))
+        except ConfigError as error:
+            return protocol.Answer("set", None, False, str(error))
 
     def _set(self, given: Mapping[str, object]) -> str:
         changed = self._live.change(given)

@@ -139,11 +139,11 @@ def why_too_late(job: JobSpec, root: Root, stage: StageId) -> str:
     return ""
 
 
-def refuse_moved(before: Sequence[Adoption], now: Sequence[Adoption]) -> None:
-    """Refuse queries that have gone on between two looks of a start; changes nothing.
+def refuse_progress(before: Sequence[Adoption], now: Sequence[Adoption]) -> None:
+    """Refuse queries that ran while the start looked at them twice; changes nothing.
 
     Raises:
-        Refused: one has.
+        Refused: a query planned or finished a batch in between.
     """
     then = {one.stage: one for one in before}
     for one in now:

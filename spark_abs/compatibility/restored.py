@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from spark_abs.errors import Refused
+from spark_abs.errors import CheckpointNotFound, Refused
 from spark_abs.manifest import Manifest, StageShape
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.plan.frames import Frames
 from spark_abs.protocol.attempt import StartedFunctions
 from spark_abs.protocol.control import ControlState
+from spark_abs.run_context import RunContext
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog
 from spark_abs.state.assignment import Functions, function_obstacles, held_at, match_functions
+from spark_abs.state.declared import NOTHING, Before
+from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 
 
@@ -102,3 +105,20 @@ def check_restored(past: Past, drafts: Frames, plans: Mapping[StageId, PlanFacts
     state = past.control
     anew = replace(state, attempts=(*state.attempts[:-1], replace(state.attempt, functions=())))
     check_functions(replace(past, control=anew), drafts, plans, drafts.declared)
+
+
+def functions_before(ctx: RunContext, control: Control, stage: StageId) -> Before:
+    """Return the watermark and the functions that a repartitioning may not have copied to every partition.
+
+    They may be missing in a later attempt, too, if a checkpoint came before its first batch had ended.
+    """
+    path = control.state.lineage()
+    attempt = path[-1]
+    if attempt.checkpoint is None or all(stage not in step.partitions for step in path):
+        return NOTHING
+    try:
+        origin = Checkpoints.open(ctx.root, ctx.job).load(attempt.checkpoint).graph
+    except CheckpointNotFound:
+        origin = ()  # retired, and so there is a later one, and records
+    functions = {f.uid: f for shape in origin if shape.stage == stage for f in shape.functions}
+    return Before(NativeLog(ctx.native(stage)).watermark_ms(), functions)

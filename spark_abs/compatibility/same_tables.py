@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spark_abs.catalog.recorded import refuse_moved
+from spark_abs.catalog.recorded import refuse_other_table
 from spark_abs.codec import from_json
 from spark_abs.compatibility.restored import Past
 from spark_abs.errors import TableChanged
@@ -86,7 +86,7 @@ def refuse_moved_sink(sink: SinkSpec, state: ControlState, storage: Storage) -> 
         Refused: it does; says what to do.
     """
     if sink.target is not None:
-        refuse_moved(
+        refuse_other_table(
             f"sink {sink.name!r}",
             sink.target,
             records=[record for record in _recorded(state) if record.sink == sink.name],

@@ -6,7 +6,7 @@ A job that a scheduler starts every minute would write a checkpoint a minute oth
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 
@@ -35,7 +35,7 @@ cut of a retained checkpoint has passed it."""
 
 
 def nothing_since(
-    ctx: RunContext, shapes: Callable[[], Sequence[StageShape]], stages: Iterable[StageId]
+    ctx: RunContext, shapes: tuple[StageShape, ...], stages: Iterable[StageId]
 ) -> CheckpointId | None:
     """Return the newest checkpoint if it holds all that the stages have read and written; None if not.
 
@@ -45,7 +45,7 @@ def nothing_since(
     with suppress(AbsError, DeltaError, OSError):
         state = Control.open(ctx.root).state
         manifest = Checkpoints.open(ctx.root, ctx.job).newest_on(state.attempt)
-        if manifest is None or manifest.attempt != ctx.attempt or tuple(shapes()) != manifest.graph:
+        if manifest is None or manifest.attempt != ctx.attempt or shapes != manifest.graph:
             return None
         now = {stage: NativeLog(ctx.native(stage)) for stage in stages}
         if _holds_all(ctx, state, manifest, now):

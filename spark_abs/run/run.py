@@ -62,7 +62,7 @@ class Run:
         recovery: Recovery,
         drain: Drain,
         senders: Senders,
-        shapes: Callable[[], Sequence[StageShape]],
+        shapes: tuple[StageShape, ...],
         on_end: Callable[[], None],
     ) -> None:
         self._ctx = ctx

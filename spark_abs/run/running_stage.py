@@ -115,7 +115,7 @@ class RunningStage:
             raise DamageError(f"{finding}; start the job again: it says what can be done about it")
         self._frame = parts.renew() or self._frame  # 3
         runner = parts.reopen()
-        if not coordination.await_welcome(coordination.join(runner)):  # 4
+        if not coordination.await_done(coordination.join(runner)):  # 4
             return  # the run ends with the error of the coordination
         self.runner = runner
         self._register()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, get_args
 
-from spark_abs.compatibility.adoption import refuse_moved
+from spark_abs.compatibility.adoption import refuse_progress
 from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
 from spark_abs.compatibility.inspection import Drafted, draft, inspect, inspect_new, require_ok
 from spark_abs.compatibility.restored import Past, check_functions, past_of
@@ -22,14 +22,13 @@ from spark_abs.plan.specs import JobSpec, Restart
 from spark_abs.protocol.attempt_changes import pin_lookups, start_functions
 from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
-from spark_abs.run.launch import Laps, Launch, launch
+from spark_abs.run.launch import Laps, Launch
 from spark_abs.run.rebuild import Rebuild, Rebuilder
 from spark_abs.run.registration import await_replaced, begin, end, refuse_namesake, refuse_second
 from spark_abs.run.run import Run
 from spark_abs.run.shared_disk import require_shared
 from spark_abs.run_context import RunContext
 from spark_abs.spark.driver import hush
-from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.spark.session import check_session
 from spark_abs.stages.native import check_native
 from spark_abs.stages.outputs import newest_output
@@ -67,8 +66,7 @@ def start_job(
     laps = Laps()
     drafted = draft(job)  # 1
     laps.over("plans")
-    graph, plans = drafted.graph, drafted.plans
-    stages = [stage.name for stage in graph.stages]
+    stages = [stage.name for stage in drafted.graph.stages]
     refuse_namesake(job, stages)
     new = not settings.require_root and not job.root.place(CONTROL).exists()
     looked = inspect_new(job, drafted) if new else ()  # what is refused leaves no root
@@ -81,7 +79,6 @@ def start_job(
         newest = control.state.newest_run
         if tracks_schemas(job):  # its sources may have other columns there
             drafted = draft(job)
-            graph, plans = drafted.graph, drafted.plans
     elif not new and control.state.attempt.ready:
         looked = inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state).adoptions
     control.update(lambda state: place_natives(state, natives))
@@ -97,7 +94,7 @@ def start_job(
                 await_replaced(job, stages)
             past = past_of(job.root, control.state)  # 5
             found = inspect(job, drafted, past, allow_non_restored_state)
-            refuse_moved(looked, found.adoptions)
+            refuse_progress(looked, found.adoptions)
             comparison = found.comparison
             if comparison.rests_on_outputs:
                 fence_recorded(ctx, found.knowledge, found.job, lambda: job.spark)
@@ -105,30 +102,26 @@ def start_job(
             if end_batches(ctx, control, comparison, lambda: job.spark):  # its rows are in channels now
                 comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
             ctx = carry_out(ctx, control, comparison, found.job, found.adoptions)
-            lost = _lost_natives(ctx, graph, past.manifest)
-            started = check_functions(past, drafted.frames, plans, lost)
+            lost = _lost_natives(ctx, drafted.graph, past.manifest)
+            started = check_functions(past, drafted.frames, drafted.plans, lost)
             control.update(lambda state: start_functions(state, ctx.run, started))
             lookups = drafted.frames.lookups
             control.update(lambda state: pin_lookups(state, ctx.run, _pinned(drafted), lookups))
-            ctx, rebuilds = _rebuild(ctx, graph, plans=plans, control=control, lost=lost)
+            ctx, rebuilds = _rebuild(ctx, drafted, control, lost)
             job.failpoint("start.natives.after")
             laps.over("root")
-            shapes = found.job.shapes
-            given = Launch(
+            return Launch(  # 6, 7
                 job,
                 ctx,
-                graph=graph,
-                plans=plans,
-                drafts=drafted.frames,
-                shapes=shapes,
+                drafted,
+                shapes=found.job.shapes,
                 control=control,
                 policy=policy,
                 started=starting.close,
                 laps=laps,
                 rebuilds=rebuilds,
                 drain=drain,
-            )
-            return launch(given)  # 6, 7
+            ).start()
     except BaseException as error:  # of an interrupt, too: whoever caught it can start again
         end(ctx, error)
         raise
@@ -237,9 +230,7 @@ def _lost_natives(ctx: RunContext, graph: JobGraph, manifest: Manifest | None) -
 
 def _rebuild(
     ctx: RunContext,
-    graph: JobGraph,
-    *,
-    plans: Mapping[StageId, PlanFacts],
+    drafted: Drafted,
     control: Control,
     lost: Mapping[StageId, str],
 ) -> tuple[RunContext, tuple[Rebuild, ...]]:
@@ -249,12 +240,13 @@ def _rebuild(
         DamageError: one of them cannot be rebuilt, or all are lost, as with a disk that is not there; names
             the stages and the way back. Nothing was changed.
     """
+    graph = drafted.graph
     declared = {stage.name for stage in graph.stages}
     begun = [r.stage for r in control.state.attempt.rebuilt if not r.done and r.stage in declared]
     wanted = {**dict.fromkeys(begun, "a start was killed while it rebuilt it"), **lost}
     if not wanted:
         return ctx, ()
-    rebuilder = Rebuilder(ctx, graph, plans, control)
+    rebuilder = Rebuilder(ctx, graph, drafted.plans, control)
     findings, rebuilds = [], []
     for stage, finding in wanted.items():
         said = f"stage {stage!r}: {finding}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from spark_abs.catalog.target import TableTarget
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
+from spark_abs.checkpointing.commands import Abilities
 from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.compatibility.inspection import refuse_wrapped
 from spark_abs.errors import StageStopped, UsageError
@@ -195,9 +196,7 @@ class _Host:
             stages=self._dormant,
             shapes=self._shapes,
             snapshots=self._snapshots,
-            on_stop=self._termination.request,
-            on_drain=_refuse_drain,
-            on_forget=self._forget,
+            can=Abilities(self._termination.request, _refuse_drain, self._forget),
             on_failure=fail,
         )
         self._lifecycle = Lifecycle(
@@ -255,7 +254,7 @@ class _Host:
             self._dormant.pop(stage, None)
             self._snapshots.register(stage, StageFacts({}, lambda: 0), guest.runner.batch_lock.wake)
             welcomed = self._coordination.join(guest.runner)
-        if not self._coordination.await_welcome(welcomed):
+        if not self._coordination.await_done(welcomed):
             self.raise_failure()
             raise StageStopped("the run of the root is ending; start the query again")
         return guest.runner

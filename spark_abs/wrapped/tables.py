@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spark_abs.catalog.names import parse, readings
-from spark_abs.catalog.recorded import refuse_moved
+from spark_abs.catalog.recorded import refuse_other_table
 from spark_abs.catalog.target import TableTarget, find_target
 from spark_abs.errors import UsageError
 from spark_abs.manifest import Manifest, OutputVersion
@@ -81,7 +81,7 @@ def refuse_others(
     mine = [s for s in state.sinks if s.stage == stage]
     at_cut = [_at_cut(stage, output, state.attempt.id) for output in outputs if output.kind == "table"]
     for table in tables:
-        refuse_moved(
+        refuse_other_table(
             f"query {stage!r}",
             table,
             records=mine,

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pytest
 
-from spark_abs.compatibility.adoption import Adoption, refuse_moved, why_too_late
+from spark_abs.compatibility.adoption import Adoption, refuse_progress, why_too_late
 from spark_abs.errors import Refused
 from spark_abs.model import FENCED, AttemptId, BatchId, RunId, SinkWriter, StageId
 from spark_abs.sinks.delta.adopted import last_written, refuse_running, take_over_query, was_fenced
@@ -107,8 +107,8 @@ def test_a_stage_that_has_run_without_the_query_is_told_so(
 def test_a_query_that_goes_on_between_two_looks_is_refused(tmp_path: Path) -> None:
     """It may run in another driver, whose queries this one does not see."""
     looked = Adoption(StageId("a"), Place(str(tmp_path)), QUERY, BatchId(4), BatchId(5))
-    refuse_moved([], [looked])
-    refuse_moved([looked], [looked])
+    refuse_progress([], [looked])
+    refuse_progress([looked], [looked])
     for later in (replace(looked, finished=BatchId(5)), replace(looked, planned=BatchId(6))):
         with pytest.raises(Refused, match=f"query {QUERY} runs on {tmp_path}: stop it"):
-            refuse_moved([looked], [later])
+            refuse_progress([looked], [later])

@@ -23,15 +23,15 @@ def test_a_stop_ends_the_run_with_its_savepoint_and_a_drain_ends_by_itself(
     command = Command("one", CommandKind.STOP, "last", 0, drain=drain)
     monkeypatch.setattr(ledger, "require_current", lambda *_: None)
     control: Any = SimpleNamespace(state=SimpleNamespace(commands=(command,)), update=lambda _: None)
-    can: Any = Abilities(
-        set=lambda _: "",
-        check_name=lambda _: None,
-        request=lambda _: None,
+    can = Abilities(
         stop=lambda: asked.append("stop"),
         drain=lambda *_: None,
         forget=lambda _: "",
     )
-    commands = Commands(SimpleNamespace(run=1), control, can)  # type: ignore[arg-type]
+    ctx: Any = SimpleNamespace(run=1)
+    commands = Commands(
+        ctx, control, can, change=lambda _: "", check_name=lambda _: None, request=lambda _: None
+    )
     commands.read()
     commands.answer(Answer("one", CheckpointId(4), True, "taken"))
     assert asked == ends

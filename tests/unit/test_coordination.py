@@ -24,8 +24,7 @@ def test_what_is_put_before_is_handled_when_it_is_said_to_be() -> None:
         heard.append(event)
 
     coordination: Any = object.__new__(Coordination)
-    coordination._events, coordination._changes = queue.SimpleQueue(), queue.SimpleQueue()
-    coordination._stages, coordination._awaited = {}, {}
+    coordination._events, coordination._stages = queue.SimpleQueue(), {}
     coordination._commands_ms = coordination._beat_ms = steady_ms() + 3_600_000
     coordination._ctx, coordination._handle = SimpleNamespace(), handle
     thread = threading.Thread(target=coordination._run, daemon=True)
@@ -41,4 +40,3 @@ def test_what_is_put_before_is_handled_when_it_is_said_to_be() -> None:
     assert stopping in heard
     coordination._events.put(None)
     thread.join(60)
-    assert not coordination._awaited

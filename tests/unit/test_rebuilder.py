@@ -16,9 +16,11 @@ import pytest
 
 from spark_abs.channels.files import read_written
 from spark_abs.channels.staged import Files
+from spark_abs.compatibility.inspection import Drafted
 from spark_abs.errors import Refused
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import NO_EPOCH, BatchId, CheckpointId, StageId, Version
+from spark_abs.plan.frames import Frames
 from spark_abs.plan.graph import JobGraph, SinkDecl, StageDecl
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempt_changes import begin_attempt, finish_attempt
@@ -216,9 +218,8 @@ def test_a_stage_that_left_the_job_while_it_was_rebuilt_is_not_in_the_way(lossy:
     first = lossy.rebuilder()
     first.prepare([first.plan(B)])
     without = JobGraph(lossy.graph.stages[:1], ())
-    ctx = lossy.ctx
-    control = Control.open(lossy.job.root)
-    assert rebuild(ctx, without, plans={}, control=control, lost={}) == (ctx, ())
+    ctx, drafted = lossy.ctx, Drafted(without, Frames({}, {}, {}), {})
+    assert rebuild(ctx, drafted, Control.open(lossy.job.root), {}) == (ctx, ())
 
 
 def test_state_that_a_restore_has_divided_anew_is_rebuilt_from_later_checkpoints_only(lossy: Lossy) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from spark_abs.compatibility.restored import functions_before
 from spark_abs.manifest import StateFunction
 from spark_abs.model import StageId, Version
 from spark_abs.protocol import attempt_changes
 from spark_abs.protocol import control as ledger
-from spark_abs.run.launch import before
 from spark_abs.state.declared import NOTHING, Before
 from spark_abs.store.control import Control
 from tests.root_support import SmallJob
@@ -27,10 +27,9 @@ def test_what_a_repartitioning_has_left_in_one_partition_is_known_in_later_attem
     graph = tuple(replace(s, functions=(form,)) if s.stage == stage else s for s in manifest.graph)
     assert job.checkpoints.complete(replace(manifest, graph=graph))
     control, found = Control.open(job.root), []
-    ctx = SimpleNamespace(
+    ctx: Any = SimpleNamespace(
         root=job.root, job=manifest.job, native=lambda name: job.root.native("native", job.attempt, name)
     )
-    given: Any = SimpleNamespace(ctx=ctx, control=control)
     for partitions in ({}, {stage: 5}, {}):
         state = control.state
 
@@ -43,6 +42,6 @@ def test_what_a_repartitioning_has_left_in_one_partition_is_known_in_later_attem
 
         control.update(restored)
         assert control.state.attempt.id == state.attempt.id + 1
-        found.append(before(given, StageId(stage)))
+        found.append(functions_before(ctx, control, StageId(stage)))
     known = Before(0, {"f": form})
     assert found == [NOTHING, known, known]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_abs.catalog.recorded import refuse_moved
+from spark_abs.catalog.recorded import refuse_other_table
 from spark_abs.catalog.session_catalog import FullName
 from spark_abs.catalog.target import TableTarget
 from spark_abs.errors import Refused
@@ -38,7 +38,7 @@ def record(place: Path, table_id: str, **more: object) -> AttachedSink:
 
 
 def refuse(at: Path, *records: AttachedSink, attempt: AttemptId = FIRST) -> None:
-    refuse_moved(
+    refuse_other_table(
         "sink 'sales'",
         target(at),
         records=records,
