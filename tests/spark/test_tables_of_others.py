@@ -31,7 +31,7 @@ from tests.job_support import Feed
 from tests.spark.conftest import Start
 from tests.spark.test_delta_epochs import Some
 
-GUIDE = Path(spark_abs.__file__).parent / "guide" / "delta-tables.md"
+GUIDE = Path(spark_abs.__file__).parent / "guide" / "shared-tables.md"
 OWN = Own(JOB, "a", frozenset())
 Sql = Callable[[str], None]
 
@@ -50,26 +50,26 @@ class Line:
 NAME = "table_of_others"
 REPLACED = "OVERWRITE SELECT CAST(n AS {}) AS n, 'x' AS m FROM t WHERE false"
 LINES = {
-    "rows are added": Line(("INSERT INTO t VALUES (10)",), (1, 2, 3, 10), back=False),
-    "rows are changed or deleted": Line(("DELETE FROM t WHERE n = 1",), (2, 3), back=False),
+    "add rows": Line(("INSERT INTO t VALUES (10)",), (1, 2, 3, 10), back=False),
+    "change or delete rows": Line(("DELETE FROM t WHERE n = 1",), (2, 3), back=False),
     "`OPTIMIZE`": Line(("INSERT INTO t SELECT 0 WHERE false", "OPTIMIZE t")),
     "`VACUUM`": Line(("VACUUM t",)),
     "`RESTORE` to an older version": Line(("RESTORE TABLE t TO VERSION AS OF 0",), (3,), back=False),
-    "all rows are overwritten": Line(("INSERT OVERWRITE t VALUES (10)",), (3, 10), back=False),
-    "a column is added": Line(("ALTER TABLE t ADD COLUMN m STRING",)),
-    "a property, a constraint or a feature is set": Line(
+    "overwrite all rows": Line(("INSERT OVERWRITE t VALUES (10)",), (3, 10), back=False),
+    "add a column": Line(("ALTER TABLE t ADD COLUMN m STRING",)),
+    "set a property, a constraint or a feature": Line(
         (
             "ALTER TABLE t ADD CONSTRAINT small CHECK (n < 100)",
             "ALTER TABLE t SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')",
         )
     ),
-    "it is overwritten with `overwriteSchema`, and has the columns of the rows": Line(
+    "overwrite it with `overwriteSchema`, keeping the columns of the rows": Line(
         (REPLACED.format("BIGINT"),), (3,), back=False
     ),
-    "it is overwritten with `overwriteSchema`, and a column of the rows is missing or of another type": Line(
+    "overwrite it with `overwriteSchema` so that a column of the rows is missing or has another type": Line(
         (REPLACED.format("STRING"),), (), "column n is string in it, and long in the rows"
     ),
-    "a column of the rows is renamed or dropped": Line(
+    "rename or drop a column of the rows": Line(
         (
             "ALTER TABLE t SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
             "ALTER TABLE t RENAME COLUMN n TO m",
@@ -77,8 +77,8 @@ LINES = {
         (),
         "it has no column n",
     ),
-    "it is replaced (`CREATE OR REPLACE TABLE`)": Line(("REPLACE (n BIGINT)",), (), "it is another table"),
-    "it is dropped and made anew": Line(
+    "replace it (`CREATE OR REPLACE TABLE`)": Line(("REPLACE (n BIGINT)",), (), "it is another table"),
+    "drop it and create it again": Line(
         ("DROP", "CREATE TABLE t (n BIGINT) USING delta"), (), "it was made anew: it is at version 0"
     ),
 }
