@@ -1,4 +1,4 @@
-"""The lock of a stage: a batch takes it, or the agent of an idle stage; nobody while the stage is blocked."""
+"""The lock of a stage, taken by a batch or by the agent of an idle stage, unless the stage is blocked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _POLL_S = 0.05
 
 
 class BatchLock:
-    """Lets one of batch and agent work at a time, and stops or holds batches at their entry.
+    """Lets either a batch or the agent work, and stops or delays batches before they begin.
 
-    A batch that was planned and did not begin is repeated by the next run: nothing of it was done.
+    A planned batch that did not begin has had no effect; the next run repeats it.
     """
 
     def __init__(self) -> None:
@@ -26,20 +26,21 @@ class BatchLock:
         self.ended = False
         """Whether the stage has ended gracefully."""
         self._blocks: dict[CheckpointId, BatchId] = {}
-        """The exact savepoints that no batch may begin before the end of, and the last batch that may."""
+        """Open exact savepoints, each with the last batch that may run before the savepoint ends."""
         self.refused = False
         """Whether a batch that was planned came too late to begin."""
         self.parked = False
         """Whether such a batch waits for its query to be stopped."""
         self.await_stop: Callable[[], None] = lambda: None
-        """Returns when the query of the stage is stopped, or raises what Spark takes for that."""
+        """Returns when the query of the stage is stopped, or raises the error by which Spark recognises a
+        stop."""
 
     @contextmanager
     def batch(self, number: BatchId, may_begin: Callable[[], bool]) -> Iterator[int]:
         """Enter a batch; yields the milliseconds it had to wait.
 
-        Waits while the stage is blocked, the agent is at work, or `may_begin` says no. That one may look at
-        the store: it is asked again and again, and nobody else waits for its answer.
+        Waits while the stage is blocked, the agent works, or `may_begin` returns false. `may_begin` may read
+        the store: it is polled, and no other thread waits for it.
 
         Raises:
             StageStopped: the stage is being stopped.
@@ -67,7 +68,7 @@ class BatchLock:
 
     @contextmanager
     def agent(self) -> Iterator[bool]:
-        """Enter as the agent; yields False if it is not its turn, or the stage is stopped. Never waits.
+        """Enter as the agent. Yields False if a batch has the lock or the stage is stopped. Never waits.
 
         A stage that has ended gracefully still takes barriers, though no batch begins any more.
         """
@@ -100,13 +101,13 @@ class BatchLock:
             self._blocks[checkpoint] = after
 
     def unblock(self, checkpoint: CheckpointId) -> None:
-        """Let batches begin again as far as it was this savepoint that blocked them."""
+        """Lift the block of this savepoint."""
         with self._change:
             self._blocks.pop(checkpoint, None)
             self._change.notify_all()
 
     def succeed(self, before: BatchLock) -> None:
-        """Stand where a stage stood that this one replaces: it may be blocked."""
+        """Take over the blocks of the runner that this one replaces."""
         with before._change:
             blocks = dict(before._blocks)
         for checkpoint, after in blocks.items():
@@ -118,13 +119,13 @@ class BatchLock:
             self._change.notify_all()
 
     def await_quiet(self) -> None:
-        """Wait until the batch under way, if there is one, has ended; another may begin."""
+        """Wait until a batch under way has ended. The next one may begin meanwhile."""
         with self._change:
             while self._busy:
                 self._change.wait(_POLL_S)
 
     def park(self) -> None:
-        """Wait with a batch that was refused: its query is about to be stopped, and does not fail then."""
+        """Hold a refused batch until its query is stopped, so that the query does not fail."""
         self.parked = True
         try:
             self.await_stop()
@@ -132,13 +133,13 @@ class BatchLock:
             self.parked = False
 
     def refuse(self) -> None:
-        """Let no batch begin any more; the one under way goes on."""
+        """Let no further batch begin. A batch under way continues."""
         with self._change:
             self._stopping = True
             self._change.notify_all()
 
     def stop(self) -> None:
-        """Let no batch begin any more, and wait until the one under way has ended."""
+        """Let no further batch begin, and wait until a batch under way has ended."""
         with self._change:
             self._stopping = True
             self._change.notify_all()

@@ -1,4 +1,4 @@
-"""How far stages have durably read their channels: what clean-up may remove, and what credit rests on."""
+"""How far stages have durably read their channels: the basis of clean-up and credit."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class Consumers:
     """How far each sink outside has read a channel."""
 
     def consumed(self, channel: ChannelId) -> tuple[Version | None, ...]:
-        """Return how far each consumer of a channel has durably read it, None for one that has not begun.
+        """Return how far each consumer of a channel has durably read it, None before it has begun.
 
-        That is where it stood after its last finished batch, or where it is to begin; of a stage that reads
-        the channel twice, the input that is further behind counts. Costs a listing and a small file for each.
+        That is its position after its last finished batch, or its first position. If a stage reads the
+        channel twice, the input that is further behind counts. Costs a listing and a small file for each
+        consumer.
 
         Raises:
             DamageError: an offset file cannot be read.

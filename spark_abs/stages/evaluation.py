@@ -1,7 +1,7 @@
-"""One evaluation of each output of a batch, for all who take it, also after a crash.
+"""Each output of a batch is evaluated once, for all its consumers, also across a crash.
 
-All files are written before the first commit of the batch. That commit names them: a repeat takes from there
-what the other outputs lack, and the frame is run only for what it does to state.
+All files are written before the first commit of the batch, which names them. A repeated batch commits these
+files to the outputs that lack them, and runs the frame only to update its state.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A batch whose rows are settled, up to its first commit: files, and frames over them."""
+    """A batch with final rows, before its first commit: files, and frames over them."""
 
     files: Mapping[str, Files]
-    """What is committed to each table, by `Consumer.table`; one that holds the batch is left out."""
+    """The files to commit, by `Consumer.table`; tables that hold the batch are left out."""
     named: tuple[Staged, ...]
-    """What the first commit names; empty if one stands."""
+    """The files that the first commit names; empty if it exists."""
     frames: Mapping[str, DataFrame]
-    """The outputs that functions take."""
+    """The outputs for sink functions."""
     lookups: tuple[LookupVersion, ...] = ()
     """The versions of lookups, which the first commit names, too."""
 
@@ -52,17 +52,17 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class _Committed:
-    """What tables hold of a batch that is repeated."""
+    """The tables that hold a repeated batch, and its first commit."""
 
     tables: frozenset[str]
-    """Those that hold it, or a later one."""
+    """The tables that hold the batch or a later one."""
     named: tuple[Staged, ...]
     lookups: tuple[LookupVersion, ...] = ()
 
 
 @dataclass(slots=True)
 class _Work:
-    """What is done for one batch."""
+    """The work for one batch."""
 
     batch: BatchId
     files: dict[str, Files]
@@ -86,7 +86,7 @@ class Evaluator:
         repeatable: bool,
         lookups: StageLookups | None = None,
     ) -> None:
-        """Take the outputs over, and clear what older evaluations have staged and nobody needs.
+        """Take the outputs, and delete staged files of older evaluations that nobody needs.
 
         Args:
             ctx: the run.
@@ -112,15 +112,15 @@ class Evaluator:
 
     @contextmanager
     def evaluated(self, frame: DataFrame, batch: BatchId, *, idle: bool = False) -> Iterator[Evaluated]:
-        """Write the files of all outputs that lack the batch; what is yielded is good inside the block.
+        """Write the files of all outputs that lack the batch. The yielded value is valid inside the block.
 
-        A batch that is `idle`, which means that it reads no rows, leaves alone a table whose rows each batch
-        replaces, once one batch of the attempt is there: it would write the same rows.
+        An `idle` batch, which reads no rows, skips a table whose rows each batch replaces once the attempt
+        has written it: the batch would write the same rows.
 
         A stateful frame must be run even if nobody needs its rows, or Spark refuses the batch.
 
         Raises:
-            DamageError: an output has committed the batch, and the files of another one are gone.
+            DamageError: an output has committed the batch, and files of another output are gone.
         """
         for directory in [d for d, staged in self._staged.items() if staged < batch]:
             delete_staged(self._ctx.root, directory)
@@ -144,7 +144,7 @@ class Evaluator:
             )
 
     def _is_replaced(self, table: str) -> bool:
-        """Say whether each batch replaces the rows of a table, and one of this attempt has."""
+        """Say whether each batch replaces the rows of a table, and a batch of this attempt did."""
         if table not in self._tables:
             return False
         sink = self._tables[table][1]
@@ -160,9 +160,9 @@ class Evaluator:
         consumers: Sequence[Consumer],
         lookups: tuple[LookupVersion, ...],
     ) -> Evaluated:
-        """Take what a commit names and evaluate the rest, over the main output's files if those decide.
+        """Use the files that a commit names, and evaluate the rest, if decided from the main output's files.
 
-        Only a frame that is read more than once is kept in memory.
+        A frame is cached only if it is read more than once.
         """
         named = committed.named if committed is not None else ()
         how, there = missing(consumers, named), files_of(named)
@@ -205,7 +205,7 @@ class Evaluator:
         )
 
     def _write(self, write: Write, rows: DataFrame, done: _Work, consumers: Sequence[Consumer]) -> None:
-        """Evaluate one output into files, and give them to all who get them."""
+        """Evaluate one output into files, for all its consumers."""
         root, output, batch = self._ctx.root, write.output, done.batch
         if write.to is None:
             name = directory_name(self._ctx.attempt, self._ctx.run, batch)
@@ -228,7 +228,7 @@ class Evaluator:
             done.frames[output] = _read(rows, files, as_written=True)
 
     def _lend(self, table: str, files: Files, batch: BatchId) -> Files:
-        """Give rows that lie in files to a table: copies, unless Delta's own writer reads them."""
+        """Prepare existing files for a table: as copies, or as they are for Delta's own writer."""
         if table in self._channels:
             return self._channels[table].copy_files(files, batch)
         taker = self._tables[table][1]
@@ -258,7 +258,7 @@ class Evaluator:
         return found + [Consumer(s.source.name, uri, t.plain) for uri, (s, t) in self._tables.items()]
 
     def _already_committed(self, batch: BatchId) -> _Committed | None:
-        """Return what stands of a batch; None for one that was never begun, without a look."""
+        """Return what tables hold of a batch; None, without reading, for a batch that never began."""
         if batch > self._newest:
             return None
         for _, table in self._tables.values():
@@ -280,7 +280,7 @@ class Evaluator:
         return {**self._channels, **{uri: table for uri, (_, table) in self._tables.items()}}
 
     def _unsure(self, frame: DataFrame, called: Sequence[str]) -> frozenset[str]:
-        """Return the outputs that may have other rows the next time; each is looked at once."""
+        """Return the outputs that may have other rows in the next evaluation; each is analysed once."""
         for output in called:
             if output not in self._repeatable:
                 self._repeatable[output] = repeatable(self._frame(frame, output))
@@ -300,17 +300,17 @@ class Evaluator:
 
 
 def _keep(stack: ExitStack, frame: DataFrame) -> None:
-    """Keep a frame that is read more than once, until the block ends."""
+    """Cache a frame that is read more than once until the block ends."""
     stack.callback(frame.persist().unpersist)
 
 
 def _read(like: DataFrame, files: Files, *, as_written: bool = False) -> DataFrame:
-    """Return a frame over files; without any, one without rows.
+    """Return a frame over files; without files, a frame without rows.
 
     Args:
-        like: the frame of which they are, perhaps as it is defined now.
+        like: the frame that the files are from, perhaps in its present definition.
         files: the files.
-        as_written: whether they were written from it, so that they have its columns.
+        as_written: whether the files were written from it and have its columns.
     """
     spark = like.sparkSession
     if not files.written.files:

@@ -1,4 +1,4 @@
-"""What a stage's own Spark checkpoint says: planned batches, finished batches, positions."""
+"""The content of a stage's own Spark checkpoint: planned batches, finished batches, positions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NativeLog:
         return text
 
     def find_offsets(self, batch: BatchId) -> str | None:
-        """Return the text of a planned batch, None if it is not there (any more)."""
+        """Return the text of a planned batch, None if it does not exist (any more)."""
         data = self.place.read(f"offsets/{int(batch)}")
         return None if data is None else data.decode()
 
@@ -60,7 +60,7 @@ class NativeLog:
         return parse_offsets(self.offsets_text(batch))
 
     def positions(self, batch: BatchId) -> tuple[Position, ...]:
-        """Return where the stage's gates stand after a batch."""
+        """Return the positions of the stage's gates after a batch."""
         return positions_of(self.offsets(batch).lines)
 
     def consumed(self) -> tuple[Position, ...]:
@@ -77,7 +77,7 @@ class NativeLog:
         """Return Spark's id of the query.
 
         Raises:
-            DamageError: the checkpoint does not say it.
+            DamageError: the checkpoint has no id.
         """
         data = self.place.read("metadata")
         if data is None:
@@ -129,22 +129,23 @@ def tables_read(lines: Sequence[str]) -> frozenset[str]:
 
 
 def clear_unplanned(native: Place) -> None:
-    """Remove what a kill has left of the plan of batch 0: Spark refuses to begin beside it.
+    """Remove the remains of a killed plan of batch 0: Spark would refuse to begin.
 
-    Only for who owns the root, and before the query starts. Costs a listing.
+    Only the owner of the root may call this, before the query starts. Costs a listing.
     """
     if NativeLog(native).newest_planned() == NO_BATCH:
         native.fs.delete_dir_contents(f"{native.path}/offsets", missing_dir_ok=True)
 
 
 def clear_leftovers(native: Place) -> None:
-    """Remove checksum files, and what writers of the two logs have not finished (ADR 8).
+    """Remove checksum files and unfinished files of the two logs (ADR 8).
 
-    Who writes without checksum files must find none: one beside a file that is written again would no longer
-    fit it. A driver that froze while it wrote a log's file, and wakes up, finds nothing to rename.
+    A query that writes without checksum files must find none: after a file is rewritten, its old checksum
+    would not match. And if a driver froze while it wrote a log's file, it finds nothing to rename when it
+    wakes up.
 
-    Only for who owns the root, and before the query starts. Killed anywhere, it can be repeated. Costs a
-    listing of all files.
+    Only the owner of the root may call this, before the query starts. It can be repeated after a kill. Costs
+    a listing of all files.
     """
     selector = fs.FileSelector(native.path, allow_not_found=True, recursive=True)
     for info in native.fs.get_file_info(selector):
@@ -156,9 +157,9 @@ def clear_leftovers(native: Place) -> None:
 
 
 def plan_batch(native: Place, batch: BatchId, text: str) -> None:
-    """Make a batch the next one that a query runs, whatever is planned after the last finished one.
+    """Make a batch the next one of a query, in place of plans after its last finished batch.
 
-    Only while no query runs there. Killed in the middle, it can be repeated.
+    Only while the query does not run. It can be repeated after a kill.
     """
     log = NativeLog(native)
     done = log.newest_committed()
@@ -170,7 +171,7 @@ def plan_batch(native: Place, batch: BatchId, text: str) -> None:
 
 
 def forget_plans(native: Place) -> None:
-    """Remove the plans of batches after the last finished one: none of them may have begun."""
+    """Remove the plans of batches after the last finished batch. None of them may have begun."""
     done = NativeLog(native).newest_committed()
     selector = fs.FileSelector(f"{native.path}/offsets", allow_not_found=True)
     for info in native.fs.get_file_info(selector):
@@ -181,14 +182,14 @@ def forget_plans(native: Place) -> None:
 
 
 def check_native(native: Place, least: BatchId) -> str | None:
-    """Say what is wrong with a native checkpoint, None if a query can start from it.
+    """Describe the problem of a native checkpoint, None if a query can start from it.
 
     Reads the logs and lists the state files from which the last finished batch is loaded; not their bytes.
 
     Args:
         native: the checkpoint.
-        least: the newest batch that a manifest or an output knows of: a checkpoint that does not is lost or
-            old, and a query that started from it would plan other batches under numbers that are taken.
+        least: the newest batch in a manifest or an output. A checkpoint that ends before it is lost or old,
+            and a query that started from it would plan new batches under used numbers.
     """
     if native.read("metadata") is None:
         if least == NO_BATCH:

@@ -13,13 +13,13 @@ from spark_abs.stages.native import NativeLog
 log = logging.getLogger(__name__)
 
 FAR_MORE = 8
-"""With more partitions for each core than that, a stage with state is warned about: each partition costs a
-task and a commit of a state store in every batch, however few rows there are."""
+"""Above this number of partitions per core the log warns about a stage with state: each partition costs a
+task and a state store commit in every batch, however few rows it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """The number that a stage starts with, and where it is from."""
+    """The number of partitions that a stage starts with, and the reason."""
 
     number: int
     why: str
@@ -27,7 +27,7 @@ class Partitions:
     """Whether a batch was planned with it: only a restore can change it then."""
 
     def __str__(self) -> str:
-        """Say it to a person."""
+        """Return the text for messages."""
         return f"{self.number} shuffle partitions ({self.why})"
 
 
@@ -39,7 +39,7 @@ def partitions_of(
     Args:
         native: the stage's native checkpoint, in whose offset log Spark records the number.
         declared: what the job gives for the stage.
-        session: what somebody has set for the session, None if nobody has: Spark would then take 200.
+        session: the session's setting, None if it is not set: Spark would then take 200.
         slots: how many tasks can run at once.
 
     Returns:
@@ -63,7 +63,7 @@ def partitions_of(
 
 
 def warn(stage: StageId, found: Partitions, declared: int | None, keeps_state: bool, slots: int) -> None:
-    """Warn of a number that is not what was declared, or far from the cores while it can be changed."""
+    """Warn of a number that is not the declared one, or is far above the cores and not yet fixed."""
     if found.fixed and declared not in (None, found.number):
         log.warning(
             "stage %s goes on with %s shuffle partitions, not with %s as declared: Spark fixes the "

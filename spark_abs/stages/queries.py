@@ -35,7 +35,7 @@ _SOURCES_POLL_S = 0.05
 _BATCH_POLL_S = 0.02
 _MORE_STARTS = 3
 _starting = threading.Lock()
-"""Queries that start change settings of a session that other jobs may start queries on."""
+"""Starting queries change settings of a session on which other jobs may start queries."""
 _copying = threading.Lock()
 """A query copies the settings of its session while it is started: those of one stage at a time are set."""
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class QueryStart:
-    """What the query of a stage is started with."""
+    """The parameters of the start of a stage's query."""
 
     spec: StageSpec
     frame: DataFrame
@@ -52,16 +52,16 @@ class QueryStart:
     stages_after: int
     """How many stages its rows go through, at most."""
     started: Callable[[StreamingQuery], None]
-    """Takes the query when it has opened its sources; called in any thread."""
+    """Called with the query when it has opened its sources, in any thread."""
 
 
 def start_queries(spark: SparkSession, ctx: RunContext, starts: Sequence[QueryStart]) -> None:
     """Start queries from their native checkpoints, in the given order, and wait until all have their sources.
 
-    As many at a time as there are cores: what takes the time are the processes behind the gates.
+    As many at a time as there are cores: the start of the gates' processes takes most of the time.
 
     Raises:
-        Exception: what one of them, or what takes it, has raised; those after it are not started then.
+        Exception: the error of a query's start or of `started`. Later queries are then not started.
     """
     with _starting:
         local = all(ctx.native(start.spec.name).local for start in starts)
@@ -132,7 +132,7 @@ def _begun(
 def _await_sources(query: StreamingQuery) -> None:
     """Wait until a query has opened its sources, or has ended.
 
-    Spark gives the process behind a gate ten seconds to come up: many at once, on few cores, take longer.
+    Spark gives a gate's process ten seconds to start: many at a time, on few cores, take longer.
     """
     pause = threading.Event()
     while query.isActive and str(query.status["message"]).startswith("Initializing"):
@@ -140,7 +140,7 @@ def _await_sources(query: StreamingQuery) -> None:
 
 
 def _was_too_slow(query: StreamingQuery) -> bool:
-    """Say whether a query has ended because the process behind a gate had not come up in time."""
+    """Say whether a query has ended because a gate's process did not start in time."""
     if query.isActive and not str(query.status["message"]).startswith("Terminated"):
         return False
     with suppress(StreamingQueryException):
@@ -169,10 +169,10 @@ def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[Non
 def _pool(spark: SparkSession, name: str) -> Iterator[None]:
     """Start a query in a scheduler pool of its own: its thread inherits it.
 
-    Of the pools without a running task Spark serves the first one by name (`FairSchedulingAlgorithm`). Where
-    there are more stages than cores the others wait, so the last stages of a job have the first names: rows
-    and barriers get through before more are read. A query of the user's own, in the pool `default`, comes
-    before them all.
+    Among pools without a running task, Spark serves the first by name (`FairSchedulingAlgorithm`). If there
+    are more stages than cores, the others wait. So the last stages of a job get the first names: rows and
+    barriers pass through before more rows are read. A user's own query, in the pool `default`, comes before
+    them all.
     """
     make_pool(spark, name)
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
@@ -187,8 +187,8 @@ def run_only(
 ) -> None:
     """Run one planned batch of a stage and nothing else; its query has ended when this returns.
 
-    Spark plans the next batch by itself as soon as one has ended. That one is refused at its entry, so that
-    nothing of it is done, and its plan is removed.
+    When a batch ends, Spark plans the next one by itself. That next batch is refused before it does anything,
+    and its plan is removed.
 
     Args:
         start: starts the query.
@@ -197,7 +197,7 @@ def run_only(
         meanwhile: called while waiting.
 
     Raises:
-        StageFailed: the batch failed; names it and the cause.
+        StageFailed: the batch failed; the message names it and the cause.
     """
     pause, before = threading.Event(), runner.only
     runner.only = batch

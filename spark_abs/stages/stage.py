@@ -224,17 +224,17 @@ class StageRunner:
         self._alignment.blocked(waiting(forward(after), settled, self._ctx.run))
 
     def declined(self, limit: int | None) -> tuple[Declined, ...]:
-        """Look on, and decline what the stage makes no cut of (P9), or not within a limit (P6).
+        """Watch the alignment. Decline checkpoints without a cut of the stage (P9) or over the limit (P6).
 
         Args:
-            limit: how many bytes may have queued up behind a barrier while inputs wait; None for no limit.
+            limit: how many bytes may queue up behind a barrier while inputs wait; None for no limit.
         """
         progress = self.progress
         missed = [b.id for b in self.barriers.above(progress.taken) if b.id <= progress.missed]
         return (*(self._declined_missed(n) for n in missed), *self._over_limit(limit))
 
     def _declined_missed(self, checkpoint: CheckpointId) -> Declined:
-        detail = "its barrier has gone on without a cut of the stage"
+        detail = "the stage passed the barrier on without a snapshot"
         return Declined(steady_ms(), checkpoint, self.name, AbortReason.DECLINED, detail)
 
     def _over_limit(self, limit: int | None) -> tuple[Declined, ...]:
@@ -351,7 +351,7 @@ class StageRunner:
         return self.progress.taken >= checkpoint
 
     def checkpoint_progress(self, barrier: Barrier) -> CheckpointProgress:
-        """Say how far the stage is with a checkpoint, off its newest planned batch."""
+        """Return how far the stage is with a checkpoint, from its newest planned batch."""
         since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
         waited_ms = self.credit.waited_ms - self._reported_ms
         if self.has_taken(barrier.id):
@@ -369,7 +369,7 @@ class StageRunner:
         return CheckpointProgress(since, what, size if late else 0, waited_ms)
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
-        """Hear of an outcome (P15)."""
+        """Take the outcome of a checkpoint (P15)."""
         self.barriers.settle(checkpoint, completed)
         self._alignment.over(checkpoint)
         batch = self._cuts.pop(checkpoint, None)
@@ -380,10 +380,11 @@ class StageRunner:
         self.batch_lock.wake()
 
     def succeed(self, before: Member) -> None:
-        """Take over what the one that this replaces had in memory; called before the first batch.
+        """Take over the memory of the runner that this one replaces; called before the first batch.
 
-        What it handed over is not handed over again: its copy waits for the batch, which is run again. A
-        barrier that went out by itself, and whose cut it could not hand over, is missed.
+        Cuts that the old runner handed over are not handed over again: their copies wait for the batch, which
+        is repeated. If a barrier was committed without its batch and the cut was not handed over, the stage
+        misses that checkpoint.
         """
         self.progress.handed_over(before.progress.taken)
         if self.progress.alone > self.progress.taken:
@@ -400,4 +401,4 @@ class StageRunner:
 
 
 Member = StageRunner | DormantStage
-"""Whoever takes part in checkpoints."""
+"""Participants in checkpoints."""
