@@ -1,4 +1,4 @@
-"""What a gate reads in the log of `control/`: barriers that were given up, or overtake rows."""
+"""Aborted and unaligned barriers, which gates read from the log of `control/`."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ class Aborts:
 
     Looked for only while an input is blocked.
 
-    Its log is trimmed far behind its newest commit: who has not looked for so long reads the table once.
+    The log of `control/` is trimmed far behind its newest commit. After such a long pause the table is read
+    once.
     """
 
     def __init__(self, root: Root, after: Version, poll_ms: int, clock: Clock) -> None:
         self._root, self._poll_ms, self._clock = root, poll_ms, clock
         self._tail = LogTail(root.fs, root.path("control"), after, poll_ms, clock)
         self.ids: frozenset[CheckpointId] = frozenset()
-        """Those known to be aborted."""
+        """The ids known as aborted."""
         self.overtaken: frozenset[CheckpointId] = frozenset()
-        """Those known to have become unaligned."""
+        """The ids known as unaligned."""
 
     def poll(self) -> bool:
-        """Read what is new; say whether that was anything of the kind.
+        """Read new commits; say whether they aborted a barrier or made one unaligned.
 
         Raises:
             DamageError: `control/` cannot be read.

@@ -10,7 +10,7 @@ from spark_abs.store.table import Table
 
 
 class ChannelLog:
-    """What a channel holds of one attempt, as of the version that the table has read."""
+    """The entries of one attempt in a channel, as of the table's loaded version."""
 
     def __init__(self, table: Table, app: str, attempt: AttemptId) -> None:
         """Take the channel.
@@ -32,7 +32,7 @@ class ChannelLog:
         return None if self.last_batch() < batch else self.find(lambda e: e.batch == batch)
 
     def note_of_batch(self, batch: BatchId) -> EntryMetadata | None:
-        """Return what the commit of a batch says, None if there is none."""
+        """Return the metadata of a batch's commit, None if there is none."""
         entry = self.entry_of_batch(batch)
         commit = self._table.read_commit(entry.version) if entry is not None else None
         return note_of(commit) if commit is not None else None
@@ -64,10 +64,10 @@ class ChannelLog:
         return next((entry for entry in self._backwards() if is_it(entry)), None)
 
     def _backwards(self) -> Iterator[Entry]:
-        """Iterate the entries of the attempt from the version read backwards.
+        """Iterate the entries of the attempt backwards from the loaded version.
 
-        Older attempts were fenced before this one began, so their first entry ends the walk, as does
-        the end of what the clean-up has left.
+        Older attempts were fenced before this one began, so the walk ends at their first entry, or at the
+        oldest entry that clean-up has left.
         """
         for commit in self._table.backwards():
             entry = entry_of(commit)

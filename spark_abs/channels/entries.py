@@ -1,4 +1,4 @@
-"""What a channel's commit says, written into and read out of the commit's user metadata."""
+"""The user metadata of a channel's commits: encoding and decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spark_abs.store.log import LogCommit
 
 @dataclass(frozen=True, slots=True)
 class EntryMetadata:
-    """The user metadata of a commit of ours. What is None, False or empty is left out of the stored text."""
+    """The user metadata of a commit of this package. Fields that are None, False or empty are not stored."""
 
     attempt: AttemptId
     run: RunId
@@ -42,14 +42,14 @@ class EntryMetadata:
     evaluated: tuple[Staged, ...] = ()
     """In the first commit of a batch: the files of all its outputs."""
     lookups: tuple[LookupVersion, ...] = ()
-    """Beside them: the versions at which the batch reads its lookups."""
+    """In the same commit: the versions of the batch's lookups."""
     uncompressed: int | None = None
     """Bytes of the entry's files before compression; None if there are none, or it is not known."""
     v: int = FORMAT
 
 
 def encode_note(note: EntryMetadata) -> str:
-    """Encode a note as the JSON text that goes into the commit."""
+    """Encode metadata as the JSON text of the commit."""
     plain = {
         key: value for key, value in to_plain(note).items() if value not in ([], None) and value is not False
     }
@@ -57,12 +57,12 @@ def encode_note(note: EntryMetadata) -> str:
 
 
 def note_of(commit: LogCommit) -> EntryMetadata | None:
-    """Return the note of a commit, None for a commit that says nothing of a batch or a marker.
+    """Return the metadata of a commit, None for a commit without a batch or marker.
 
-    A commit of ours is known by its token: whatever metadata others put into theirs is not looked at.
+    Commits of this package are recognised by their token; metadata of other commits is not read.
 
     Raises:
-        DamageError: the commit is ours and its note cannot be read, or was written by a newer format.
+        DamageError: the metadata of a commit of this package cannot be read, or has a newer format.
     """
     if commit.token is None or commit.metadata is None:
         return None
@@ -72,7 +72,7 @@ def note_of(commit: LogCommit) -> EntryMetadata | None:
 
 
 def entry_of(commit: LogCommit) -> Entry:
-    """Turn a commit of a channel into its entry; foreign commits and fences are empty ones of attempt 0.
+    """Turn a commit of a channel into its entry. Foreign commits and fences are empty entries of attempt 0.
 
     Raises:
         DamageError: as `note_of`, or a file's path leaves the table.
@@ -84,7 +84,7 @@ def entry_of(commit: LogCommit) -> Entry:
 
 
 def entry_from(version: Version, note: EntryMetadata, files: tuple[DataFile, ...]) -> Entry:
-    """Put an entry together.
+    """Build an entry.
 
     Raises:
         DamageError: a file's path leaves the table.

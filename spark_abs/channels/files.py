@@ -28,7 +28,7 @@ _WRITER_CONF = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.writeLegacyFormat": "false",
 }
-"""What the files must look like so that Delta and Arrow read in them what Spark meant."""
+"""Settings of the file format, so that Delta and Arrow read the same values that Spark wrote."""
 
 _WRITER = {
     # The other one leaves out what a value shares with the one before: nothing says how large rows are.
@@ -38,7 +38,7 @@ _WRITER = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
-"""How Parquet's writer and Hadoop's committer must go about it: nothing is seen of a task before the batch is
+"""Settings of Parquet's writer and Hadoop's committer: files of a task are invisible before the batch is
 written."""
 
 _INDEXED_COLUMNS = 32
@@ -48,7 +48,7 @@ _DIRECTORY = re.compile(r"(\d+)-(\d+)-(-?\d+)-[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Files that are written and not committed: nobody sees them yet."""
+    """Files that are written and not committed, so no reader sees them."""
 
     files: tuple[AddFile, ...] = ()
     entry_files: tuple[DataFile, ...] = ()
@@ -73,7 +73,7 @@ class Written:
 
 
 class Evaluation(NamedTuple):
-    """Which batch was evaluated, by whom; a later one is greater."""
+    """An evaluation of a batch, by attempt and run. Later ones compare greater."""
 
     attempt: AttemptId
     run: RunId
@@ -86,7 +86,7 @@ def directory_name(attempt: AttemptId, run: RunId, batch: BatchId) -> str:
 
 
 def evaluation_of(name: str) -> Evaluation | None:
-    """Return what a directory was made for, None if `directory_name` did not make its name."""
+    """Return the evaluation of a directory, None if its name is not from `directory_name`."""
     found = _DIRECTORY.fullmatch(name)
     if found is None:
         return None
@@ -109,9 +109,9 @@ def write_parquet(frame: DataFrame, table: Place, relative: str) -> Written:
 
 
 def read_written(filesystem: fs.FileSystem, table_path: str, relative: str) -> Written:
-    """List what was written to a directory, reading each footer once; what holds no rows is deleted.
+    """List the files in a directory, reading each footer once. Files without rows are deleted.
 
-    In the order in which a partition has written them: names with more digits come later.
+    In the order in which a partition wrote them: names with more digits come later.
     """
     files, entry_files = [], []
     schema: pa.Schema | None = None

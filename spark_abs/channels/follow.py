@@ -15,7 +15,7 @@ from spark_abs.store.log import LogCommit, log_file, read_commit, versions_in
 from spark_abs.store.root import Root
 
 Clock = Callable[[], float]
-"""Seconds, from any origin, never going back."""
+"""A monotonic clock, in seconds."""
 
 GAP_CHECK_S = 10.0
 
@@ -23,9 +23,9 @@ GAP_CHECK_S = 10.0
 class LogTail:
     """The commits of one table after a version, each opened once, in order.
 
-    Not thread-safe. Looks at the store at most once per `poll_ms` while there is nothing new. A missing
-    commit below a newer one is damage; it is looked for when the tail first finds nothing more, and every
-    ten seconds while it goes on finding nothing, since that costs a listing.
+    Not thread-safe. Polls the store at most once per `poll_ms` while there is nothing new. A missing commit
+    below a newer one is damage. Because that check costs a listing, it is done when the tail first finds
+    nothing, and then every ten seconds.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LogTail:
         """Return the next commit, None if there is none yet.
 
         Raises:
-            DamageError: the next commit is missing, or is no commit, though a newer one is there.
+            DamageError: the next commit is missing below a newer one, or cannot be read.
         """
         now = self._clock()
         if now < self._next_poll:
@@ -65,10 +65,10 @@ class LogTail:
         return commit
 
     def require(self) -> LogCommit:
-        """Return the next commit, which is known to have been there.
+        """Return the next commit, which is known to exist.
 
         Raises:
-            DamageError: it is not there.
+            DamageError: the commit is missing.
         """
         wanted = self.version + 1
         commit = read_commit(self._fs, self._path, wanted)
@@ -88,7 +88,7 @@ class Newest:
         self._version: int | None = None
 
     def moved(self) -> bool:
-        """Say whether there may be a newer commit than the last time; the first time there may.
+        """Say whether there may be a newer commit than at the last call; true at the first call.
 
         The first call lists the log, whose older commits may have been cleaned up; a later one asks for the
         next file.
@@ -119,7 +119,7 @@ class Queued:
         """Bytes read so far."""
 
     def read(self, most: int, until_ms: int | None = None) -> int:
-        """Read at most so many new entries, none that was written after `until_ms`; return `size`.
+        """Read at most `most` new entries, none written after `until_ms`; return `size`.
 
         Raises:
             DamageError: a commit is missing below a newer one, or cannot be read.
@@ -139,10 +139,9 @@ class Queued:
 class Follower:
     """The entries of a channel that count on one path and are not silent, each commit opened once.
 
-    Entries that were read and not yet forgotten are kept, so that asking again from the same version,
-    as a blocked or idle gate does every few milliseconds, costs at most one failed open. Silent entries
-    are passed over for good: they start no batch, and the next entry that does takes them along.
-    Not thread-safe.
+    Entries stay in memory until `forget`, so that another call from the same version, as a blocked or idle
+    gate makes every few milliseconds, costs at most one failed open. Silent entries are skipped: they start
+    no batch, and the next batch includes them. Not thread-safe.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class Follower:
         self._tail: LogTail | None = None
 
     def after(self, version: Version) -> Iterator[Entry]:
-        """Iterate the entries above `version`, ascending; reads no further than it is asked to.
+        """Iterate the entries above `version`, ascending. Reads the log only as far as it is iterated.
 
         Raises:
             DamageError: a commit is missing below a newer one, or cannot be read.
@@ -172,7 +171,7 @@ class Follower:
                 yield entry
 
     def between(self, after: Version, until: Version) -> Iterator[Entry]:
-        """Iterate the entries above `after` up to and with `until`, all of which were once there.
+        """Iterate the entries above `after` up to and including `until`, all known to exist.
 
         Raises:
             DamageError: one is missing or cannot be read.
@@ -183,7 +182,7 @@ class Follower:
         yield from [entry for entry in self._kept if after < entry.version <= until]
 
     def forget(self, until: Version) -> None:
-        """Drop the entries up to and with `until`: they will not be asked for again."""
+        """Drop the entries up to and including `until`, which are no longer needed."""
         while self._kept and self._kept[0].version <= until:
             self._kept.popleft()
         self._from = Version(max(self._from, until))

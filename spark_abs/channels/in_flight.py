@@ -1,4 +1,4 @@
-"""What a checkpoint holds as data in flight, in the logs of its channels (P16, P17)."""
+"""The data in flight of a checkpoint, in the logs of its channels (P16, P17)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bytes_in_flight(root: Root, path: Sequence[Branch], flight: InFlight, most: 
 
     Args:
         root: the job's root.
-        path: what counts in the channel.
+        path: the current path in the channel.
         flight: the range.
         most: count no more entries than these.
 
@@ -31,7 +31,7 @@ def bytes_in_flight(root: Root, path: Sequence[Branch], flight: InFlight, most: 
 
 
 def problems_in_flight(root: Root, path: Sequence[Branch], flight: InFlight) -> Iterator[str]:
-    """Say what keeps a stage from reading the rows in flight: entries or files that are gone or altered."""
+    """Describe the missing or altered entries and files of rows in flight."""
     table = root.path(root.channel(flight.channel))
     try:
         for entry in _entries(root, path, flight):

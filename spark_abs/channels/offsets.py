@@ -1,4 +1,4 @@
-"""Where a stage's gates stand, by the offset files of its query."""
+"""The positions of a stage's gates, from the offset files of its query."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from spark_abs.store.storage import Place
 class StageOffsets:
     """All channel positions of the stage, as of the newest file in its `offsets/`.
 
-    The directory is listed until a first file is seen; from then on the next number is tried, since Spark
-    writes them one by one. Not before the next poll: what is old can only keep an input waiting.
+    The directory is listed until it has a file. Then only the next number is tried, since Spark writes the
+    files one by one, and at most once per poll: an old position can only make an input wait longer.
     """
 
     def __init__(self, native: Place, poll_ms: int, clock: Clock) -> None:
@@ -31,11 +31,12 @@ class StageOffsets:
         """Return the positions, repeats kept; none before the first batch is planned.
 
         Args:
-            planned: whether a batch is known to be: an input that is asked has moved. Then it is looked for
-                at once. It may stand at a barrier, from which it would go on if nothing is known of others.
+            planned: whether a first batch is known to be planned, since the asking input has moved. Then its
+                file is read at once: without the other inputs' positions, an input at a barrier would read
+                on.
 
         Raises:
-            DamageError: an offset file cannot be understood.
+            DamageError: an offset file cannot be parsed.
         """
         now = self._clock()
         if now >= self._next_poll or (planned and self.batch is None):

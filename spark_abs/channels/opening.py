@@ -1,4 +1,4 @@
-"""Opening gates: Spark's streaming frame of a channel, and what a session must know for it."""
+"""Open gates: Spark's streaming frame of a channel, and its registration in a session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _registering = threading.Lock()
 _registered: WeakKeyDictionary[SparkSession, Storage] = WeakKeyDictionary()
-"""What the class has that a session knows: Spark warns when one takes the place of another."""
+"""The fields of the class that a session has registered: Spark warns if a class is registered again."""
 _SET_BY_READERS = {
     "SPARK_LOCAL_DIRS": "",
     "SPARK_AUTH_SOCKET_TIMEOUT": "",
@@ -38,7 +38,7 @@ it: a new key could break the map for good, a new value of an old key cannot.
 def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) -> DataFrame:
     """Return the streaming frame of one input. Two calls with one channel are two inputs.
 
-    Plans and the UI show the options of a source, so the storage, which may hold a secret, travels with the
+    Plans and the UI show the options of a source, so the storage, which may hold a secret, is part of the
     class.
     """
     _show_shipped_code()
@@ -52,7 +52,7 @@ def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) 
 
 
 def _show_shipped_code() -> None:
-    """Let the planning half import what `--py-files` brought, this package among it.
+    """Let the planning process import the modules of `--py-files`, perhaps this package.
 
     Spark 4.2 sends it to a folder `streaming_job` below that of the shipped files and puts nothing there.
     """

@@ -1,4 +1,4 @@
-"""Files that wait for a commit which others of their batch have decided: named, copied, found again."""
+"""Files that wait to be committed after the first commit of their batch: named, copied, found again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile
 
 STAGING = "staging"
-"""Where rows lie that no table takes as files, below the root."""
+"""Directory below the root for rows that a table cannot take as files."""
 
 _THREADS = 8
 
@@ -32,11 +32,11 @@ class Files:
 
     @property
     def uris(self) -> list[str]:
-        """Where each file is."""
+        """The URI of each file."""
         return [f"{self.place}/{file.path}" for file in self.written.files]
 
     def name(self, output: str, table: str) -> Staged:
-        """Say in a commit where they are."""
+        """Return the reference to the files for a commit."""
         files = self.written.files
         directory = os.path.dirname(files[0].path) if files else ""
         return Staged(
@@ -55,7 +55,7 @@ def staging_of(stage: StageId, output: str) -> str:
 
 
 def copy_files(files: Files, place: Place, directory: str) -> Files:
-    """Copy files into a directory of another table. Killed in between, copies are left that nobody names.
+    """Copy files into a directory of another table. A kill leaves copies that no commit names.
 
     Raises:
         DamageError: a copy is not as long as its original.
@@ -101,10 +101,10 @@ def copy_files(files: Files, place: Place, directory: str) -> Files:
 
 
 def find_staged(root: Root, staged: Staged, attempt: AttemptId, batch: BatchId) -> Files:
-    """Return the files that a commit of a batch names, each footer read again.
+    """Return the files that a commit of a batch names, after reading each footer.
 
     Raises:
-        DamageError: they are not there any more, or not as they were written; says what to do.
+        DamageError: files are missing or altered; the message says what to do.
     """
     place = root.anywhere(staged.table) if staged.table else root.top
     if not staged.rows:
@@ -127,9 +127,9 @@ def find_staged(root: Root, staged: Staged, attempt: AttemptId, batch: BatchId) 
 
 
 def sweep_staging(root: Root, stage: StageId, doomed: Callable[[Evaluation], bool]) -> dict[str, Evaluation]:
-    """Delete what a stage has staged below the root for evaluations that are over; return what is left.
+    """Delete a stage's staged files of finished evaluations; return the remaining files.
 
-    The keys of the answer are relative to the root.
+    The keys of the result are relative to the root.
     """
     left: dict[str, Evaluation] = {}
     for output in _names(root, STAGING):
@@ -145,7 +145,7 @@ def sweep_staging(root: Root, stage: StageId, doomed: Callable[[Evaluation], boo
 
 
 def delete_staged(root: Root, directory: str) -> None:
-    """Delete a directory below the root, unless somebody has."""
+    """Delete a directory below the root, if it still exists."""
     try:
         root.fs.delete_dir(root.path(directory))
     except FileNotFoundError:
@@ -158,7 +158,7 @@ def _names(root: Root, directory: str) -> Collection[str]:
 
 
 def over(attempt: AttemptId, run: RunId, newest: BatchId) -> Callable[[Evaluation], bool]:
-    """Say what a run that begins may delete: all but what the newest batch of its attempt may still need."""
+    """Say what a new run may delete: all but files that the newest batch of its attempt may need."""
 
     def doomed(made_for: Evaluation) -> bool:
         return made_for.run <= run and (made_for.attempt, made_for.batch) != (attempt, newest)

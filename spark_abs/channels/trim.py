@@ -1,4 +1,4 @@
-"""Clean up a channel behind its readers: data first, then the table's memory of it, then the log."""
+"""Trim a channel behind its readers: first the data files, then their entries in the table, then the log."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from spark_abs.store.table import Table
 
 
 def trim(root: Root, channel: ChannelId, before: Version) -> None:
-    """Delete what the entries before version `before` hold, their log files, and files of nobody.
+    """Delete data and log files of the entries before version `before`, and files without a commit.
 
     1. Delete their data files. 2. Let the table forget those files. 3. Write a checkpoint of the table.
     4. Delete their log files, oldest first. 5. Delete the files of batches that were evaluated and
     never committed.
 
-    Killed anywhere, a repeat goes on: the log files, by which it knows what to do, go after the data. A
-    missing file is one deleted already, so two may run at once. Costs nothing but two listings when there
-    is nothing to do. Runs beside the channel's writer, whose commits it may put off once, and beside its
-    readers: they find entry `before` and all after it unchanged.
+    After a kill, a repeated call continues: log files, which tell it what to delete, are deleted after the
+    data. Missing files count as deleted, so two calls may run at a time. Without anything to delete it costs
+    two listings. It may run beside the channel's writer, whose commit may have to be retried once, and beside
+    readers: entry `before` and all later entries stay unchanged.
 
     Args:
         root: The job's root.
@@ -38,7 +38,7 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
     Raises:
         FileNotFoundError: there is no such channel.
         DamageError: a log file cannot be read.
-        CommitConflict: somebody else cleaned up at the same moment; repeat the call.
+        CommitConflict: another clean-up ran at the same moment; repeat the call.
     """
     table = Table.open(root.place(root.channel(channel)))
     place = root.path(root.channel(channel))
@@ -58,7 +58,7 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
 
 
 def written_by(root: Root, channel: ChannelId, at_ms: int) -> Version:
-    """Return the last version of a channel that was written by a time, or else the one before what it has.
+    """Return the last version of a channel written by a time, else the version before its oldest one.
 
     Raises:
         FileNotFoundError: there is no such channel.
@@ -71,9 +71,9 @@ def written_by(root: Root, channel: ChannelId, at_ms: int) -> Version:
 
 
 def earliest(root: Root, channel: ChannelId) -> Version:
-    """Return the entry after which a channel is whole: what is older may have been deleted, or is.
+    """Return the entry after which a channel is complete. Older entries may have been deleted.
 
-    Data goes before the log that names it, oldest first: the first entry whose files are there is whole.
+    Data files are deleted before their log files, oldest first: the first entry with its files is complete.
     """
     place = root.path(root.channel(channel))
     table = Table.open(root.place(root.channel(channel)))
@@ -110,9 +110,9 @@ def _forget_missing(table: Table) -> None:
 def _sweep(filesystem: fs.FileSystem, place: str, table: Table, before: Version) -> None:
     """Delete directories of evaluations that can never be committed.
 
-    That is: not in the table, and older than an evaluation that was. What the table no longer lists may
-    still be an entry's (OPTIMIZE rewrites files, readers go by the log), so before anything is deleted
-    the log is asked.
+    These are not in the table, and are older than a committed evaluation. A file that the table no longer
+    lists may still belong to an entry (OPTIMIZE rewrites files, readers use the log), so the log is read
+    before anything is deleted.
     """
     newest = _newest(table)
     if newest is None:
@@ -144,13 +144,13 @@ def _active(table: Table) -> list[str]:
 
 
 def _directory(path: str) -> str | None:
-    """Return the directory below `data/` in which a file of ours lies."""
+    """Return the directory of a file of this package below `data/`."""
     head, _, rest = path.partition("/")
     return rest.partition("/")[0] if head == "data" and "/" in rest else None
 
 
 def _delete(filesystem: fs.FileSystem, place: str, path: str) -> None:
-    """Delete a data file; a directory of ours goes as a whole, since it holds one batch and nothing else."""
+    """Delete a data file. A directory of this package is deleted whole, since it holds only one batch."""
     name = _directory(checked_relative(path))
     if name is not None and evaluation_of(name) is not None:
         _delete_directory(filesystem, f"{place}/data/{name}")

@@ -83,7 +83,7 @@ class Checkpoints:
         return cls(root, job, Table.ensure(root.place(PATH), SCHEMA))
 
     def fence(self, run: RunId) -> None:
-        """Refuse every outcome of an older run from now on.
+        """Fence older runs: their outcomes are refused from now on.
 
         Raises:
             Fenced: a newer run has done so already.
@@ -101,11 +101,11 @@ class Checkpoints:
         return self._decide(manifest.id, manifest.run, (add,))
 
     def abort(self, checkpoint: CheckpointId, run: RunId) -> bool:
-        """Commit that an id will never complete; False if it already has an outcome."""
+        """Commit the abort of an id; False if it already has an outcome."""
         return self._decide(checkpoint, run, ())
 
     def decided(self) -> CheckpointId:
-        """Return the highest id that has an outcome: every id up to it has."""
+        """Return the highest id with an outcome; all lower ids have one, too."""
         self._table.refresh()
         return CheckpointId(self._table.transaction(self._job) or 0)
 
@@ -176,10 +176,10 @@ class Checkpoints:
         return [from_json(Manifest, row["body"]) for row in rows]
 
     def _rows(self, columns: Sequence[str], checkpoint: CheckpointId | None = None) -> list[dict[str, Any]]:
-        """Read the row of one checkpoint, or all rows: at once if possible, else file by file.
+        """Read the row of one checkpoint, or all rows: in one read if possible, else file by file.
 
         Raises:
-            DamageError: a file is missing, or its bytes are no rows.
+            DamageError: a file is missing or cannot be parsed.
             OSError: the store cannot be read now.
         """
         self._table.refresh()
@@ -222,7 +222,7 @@ class Checkpoints:
 def abort_open(control: Control, checkpoints: Checkpoints, run: RunId) -> ControlState:
     """Abort every id that an older run claimed and left without an outcome; repeatable.
 
-    An id whose manifest was committed before the run died is complete, although `control/` does not say so.
+    An id whose manifest was committed before the run died is complete, even if `control/` does not have it.
     `run` must have fenced `checkpoints/`, so that no older run completes them meanwhile.
     """
     state = control.state

@@ -1,4 +1,4 @@
-"""Which checkpoints a root has, and which of them a person means.
+"""The checkpoints of a root, and the one that a user's text names.
 
 Nothing is created, and one damaged row does not hide the others.
 """
@@ -26,7 +26,7 @@ _COLUMNS = [name for name in SCHEMA.names if name not in ("body", "v")]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint, and whether a restore has left it behind."""
+    """A checkpoint, and whether a restore has abandoned it."""
 
     manifest: Manifest
     abandoned: bool
@@ -47,11 +47,11 @@ def lookup(root: Root, to: str | int) -> Found:
 
 
 def choose(to: str | int, listing: ManifestListing, state: ControlState) -> Summary:
-    """Resolve `to` among the rows that can be read; a damaged row is never skipped in silence.
+    """Resolve `to` among the readable rows. A damaged row is never skipped silently.
 
     Raises:
         CheckpointNotFound: there is no such checkpoint.
-        DamageError: the checkpoint is, or may be, one whose row cannot be read.
+        DamageError: the row of the checkpoint cannot be read, or an unreadable row may be the checkpoint's.
     """
     text = str(to)
     try:
@@ -75,7 +75,7 @@ def load(root: Root, summary: Summary) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        CheckpointNotFound: it is gone since it was listed.
+        CheckpointNotFound: it was removed after it was listed.
         DamageError: it is damaged.
         OSError: the store cannot be read now.
     """
@@ -86,7 +86,7 @@ def load(root: Root, summary: Summary) -> Manifest:
 
 
 def readable(root: Root, listing: ManifestListing) -> tuple[Manifest, ...]:
-    """Return every manifest that is not damaged, by id.
+    """Return all intact manifests, by id.
 
     Raises:
         OSError: the store cannot be read now.
@@ -113,7 +113,7 @@ class DamagedRow:
     """A manifest whose file cannot be read."""
 
     id: CheckpointId | None
-    """As the Delta log has it; None if the log does not say."""
+    """From the Delta log; None if the log does not have it."""
     path: str
     """Relative to the root."""
     error: str
@@ -179,17 +179,17 @@ def check_savepoint_name(name: str) -> None:
     """Check the name of a new savepoint.
 
     Raises:
-        UsageError: it is not a valid name, or it means the newest checkpoint.
+        UsageError: it is not a valid name, or it is the word for the newest checkpoint.
     """
     if checked_name(name, "savepoint") == LATEST:
         raise UsageError(f"{LATEST!r} means the newest checkpoint: choose another savepoint name")
 
 
 def resolve(to: str | int, completed: Sequence[Summary], state: ControlState) -> Summary:
-    """Find the checkpoint called `to`: an id, the name of a savepoint, or `latest`.
+    """Find the checkpoint `to`: an id, the name of a savepoint, or `latest`.
 
-    `latest` is the newest on the current path. An id may name an abandoned checkpoint. Of several
-    savepoints with one name, the newest on the current path is meant, else the newest of all.
+    `latest` is the newest on the current path. An id may name an abandoned checkpoint. Of several savepoints
+    with the same name the newest on the current path is taken, else the newest of all.
 
     Raises:
         CheckpointNotFound: there is none.

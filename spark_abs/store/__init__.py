@@ -1,1 +1,1 @@
-"""The root of a job: its paths, its Delta tables, and what it keeps in `control/`."""
+"""The root of a job: its paths, its Delta tables, and the state in `control/`."""

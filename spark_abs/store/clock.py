@@ -1,4 +1,4 @@
-"""The wall clock, as it is written to storage, and one that decisions of a run go by."""
+"""The wall clock, for stored times, and a monotonic clock, for decisions of a run."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def now_ms() -> int:
 
 
 def steady_ms() -> int:
-    """Return milliseconds by a clock of this process that nobody sets: what is due comes in time."""
+    """Return milliseconds of a monotonic clock of this process."""
     return int(time.monotonic() * 1000)

@@ -1,8 +1,8 @@
-"""`control/`: one small state under compare-and-swap.
+"""`control/`: one small state, changed by compare-and-swap.
 
-Every commit replaces the table's rows, so reading it costs the state and never its past; the log keeps
-each change. The user metadata of a commit lists the ids it aborted or made unaligned: gates follow that
-without reading rows.
+Each commit replaces the table's rows, so a read costs the present state and not its history, which is in the
+log. The user metadata of a commit lists the ids that it aborted or made unaligned: gates follow these without
+reading rows.
 """
 
 from __future__ import annotations
@@ -80,10 +80,11 @@ class Control:
 
     @classmethod
     def create(cls, root: Root, job: str, now_ms: int, required: bool = False) -> Control:
-        """Open the control table, creating it for `job` if the root is new; that is logged.
+        """Open the control table, or create it for `job` if the root is new, with a log line.
 
         Raises:
-            RootNotFound: it is new and `required`, or cannot be made; names the directory that is missing.
+            RootNotFound: the root is new and `required`, or cannot be created; the message names the missing
+                directory.
             Refused: the root belongs to another job.
             OSError: the store cannot be read now.
         """
@@ -113,9 +114,9 @@ class Control:
         return control
 
     def natives_at(self, native_root: str) -> str:
-        """Return what an attempt records of a `native_root`: a directory there that no other root has.
+        """Return the directory of this root below a `native_root`, as attempts record it.
 
-        Empty is below the root. A root that is made anew under the same name has another directory.
+        Empty means below the root. A root that is created again under the same name has another directory.
         """
         if not native_root:
             return NATIVES
@@ -136,11 +137,11 @@ class Control:
         return state
 
     def refresh(self) -> None:
-        """Read what came since."""
+        """Read the newest state."""
         self._table.refresh()
 
     def update(self, change: Callable[[Any], ControlState]) -> ControlState:
-        """Apply a pure change to the newest state and commit it; again if somebody was faster.
+        """Apply a pure change to the newest state and commit it; repeat if another writer was faster.
 
         `change` takes the state (None on a new root) and may raise to refuse. An unchanged state
         commits nothing.
@@ -199,7 +200,7 @@ def _open_or_make(root: Root, missing: str) -> Table:
 
 
 def _missing(root: Root) -> str:
-    """Say what is not there of a root: of a local one the topmost directory."""
+    """Name the missing part of a root: of a local root the topmost missing directory."""
     if not root.local:
         return f"{root.uri}/{PATH} is missing"
     missing = Path(root.top.path) / PATH

@@ -1,4 +1,4 @@
-"""Named points at which a test may hold or end what runs; in a run nothing happens there."""
+"""Named points at which a test can pause or kill a run. Outside of tests they do nothing."""
 
 from __future__ import annotations
 

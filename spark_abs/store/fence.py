@@ -1,7 +1,7 @@
-"""Fences: what keeps a replaced run or attempt from committing to a table.
+"""Fences: they stop a replaced run or attempt from committing to a table.
 
-A fence is an application id at a version that nobody passes. It lives in the table's own log, so that
-whoever decides by what was read and commits right after it cannot miss it; RESTORE does not undo it.
+A fence is an application id at a version that no writer may pass. It is in the table's own log, so that a
+writer that reads, decides and commits at the next version cannot miss it. RESTORE does not undo it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def end_app_id(job: str, stage: StageId, output: str, attempt: AttemptId) -> str
 
 
 def require_current(table: Table, job: str, run: RunId, app: str) -> None:
-    """Check, as of the version read, that neither this run nor this attempt was replaced.
+    """Check, as of the loaded version, that neither this run nor this attempt was replaced.
 
     Raises:
         Fenced: one was.
@@ -37,7 +37,7 @@ def require_current(table: Table, job: str, run: RunId, app: str) -> None:
 
 
 def require_newest(table: Table, job: str, run: RunId) -> None:
-    """Check, as of the version read of a table of the root, that no newer run has fenced this one.
+    """Check, as of the loaded version of a table of the root, that no newer run has fenced this run.
 
     Raises:
         Fenced: one has.
@@ -48,7 +48,7 @@ def require_newest(table: Table, job: str, run: RunId) -> None:
 
 
 def run_fence(table: Table, job: str, run: RunId) -> Commit | None:
-    """Return the commit that fences older runs in a table of the root, None if it is there.
+    """Return the commit that fences older runs in a table of the root, None if it was made already.
 
     Raises:
         Fenced: a newer run has fenced this one.
@@ -59,21 +59,21 @@ def run_fence(table: Table, job: str, run: RunId) -> Commit | None:
 
 
 def is_fenced_for(table: Table, app: str, run: RunId, in_order_since: RunId | None) -> bool:
-    """Say whether nobody older than a run can commit to a table, as of the version read.
+    """Say whether no older run can commit to a table, as of the loaded version.
 
     Args:
         table: the table.
         app: the application id of the fence.
         run: the run.
-        in_order_since: as `protocol.control.in_order_since` returns it; None if that is not known. If the
-            newest fence is of a run from then on, those that it has not shut out have ended.
+        in_order_since: the result of `protocol.control.in_order_since`; None if unknown. If the newest fence
+            is of that run or a later one, all runs that it does not fence have ended.
     """
     newest = table.transaction(app)
     return newest is not None and newest >= min(run, run if in_order_since is None else in_order_since)
 
 
 def fence_run(table: Table, job: str, run: RunId, app: str) -> None:
-    """Commit the fence of a run on one table, unless it is there.
+    """Commit the fence of a run on one table, unless it was made already.
 
     Raises:
         Fenced: a newer run or attempt is there.
@@ -87,7 +87,7 @@ def fence_run(table: Table, job: str, run: RunId, app: str) -> None:
 
 
 def fence_attempt(table: Table, job: str, stage: StageId, output: str, attempt: AttemptId) -> None:
-    """Burn the ids under which an attempt writes one output: it can commit nothing more. Repeatable."""
+    """Make an attempt's ids for one output unusable, so that it cannot commit any more. Repeatable."""
     app = app_id(job, stage, output, attempt)
     burnt = {
         app: FENCED,

@@ -1,4 +1,4 @@
-"""`history/`: what happened to every checkpoint, kept when the checkpoints are gone."""
+"""`history/`: the events of all checkpoints, kept after the checkpoints are removed."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class HistoryEvent(StrEnum):
     RESTORED = "restored"
     RETIRED = "retired"
     SETTINGS_CHANGED = "settings-changed"
-    """`detail` says what of the running job was changed, from what to what."""
+    """A setting of the running job was changed; `detail` has the old and the new value."""
     STAGE_RESTARTED = "stage-restarted"
-    """A stage that failed runs again, the others went on."""
+    """A failed stage was restarted while the others continued."""
     STAGE_REBUILT = "stage-rebuilt"
-    """A stage that had lost its native checkpoint has caught up with its own outputs."""
+    """A stage that had lost its native checkpoint was rebuilt up to its own outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +99,27 @@ class HistoryRow:
     async_ms: int | None = None
     dropped_late: int | None = None
     alignment_bytes: int | None = None
-    """What had queued up behind the barrier on inputs that had to wait."""
+    """Bytes that queued up behind the barrier on waiting inputs."""
     acks: int | None = None
-    """How many of so many `stages` had acknowledged."""
+    """How many of the `stages` had acknowledged."""
     stages: int | None = None
     last_completed_age_ms: int | None = None
-    """How long ago the newest checkpoint before this event was completed: what a crash would replay."""
+    """The time since the newest checkpoint before this event was completed: a crash would replay as much."""
     batch: BatchId | None = None
     """The batch that failed."""
     restarts: int | None = None
-    """How many times stages were started again in this run, this one counted."""
+    """The number of restarts of stages in this run, this one included."""
     backpressured_ms: int | None = None
-    """How long the stage had waited for credit since its cut before."""
+    """How long the stage had waited for credit since its previous cut."""
     mode: str | None = None
-    """Of the barrier, at this moment."""
+    """The mode of the barrier at this moment."""
     inflight_bytes: int | None = None
-    """Rows that are part of the checkpoint and of no state: unread, before the barrier."""
+    """Bytes of rows in flight: part of the checkpoint, before the barrier, and not yet read."""
 
 
 @contextmanager
 def unless_refused() -> Iterator[None]:
-    """Do without an event that the store does not take: what happened has happened."""
+    """Skip an event that the store refuses: the event itself has happened all the same."""
     try:
         yield
     except (DeltaError, OSError) as error:
@@ -131,7 +131,7 @@ class History:
 
     MOST_FILES = 100
     LOOK_EVERY = 100
-    """After how many appends it is seen whether there are more files."""
+    """Appends between two checks for files to compact."""
 
     def __init__(self, root: Root) -> None:
         self._table = Table.ensure(root.place(PATH), SCHEMA)
@@ -147,7 +147,7 @@ class History:
             self.compact()
 
     def compact(self) -> None:
-        """Merge small files if there are many, whoever wrote them."""
+        """Merge small files if there are many, those of other runs included."""
         self._table.refresh()
         if len(self._table.delta.file_uris()) > self.MOST_FILES:
             self._table.delta.optimize.compact()
@@ -163,7 +163,7 @@ class History:
         return [(StageId(row["stage"]), BatchId(row["batch"]), row["detail"] or "") for row in found]
 
     def read(self) -> pa.Table:
-        """Return all events by time, in the columns of `SCHEMA`; one that the table has not yet is null."""
+        """Return all events by time, in the columns of `SCHEMA`; columns that the table lacks are null."""
         self._table.refresh()
         there = set(self._table.schema.names)
         found = self._table.read([name for name in SCHEMA.names if name in there])

@@ -1,7 +1,7 @@
-"""The lease of a run: a small file that says who runs a job and when it was last renewed.
+"""The lease of a run: a small file with the owner of the job's run and the time of its renewal.
 
-A courtesy, not a lock: it refuses a second start by mistake. What keeps a replaced run from doing harm
-are the fences on every table.
+It is not a lock: it only prevents a second start by mistake. A replaced run is stopped by the fences on each
+table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 
 PATH = "control/_lease.json"
-"""The underscore keeps it out of the table: VACUUM and readers pass it over."""
+"""VACUUM and readers ignore files that begin with an underscore."""
 BEAT_EVERY_MS = 2000
 
 
@@ -35,14 +35,14 @@ class Lease:
     host: str
     pid: int
     process_started: str
-    """What tells this process from a later one with the same pid; empty where unknown."""
+    """Tells this process from a later process with the same pid; empty if unknown."""
     beat_ms: int
     ended: bool = False
     process_table: str = ""
-    """Where `pid` is to be looked up, see `process_table`; empty in leases of earlier versions, too."""
+    """Where `pid` is valid, see `process_table`; empty in leases of earlier versions."""
 
     def alive(self, now_ms: int, timeout_ms: int) -> bool:
-        """Say whether the run may still be at work. Where its process can be seen, that is asked itself."""
+        """Say whether the run may still be at work. Its process is checked if it is visible here."""
         if self.ended:
             return False
         if self.process_started and self.process_table and self._is_here():
@@ -50,7 +50,7 @@ class Lease:
         return now_ms - self.beat_ms < timeout_ms
 
     def is_ours(self) -> bool:
-        """Say whether this process took it."""
+        """Say whether this process took the lease."""
         return self._is_here() and self.pid == os.getpid()
 
     def _is_here(self) -> bool:
@@ -58,9 +58,9 @@ class Lease:
 
 
 def process_table() -> str:
-    """Name the processes that this one sees in /proc: boot and PID namespace; empty where it sees none.
+    """Identify the process table in /proc by boot and PID namespace; empty if there is none.
 
-    A container may have the host name of another, or of its machine, and not see the processes there.
+    A container may share its host name with another container or its machine and not see their processes.
     """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):  # that of another namespace
@@ -111,17 +111,17 @@ def renew(root: Root, lease: Lease, now: int, ended: bool = False) -> None:
 
 
 class Heartbeat:
-    """Renews the lease during long work before the coordinator is there to do it."""
+    """Renews the lease during long work before the coordinator runs."""
 
     def __init__(self, root: Root, control: Control) -> None:
         self._root, self._control = root, control
         self._beat_ms = now_ms()
 
     def __call__(self, run: RunId) -> None:
-        """Renew the lease if the last time was a few seconds ago.
+        """Renew the lease if the last renewal was some seconds ago.
 
         Raises:
-            Fenced: somebody has taken over.
+            Fenced: another run has taken over.
         """
         now = now_ms()
         if now - self._beat_ms >= BEAT_EVERY_MS:
@@ -132,7 +132,7 @@ class Heartbeat:
 
 @contextmanager
 def holding_lease(root: Root, run: RunId) -> Iterator[None]:
-    """Hold the lease while this is open: a thread renews it, until a newer run takes it."""
+    """Hold the lease inside the block: a thread renews it until a newer run takes it."""
     lease, done = own_lease(run, now_ms()), threading.Event()
     renew(root, lease, now_ms())
 

@@ -17,12 +17,12 @@ from spark_abs.model import DataFile, Version
 
 @dataclass(frozen=True, slots=True)
 class LogCommit:
-    """What one `_delta_log/<version>.json` says."""
+    """The content of one `_delta_log/<version>.json`."""
 
     version: Version
     adds: tuple[DataFile, ...]
     removed: tuple[str, ...]
-    """Paths of the files that left the table."""
+    """Paths of the files removed from the table."""
     data_change: bool
     """Whether any file was added or removed that changes the table's rows."""
     transactions: dict[str, int]
@@ -30,9 +30,9 @@ class LogCommit:
     metadata: str | None
     """The user metadata of the commit, as written."""
     token: str | None
-    """The token by which a writer knows its own commit again."""
+    """The token by which a writer recognises its own commit."""
     at_ms: int = 0
-    """When it was written, by the writer's clock; 0 if it does not say."""
+    """When it was written, by the writer's clock; 0 if unknown."""
     redefines: bool = False
     """Whether it sets columns, properties or the protocol of the table."""
 
@@ -63,7 +63,7 @@ def read_commit(filesystem: fs.FileSystem, table_path: str, version: int) -> Log
     """Read one commit of the table at `table_path`; None if there is no such version.
 
     Raises:
-        DamageError: the file is there and is not a commit.
+        DamageError: the file exists and is not a commit.
     """
     path = f"{table_path}/{log_file(version)}"
     try:

@@ -1,4 +1,4 @@
-"""Where everything of one job is kept."""
+"""The paths of a job's root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_abs.store.storage import DEFAULTS, Place, Storage, root_location
 
 @dataclass(frozen=True)
 class Root:
-    """Paths below a job's root. Picklable: the gates take it to their own processes."""
+    """Paths below a job's root. Picklable: gates take it to their own processes."""
 
     uri: str
     storage: Storage = field(default=DEFAULTS, repr=False)
@@ -55,7 +55,7 @@ class Root:
         return f"channels/{checked_name(stage, 'stage')}.{checked_name(output, 'output')}"
 
     def anywhere(self, location: str) -> Place:
-        """Return a place that is named relative to the root, or by its whole location."""
+        """Return a place that is given relative to the root, or by its full location."""
         absolute = location.startswith("/") or "://" in location
         return self.storage.place(location) if absolute else self.place(location)
 

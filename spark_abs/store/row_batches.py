@@ -1,8 +1,8 @@
 """Rows of a Parquet file as Arrow batches of a bounded size in memory, however well the file is compressed.
 
-A footer says what a column takes before compression, but a dictionary holds a value once that is in every
-row: twenty kilobytes in each of ten thousand rows look like twenty. So the longest value of a dictionary is
-looked up, and by it the number of rows is chosen that are decoded at once.
+A footer has the size of a column before compression, but a dictionary holds a repeated value only once:
+twenty kilobytes in each of ten thousand rows look like twenty. So the longest value of a dictionary is looked
+up, and it determines how many rows are decoded at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCH_BYTES = 16 * 2**20
 BATCH_ROWS = 65_536
 
 _BLIND_ROWS = 256
-"""Rows that are decoded at once where nothing says how long a value may be."""
+"""Rows that are decoded at a time if the length of values is unknown."""
 _WIDTHS = {
     "BOOLEAN": 1,
     "INT32": 4,
@@ -34,13 +34,13 @@ _LOOK_BYTES = 2**18
 _BYTES = "BYTE_ARRAY"
 _DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _INCREMENTAL = "DELTA_BYTE_ARRAY"
-"""An encoding that leaves out what a value shares with the one before."""
+"""An encoding that stores only the difference to the value before."""
 
 
 def read_batches(
     source: pa.NativeFile, columns: Sequence[str], most_rows: int = BATCH_ROWS, most_bytes: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Read columns of a Parquet file; those that it lacks are left out.
+    """Read columns of a Parquet file; columns that the file lacks are left out.
 
     Args:
         source: the file; it stays open.
@@ -79,7 +79,7 @@ def in_pieces(table: pa.Table) -> pa.Table:
 
 
 def uncompressed_size(footer: pq.FileMetaData) -> int:
-    """Return the bytes of a file before compression; what a dictionary holds counts once."""
+    """Return the bytes of a file before compression; dictionary values count once."""
     return sum(int(footer.row_group(group).total_byte_size) for group in range(footer.num_row_groups))
 
 
@@ -130,7 +130,7 @@ class _Steps:
         return max(step, 1)
 
     def _longest(self, group: int, leaf: int) -> int | None:
-        """Return the bytes of the longest value in a dictionary; None if a look does not show it."""
+        """Return the bytes of the longest value in a dictionary; None if its first bytes do not show it."""
         schema = self._file.metadata.schema
         path = schema.column(leaf).path
         if self._as_dictionaries is None:

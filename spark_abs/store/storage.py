@@ -1,4 +1,4 @@
-"""How storage is reached: the one place that knows what pyarrow, deltalake and Hadoop call its options."""
+"""How storage is reached. Only this module knows the option names of pyarrow, deltalake and Hadoop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _S3 = ("s3", "s3a")
 
 
 def location_of(uri: str) -> str:
-    """Return `uri` in the one form that Spark, deltalake and `Place` all take, and that is stored.
+    """Return `uri` in its stored form, which Spark, deltalake and `Place` all accept.
 
     Local paths become absolute; `s3://` becomes `s3a://`, Hadoop's name for it.
 
     Raises:
-        UsageError: it is empty, or names more than a bucket and a path in it.
+        UsageError: it is empty, or has more parts than a bucket and a path.
     """
     if not uri:
         raise UsageError("the path is empty")
@@ -62,12 +62,12 @@ def root_location(uri: str) -> str:
 
 
 def in_object_store(location: str) -> bool:
-    """Say whether a location is one that Hadoop's S3A connector serves."""
+    """Say whether Hadoop's S3A connector serves a location."""
     return location.startswith("s3a:")
 
 
 def remedy(location: str) -> str:
-    """Say what to do where a location cannot be read or written."""
+    """Return advice for a location that cannot be read or written."""
     if in_object_store(location):
         return "try again, or check credentials, region and endpoint (spark.abs.storage.*, AWS_...)"
     return "try again"
@@ -75,7 +75,7 @@ def remedy(location: str) -> str:
 
 @dataclass(frozen=True)
 class Storage:
-    """How an S3-compatible store is reached. What is empty is left to the defaults of each library.
+    """How an S3-compatible store is reached. Empty options take the defaults of each library.
 
     Those are the usual variables `AWS_…` and, on a machine in the cloud, its own role.
     """
@@ -114,14 +114,14 @@ class Storage:
 
     @classmethod
     def of(cls, settings: Settings) -> Storage:
-        """Return what the settings of the area `storage` say."""
+        """Return the options in the settings of the area `storage`."""
         return cls(**{f.name: getattr(settings, f.name) for f in fields(cls)})
 
     @classmethod
     def given(
         cls, spark_conf: Mapping[str, str] | None = None, arguments: Mapping[str, object] | None = None
     ) -> Storage:
-        """Return what is said by the environment, a session's configuration and arguments.
+        """Return the options from the environment, a session's configuration and arguments.
 
         Raises:
             ConfigError: a name is unknown, or a value cannot be read.
@@ -134,7 +134,7 @@ class Storage:
     def delta(self) -> dict[str, str]:
         """Return the options by deltalake's names.
 
-        A commit must never replace one that is there: the store refuses the second of two (If-None-Match).
+        A commit must never replace an existing one: the store refuses the second of two (If-None-Match).
         """
         return _given(
             {
@@ -189,7 +189,7 @@ DEFAULTS = Storage()
 
 @dataclass(frozen=True)
 class Place:
-    """A directory or a table, for everybody: Spark by `uri`, pyarrow by `fs` and `path`. Picklable."""
+    """A directory or a table: Spark uses `uri`, pyarrow `fs` and `path`. Picklable."""
 
     uri: str
     storage: Storage = field(default=DEFAULTS, repr=False)
@@ -228,12 +228,12 @@ class Place:
 
     @property
     def options(self) -> dict[str, str] | None:
-        """What deltalake needs to know to reach it."""
+        """Options of deltalake to reach it."""
         return self.storage.delta() if in_object_store(self.uri) else None
 
     @property
     def in_spark_files(self) -> str:
-        """The place as Spark writes it into files: `file:/…` for a local one."""
+        """The place as Spark writes it into files: `file:/…` if it is local."""
         scheme, colon, rest = self.uri.partition("://")
         return f"{scheme}{colon}{quote(rest)}" if colon else f"file:{quote(self.uri)}"
 
@@ -242,7 +242,7 @@ class Place:
         return Place(f"{self.uri}/{relative}", self.storage)
 
     def exists(self) -> bool:
-        """Say whether there is anything; in an object store a directory is what lies below it."""
+        """Say whether the place exists. In an object store a directory exists if it has content."""
         return bool(self.fs.get_file_info(self.path).type != fs.FileType.NotFound)
 
     def read(self, relative: str) -> bytes | None:
@@ -254,9 +254,9 @@ class Place:
             return None
 
     def write(self, relative: str, data: bytes) -> None:
-        """Write a small file so that a reader sees all of it or the one before.
+        """Write a small file atomically: a reader sees the whole new file or the old one.
 
-        Only for files that any single writer may overwrite; nothing is decided by them.
+        Only for files that any writer may overwrite and that decide nothing.
         """
         target = f"{self.path}/{relative}"
         written = f"{target}.{uuid.uuid4().hex}.tmp" if self.local else target

@@ -1,7 +1,7 @@
-"""A Delta table under exact commits: read, decide, commit at the very next version, or decide again.
+"""A Delta table with exact commits: read, decide, commit at the next version, or decide again.
 
-deltalake rebases a commit that lost a race. Every decision of ours rests on what was read, so retries
-are off: a commit takes version read + 1 or raises `CommitConflict`.
+deltalake rebases a commit that lost a race. Here each decision depends on the loaded version, so retries are
+off: a commit becomes the next version or raises `CommitConflict`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOG_PROPERTIES: Mapping[str, str] = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.checkpointInterval": "10",
 }
-"""Only our own clean-up removes log files: a missing one is damage, not silence."""
+"""Only this package's clean-up removes log files, so a missing one is damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class Commit:
     transactions: Mapping[str, int] = field(default_factory=dict)
     metadata: str | None = None
     replace: bool = False
-    """Remove all files that the table had."""
+    """Whether to remove all files of the table."""
     removes: Sequence[str] = ()
     """Paths of files to remove, as the log names them; not together with `replace`."""
 
 
 class Table:
-    """A kept handle on one Delta table. Not thread-safe: one handle per thread."""
+    """A long-lived handle on one Delta table. Not thread-safe: use one handle per thread."""
 
     def __init__(self, place: Place, table: DeltaTable) -> None:
         self.place = place
@@ -107,7 +107,7 @@ class Table:
 
     @property
     def version(self) -> Version:
-        """The version that this handle has read."""
+        """The version that this handle has loaded."""
         return Version(self._table.version())
 
     @property
@@ -117,12 +117,12 @@ class Table:
 
     @property
     def defined(self) -> Version:
-        """A version since which columns, properties and protocol are as they are at the version read."""
+        """A version since which columns, properties and protocol have not changed."""
         self._follow()
         return Version(self._defined)
 
     def was(self, table_id: str, version: int) -> bool:
-        """Say whether the table had an id at a version: `CREATE OR REPLACE` gives a table another one."""
+        """Say whether the table had an id at a version: `CREATE OR REPLACE` gives a table a new id."""
         try:
             then = DeltaTable(self.uri, version=max(version, 0), storage_options=self.place.options)
         except DeltaError:
@@ -142,7 +142,7 @@ class Table:
     def read(
         self, columns: Sequence[str] | None = None, filters: Sequence[tuple[str, str, object]] | None = None
     ) -> pa.Table:
-        """Return the rows as of the version read.
+        """Return the rows as of the loaded version.
 
         Raises:
             DamageError: a data file is missing or damaged.
@@ -163,20 +163,20 @@ class Table:
             raise DamageError(f"{self.uri} cannot be read: {error}") from error
 
     def refresh(self) -> None:
-        """Read the commits that came since; costs what is new."""
+        """Load the commits since the loaded version; costs only new ones."""
         self._table.update_incremental()
         self._follow()
 
     def written(self, version: Version) -> tuple[int, ...]:
-        """Return what tells the file of a commit from another in its place; nothing if it is not there."""
+        """Return a fingerprint of a commit's file, nothing if the file does not exist."""
         found = self.place.fs.get_file_info(f"{self.place.path}/{log_file(version)}")
         return (found.mtime_ns or 0, found.size) if found.type is fs.FileType.File else ()
 
     def transaction(self, app: str) -> int | None:
-        """Return the version last committed under an application id, as of the version read.
+        """Return the version last committed under an application id, as of the loaded version.
 
-        Looked up once, then followed from commit to commit: deltalake looks in all the log files that the
-        handle was opened with, and a clean-up may have deleted them after a checkpoint since.
+        It is looked up once and then followed from commit to commit: deltalake would read all log files that
+        the handle was opened with, and a clean-up may have deleted them since.
         """
         self._follow()
         if app not in self._transactions:
@@ -187,7 +187,7 @@ class Table:
         return self._transactions[app]
 
     def _follow(self) -> None:
-        """Take the application ids of the commits since; the handle moves on with its own commits, too."""
+        """Read the application ids of later commits, those of this handle included."""
         for version in range(self._followed + 1, self.version + 1):
             commit = self.read_commit(version)
             if commit is None:  # cleaned up after a checkpoint
@@ -212,7 +212,7 @@ class Table:
         return version
 
     def require_unfenced(self, app: str) -> None:
-        """Raise Fenced if the application id was burnt, as of the version read."""
+        """Raise Fenced if the application id was fenced, as of the loaded version."""
         if (self.transaction(app) or 0) >= FENCED:
             raise Fenced(f"{app} was fenced on {self.uri}: a newer attempt has taken over")
 
@@ -221,7 +221,7 @@ class Table:
         return read_commit(self.place.fs, self.place.path, version)
 
     def backwards(self) -> Iterator[LogCommit]:
-        """Iterate the commits from the version read backwards, as far as the log goes."""
+        """Iterate the commits backwards from the loaded version, as far as the log goes."""
         for version in range(self.version, -1, -1):
             commit = self.read_commit(version)
             if commit is None:
@@ -229,11 +229,11 @@ class Table:
             yield commit
 
     def commit_next(self, commit: Commit) -> Version:
-        """Commit at exactly the version after the one read, and return it.
+        """Commit at exactly the version after the loaded one, and return it.
 
         Raises:
-            CommitConflict: somebody else took that version; nothing of this commit is in the table.
-            CommitStateUnknown: the store failed, and the outcome or what the log has now cannot be read.
+            CommitConflict: another writer took that version; nothing of this commit is in the table.
+            CommitStateUnknown: the store failed, and the outcome or the new log cannot be read.
         """
         self._follow()
         token, target = uuid.uuid4().hex, Version(self.version + 1)
@@ -268,11 +268,11 @@ class Table:
         return target
 
     def restore(self, version: Version, commit: Commit) -> None:
-        """Bring the rows back to what they were at a version, in one commit with ids and metadata.
+        """Restore the rows of a version, in one commit with ids and metadata.
 
         Raises:
             CommitConflict: somebody else took the next version.
-            DamageError: that version, or a file of it, is not there any more.
+            DamageError: the version or a file of it no longer exists.
         """
         before = self.version
         try:
@@ -292,7 +292,7 @@ class Table:
             raise DamageError(f"{self.uri} cannot be restored to version {version}: {error}") from error
 
     def commit(self, decide: Callable[[Table], Commit | None]) -> Version | None:
-        """Refresh, let `decide` look, commit exactly; again until it stands or `decide` returns None."""
+        """Refresh, call `decide`, commit exactly. Repeat until that succeeds or `decide` returns None."""
         while True:
             self.refresh()
             commit = decide(self)
@@ -304,10 +304,10 @@ class Table:
                 continue
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Add columns, null in the rows that are there.
+        """Add columns, which are null in existing rows.
 
         Raises:
-            UsageError: the table does not take them.
+            UsageError: the table refuses the columns.
             CommitConflict: somebody else took the next version.
         """
         before = self.version
@@ -326,15 +326,15 @@ class Table:
         self.refresh()
 
     def sweep(self, hours: int, most: int, kept: int) -> None:
-        """Delete data files that left the table: after some hours, or sooner if there are many.
+        """Delete data files that were removed from the table: after some hours, or sooner if there are many.
 
-        What has left is what the log says, so files without a commit stay, and what is due does not depend on
-        who asks when. Commits nothing; costs a listing. Killed anywhere, it can be repeated.
+        Only removals in the log count, so files without a commit stay, and the result does not depend on the
+        caller or the time of the call. Commits nothing; costs a listing. It can be repeated after a kill.
 
         Args:
-            hours: after which they go in any case.
-            most: how many may lie there that left later.
-            kept: of how many versions before the newest the files stay if there are more.
+            hours: removed files older than this are deleted in any case.
+            most: how many younger removed files may stay.
+            kept: if there are more, the files of this many versions before the newest stay.
         """
         selector = fs.FileSelector(self.place.path)
         there = {str(info.base_name) for info in self.place.fs.get_file_info(selector)}
@@ -347,7 +347,7 @@ class Table:
                 self.place.fs.delete_file(f"{self.place.path}/{name}")
 
     def _left(self, hours: int, kept: list[int]) -> set[str]:
-        """Return the files that left the table so long ago, and are in none of the kept versions."""
+        """Return the files that were removed long enough ago and are in none of the kept versions."""
         return set(
             self._table.vacuum(
                 retention_hours=hours, dry_run=True, enforce_retention_duration=False, keep_versions=kept
@@ -357,8 +357,8 @@ class Table:
     def trim_log(self, kept: int) -> None:
         """Delete log files older by more than `kept` versions than the log's newest checkpoint, oldest first.
 
-        Costs a listing. What is left always begins in front of a checkpoint, so the table can be read,
-        killed anywhere; a handle that lies further behind must be opened again.
+        Costs a listing. The remaining log always begins before a checkpoint, so the table can be read even
+        after a kill. A handle at an older version must be opened again.
         """
         last = self.place.read("_delta_log/_last_checkpoint")
         if last is None:
@@ -369,7 +369,7 @@ class Table:
                 self.place.fs.delete_file(path)
 
     def _read_back(self, target: Version, token: str, error: Exception) -> None:
-        """Return if the commit under way is ours after all; raise what is known otherwise."""
+        """Return if the commit was made after all; raise what is known otherwise."""
         try:
             found = self.read_commit(target)
         except (OSError, DamageError):
@@ -383,7 +383,7 @@ class Table:
 
 
 def _is_of_store(error: Exception) -> bool:
-    """Say whether Arrow says that a store does not answer: of bytes that are wrong it has no such number."""
+    """Say whether an Arrow error means that a store does not answer: errors about bytes have no errno."""
     if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
         return False
     return error.errno is not None or "AWS Error" in str(error)

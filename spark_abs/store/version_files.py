@@ -17,10 +17,10 @@ def place_of(then: DeltaTable, table: Place, uri: str) -> Place:
 
 
 def lacks_vectors(then: DeltaTable) -> str:
-    """Say which file of deletion vectors a version lacks, empty if it has all; reads all that it has.
+    """Return a missing file of a version's deletion vectors, empty if all exist. Reads all of them.
 
-    A data file stays in the table when more of its rows are deleted, and the older vector leaves it. Neither
-    Delta's RESTORE nor the list of files of a version tells that it is gone.
+    When more rows of a data file are deleted, the file stays in the table and its older vector is removed.
+    Neither Delta's RESTORE nor the list of files of a version shows that a vector is missing.
 
     Raises:
         OSError: the store cannot be read now.
