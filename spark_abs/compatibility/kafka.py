@@ -46,16 +46,16 @@ def require_records(
             gone = tuple(missing(wanted, available(spark, source, wanted)))
         except (Py4JError, TypeError) as error:  # TypeError: a JVM that has Kafka's client under another name
             log.warning(
-                "stage %s: whether Kafka still has what it goes on with is not known yet: %s",
+                "stage %s: it is unknown whether Kafka still has its next records: %s",
                 stage,
                 _cause(error),
             )
             continue
         if gone and source.goes_on_without:
-            log.warning("stage %s goes on without records that are gone: %s", stage, "; ".join(gone))
+            log.warning("stage %s continues without lost records: %s", stage, "; ".join(gone))
         elif gone:
             raise Refused(
-                f"stage {stage!r} goes on with records that Kafka does not have: {'; '.join(gone)}. Restore "
+                f"stage {stage!r} needs records that Kafka no longer has: {'; '.join(gone)}. Restore "
                 'a later checkpoint; or accept their loss: read with .option("failOnDataLoss", "false")'
             )
 

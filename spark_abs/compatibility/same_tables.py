@@ -65,17 +65,17 @@ def newest_version(past: Past, table_id: str) -> Version:
 
 
 def _told(sink: SinkSpec, uri: str, why: str, taken: RunId) -> str:
-    meant = "say existing='take_over' if the job is to go on with the table as it is"
+    meant = "declare the sink with existing='take_over' to continue with the table as it is"
     if taken != NO_RUN:
         meant = (
-            f"if the job is to go on with the table as it is, give the sink another name with "
-            f"existing='take_over', which under this name has counted in run {taken}"
+            f"to continue with the table as it is, give the sink another name with existing='take_over', "
+            f"which under this name was used up by run {taken}"
         )
     return (
-        f"sink {sink.name!r}: {uri} {why}. Rows that the job has committed are missing from it, and would "
-        "not come again. Bring that table back; or go back with it, to a checkpoint that it has "
-        f"(restart='checkpoint', or a restore, which says what it does to each table); or {meant}; "
-        "or give the sink another name and table, which begins with the rows from now on"
+        f"sink {sink.name!r}: {uri} {why}. Rows that the job has committed are missing from it and "
+        "would not be written again. Put the right table back; or take the job back to a checkpoint that the "
+        f"table has (restart='checkpoint', or a restore, whose plan shows each table); or {meant}; "
+        "or give the sink another name and table, which gets the rows from now on"
     )
 
 

@@ -181,8 +181,8 @@ class _Comparing:
                 shape.stage,
                 Verdict.REFUSED,
                 (
-                    "it was left out since, and what it had read and kept was left behind: give it another "
-                    "name, under which it begins, or restore a checkpoint that has it",
+                    "an earlier start left it out, with its positions and state: give it another name, under "
+                    "which it begins, or restore a checkpoint that has it",
                 ),
             )
         starts, notes, reasons = [], [], []
@@ -226,9 +226,9 @@ class _Comparing:
         """Return why a source cannot be given up, or what to say if it can."""
         if position is None:
             if self._leave:
-                return [], [f"{source} is read no more, its position is left behind"]
+                return [], [f"{source} was removed, its position is left behind"]
             return [
-                f"{source} is read no more, and what was read of it would be read again if it came back: "
+                f"{source} was removed; adding it back later would read it from its start again: "
                 f"declare it as it was, or leave its position behind: {LEAVE}"
             ], []
         if position.channel in self._taken_over():
@@ -275,7 +275,9 @@ class _Comparing:
                 ]
             position = replace(next(iter(given.values())), feedback=source.feedback)
             (who, *_) = given
-            return position, [f"begins channel {channel} after entry {position.version}, where {who!r} stood"]
+            return position, [
+                f"begins channel {channel} after entry {position.version}, the position of {who!r}"
+            ]
         if channel not in self._recorded.ends:
             return first_position(channel, source.feedback), []
         at = self._recorded.earliest if asked == "earliest" else self._recorded.ends

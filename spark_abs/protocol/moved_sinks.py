@@ -10,8 +10,8 @@ from spark_abs.model import ChannelId, Position, StageId, producer
 from spark_abs.protocol.changes import Recorded, StageChange, StageProgress, Verdict
 
 _REASON = (
-    "sink {} was one of stage {!r}, and {} entries of channel {} have come to only one of the two stages: "
-    "their rows would be {}; start the job as it was and stop it with a savepoint, after which nothing is "
+    "sink {} belonged to stage {!r}, and only one of the two stages has read {} entries of channel {}: "
+    "their rows would be {}; start the job as it was and stop it with a savepoint, after which no row is "
     "unread, then move the sink"
 )
 _TWICE, _MISSING = "in the table twice", "missing from the table"

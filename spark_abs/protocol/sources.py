@@ -72,9 +72,9 @@ def unclear(
         was, now = ([s.at for s in group if s == source] for group in (gone, new))
         if was and max(len(was), len(now)) > 1 and (len(was) != len(now) or any(was)):
             yield (
-                f"several of its sources are {source}, and more than one is at another place than before "
-                f"(was: {', '.join(was)}; now: {', '.join(now)}): which of them goes on where is not known; "
-                "change one of them at a time"
+                f"several of its sources are {source}, and the location of more than one changed "
+                f"(was: {', '.join(was)}; now: {', '.join(now)}): it is unknown which position belongs to "
+                "which source; change one of them at a time"
             )
 
 

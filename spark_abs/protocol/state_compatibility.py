@@ -37,15 +37,15 @@ def state_reasons(before: StageShape | None, shape: StageShape, reached: StagePr
     elif before.by_place is not None and shape.by_place is not None and _moved(before, shape):
         was, now = contrasted(_places(before.by_place), _places(shape.by_place))
         yield (
-            "its operators keep columns by place, and these are others now, or in another order: sums and "
-            f"values would go on under each other's names:\n  was: {was}\n  now: {now}\n"
-            "  bring them into the order that they had, with select() before a join and after an aggregate; "
+            "Spark stores the columns of its operators by position, and the columns or their order changed: "
+            f"sums and values would be exchanged:\n  was: {was}\n  now: {now}\n"
+            "  restore their old order, with select() before a join and after an aggregate; "
             f"or give the stage another name, under which it begins without state: {LEAVE}"
         )
     elif before.operators and before.output_mode != shape.output_mode:
         yield (
-            f"its output mode was {before.output_mode!r} and is {shape.output_mode!r} now: what it has sent "
-            "of its state was sent in the old one; declare it as it was, or give the stage another name"
+            f"its output mode was {before.output_mode!r} and is {shape.output_mode!r} now: rows from "
+            "its state were emitted in the old mode; declare the old mode, or give the stage another name"
         )
 
 

@@ -110,8 +110,8 @@ class Drain:
         for stage in self.graph.stages:
             if stage.feedback:
                 raise UsageError(
-                    f"stage {stage.name!r} is the head of a loop: what goes round has no end that a drain "
-                    "could wait for; stop without a drain, the savepoint has what is on its way"
+                    f"stage {stage.name!r} is the head of a loop: a drain could not tell when its last "
+                    "row has passed; stop without a drain, the savepoint includes the rows in the loop"
                 )
             if stage.inputs and self.plans[stage.name].sources:
                 raise UsageError(
@@ -219,7 +219,7 @@ class Drain:
         if error is not None:
             raise StageFailed(
                 f"stage {stage.name!r} failed in batch {batch} while it was drained: "
-                f"{cause_of(error)}{fixed}; start the job again, the drain goes on"
+                f"{cause_of(error)}{fixed}; start the job again: the start resumes the drain"
             ) from error
 
     def _needs_flush(self, stage: StageDecl, runner: StageRunner) -> bool:

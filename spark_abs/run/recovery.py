@@ -186,9 +186,7 @@ def _failed(end: StageEnd) -> str:
 def _told(end: StageEnd, decision: GiveUp) -> str:
     said = f"{_failed(end)}{end.fixed}"
     if source_moved(end.cause):
-        said += (
-            "; start the job again from its script: that makes the frame anew, or says what stands in the way"
-        )
+        said += "; start the job again from its script: that creates the frame again, or says why it cannot"
     before = decision.counted[:-1]
     if not before:
         return said

@@ -73,9 +73,8 @@ class Renewal:
 
     def _refused(self, why: str) -> Refused:
         return Refused(
-            f"stage {self.stage!r} was to be started again with its source as it is now, and {why}. Start "
-            "the job again: the start brings channels, tables and the stages after it along, or says what "
-            "stands in the way"
+            f"stage {self.stage!r} cannot be restarted with the present source: {why}. Start the job "
+            "again: the start updates channels, tables and following stages, or says why it cannot"
         )
 
 

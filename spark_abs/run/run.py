@@ -284,7 +284,7 @@ class Run:
         if not answer.ok:
             raise Refused(
                 f"savepoint {name!r} of the drained job was not taken: {answer.message}; start the job "
-                "again, it goes on with it"
+                "again: the start resumes the drain"
             )
         self._last_savepoint = answer.id
         self._await_sent()
@@ -293,7 +293,7 @@ class Run:
     def _look_while_draining(self) -> None:
         self._termination.raise_failure()
         if self._termination.requested:
-            raise Refused("stopped while it was being drained: the next start goes on with the drain")
+            raise Refused("stopped while it was being drained: the next start resumes the drain")
         self._look()
 
     def _look(self) -> None:
@@ -341,8 +341,8 @@ class Run:
                 log.warning("no checkpoint at the end of input: %s", answer.message)
                 if self._senders.need_checkpoints and not self._termination.requested:
                     raise CheckpointsFailed(
-                        f"no checkpoint at the end of input: {answer.message}; sinks outside lack what came "
-                        "after the newest one: start the job again, it sends the rest"
+                        f"no checkpoint at the end of input: {answer.message}; sinks outside lack the rows "
+                        "after the newest checkpoint: start the job again, it sends the rest"
                     )
             return
 
@@ -374,11 +374,9 @@ class Run:
         patience_s = self._ctx.settings.stop_timeout_ms / 1000 if in_order and stopped else 1.0
         left = "; ".join(self._senders.close(patience_s))
         if left and in_order:
-            log.warning(
-                "job %s ends before all was sent: %s; the next start goes on with it", self._ctx.job, left
-            )
+            log.warning("job %s ends with unsent rows: %s; the next start sends them", self._ctx.job, left)
             if self._ctx.bounded:
-                said = f"not all was sent: {left}; start the job again, it goes on"
+                said = f"rows were not sent: {left}; start the job again, it sends them"
                 self._termination.fail(SinkUnreachable(said))
 
     def _under_way(self) -> str:

@@ -131,7 +131,7 @@ def _origin(state: ControlState, ctx: RunContext) -> str:
     """Say for a person from where a run goes on."""
     attempt = state.attempt
     if any(run.id != ctx.run and run.attempt == attempt.id for run in state.runs):
-        return f"it goes on where attempt {attempt.id} was"
+        return f"it resumes attempt {attempt.id}"
     if attempt.checkpoint is not None:
         return f"attempt {attempt.id}, restored from checkpoint {attempt.checkpoint}"
     return "a new root"
@@ -167,8 +167,8 @@ def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> st
     done = Checkpoints.open(job.root, job.name).summaries()
     if any(s.attempt == attempt.id and s.name == name for s in done):
         log.warning(
-            "job %s was drained before savepoint %r: its event time is at its end, and what has a watermark "
-            "drops rows as late; restore an earlier checkpoint to go on in the same event time",
+            "job %s was drained before savepoint %r: its event time is at its end, and stages with a "
+            "watermark drop all rows as late; restore an earlier checkpoint to continue its event time",
             job.name,
             name,
         )
@@ -178,7 +178,7 @@ def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> st
             f"the job is being drained, with savepoint {name!r}: start it without available_now: it finishes "
             "the drain, takes the savepoint and ends; or restore an earlier checkpoint"
         )
-    log.warning("job %s goes on with the drain that ends with savepoint %r", job.name, name)
+    log.warning("job %s resumes the drain that ends with savepoint %r", job.name, name)
     return name
 
 
@@ -190,7 +190,7 @@ def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: b
 
     if not Checkpoints.open(job.root, job.name).summaries():
         log.warning(
-            "job %s was to go back to a checkpoint, and %s has none: it goes on from where its stages are",
+            "job %s: restart='checkpoint' found no checkpoint at %s: its stages resume where they were",
             job.name,
             job.root.uri,
         )

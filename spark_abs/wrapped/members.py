@@ -123,7 +123,7 @@ def refuse_older(manifest: Manifest | None, stage: StageId, state: ControlState,
             log.warning("table %s of query %s is gone since its newest checkpoint", output.table, stage)
             continue
         if table.id != output.table_id:
-            said = "table %s of query %s is another one since its newest checkpoint: its id is %s, and was %s"
+            said = "table %s of query %s was replaced since its newest checkpoint: its id is %s, and was %s"
             log.warning(said, output.table, stage, table.id, output.table_id)
         elif table.version < output.version:
             raise TableChanged(

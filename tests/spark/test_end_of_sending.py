@@ -76,7 +76,7 @@ def begin(
 
 def stop_while_it_commits(run: spark_abs.Run, sink: Slow) -> None:
     assert sink.asked.wait(60)
-    with pytest.raises(SinkUnreachable, match=r"not all was sent: sink 'out' .* start the job again"):
+    with pytest.raises(SinkUnreachable, match=r"rows were not sent: sink 'out' .* start the job again"):
         run.stop()
 
 
@@ -139,7 +139,7 @@ def test_a_sink_out_of_reach_does_not_end_the_wait_for_another(
     assert slow.asked.wait(60)
     assert not run.await_termination(8 * PATIENCE / 1000)
     slow.may.set()
-    with pytest.raises(SinkUnreachable, match=r"not all was sent: sink 'away' .* no route; start"):
+    with pytest.raises(SinkUnreachable, match=r"rows were not sent: sink 'away' .* no route; start"):
         run.await_termination(60)
     assert sorted(slow.ids) == [0, 1, 2]
 

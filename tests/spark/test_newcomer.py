@@ -127,7 +127,7 @@ def test_it_runs_stops_and_starts_again_in_few_lines(tmp_path: Path) -> None:
         second.wait_for("(checkpoint) complete")
         second.press_ctrl_c()
         assert second.wait_for_end() == 0, second.text
-    assert "it goes on where attempt 1 was" in second.text
+    assert "it resumes attempt 1" in second.text
     assert "SIGINT, stopping gracefully" in second.text
     assert "theirs job attribution: run 2 has ended: stopped" in second.text
     assert " INFO spark_abs." not in second.text  # nothing is said twice

@@ -25,5 +25,5 @@ def test_without_a_checkpoint_it_says_that_it_goes_on_and_that_nothing_was_check
     with caplog.at_level(logging.WARNING, "spark_abs"):
         assert not start._back_to_checkpoint(job, drafted, takeover=False, leave=False)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("job down was to go back to a checkpoint, and ")
-    assert said.endswith("has none: it goes on from where its stages are")
+    assert said.startswith("job down: restart='checkpoint' found no checkpoint at ")
+    assert said.endswith(": its stages resume where they were")

@@ -27,7 +27,7 @@ class Named:
     ("verdict", "note", "kept"),
     [
         (Verdict.NEW, "json source /in starts where its own options say", False),
-        (Verdict.REFUSED, "it was left out since", True),
+        (Verdict.REFUSED, "an earlier start left it out", True),
     ],
 )
 def test_the_source_of_an_adopted_query_goes_on_where_the_query_was(
