@@ -1,1 +1,1 @@
-"""Tables as people name them: by a path, a URI, or a name that a catalog of Spark leads from to a table."""
+"""Tables as users name them: by a path, a URI, or a name in a catalog of Spark."""

@@ -1,4 +1,4 @@
-"""What a text says of a table: where it is, or its name in a catalog. Imports no Spark."""
+"""A text for a table: its location, or its name in a catalog. Imports no Spark."""
 
 from __future__ import annotations
 

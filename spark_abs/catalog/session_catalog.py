@@ -1,4 +1,4 @@
-"""The catalogs of a Spark session: what they know of a table, and where a new one would be.
+"""The catalogs of a Spark session: entries of tables, and the location of a new table.
 
 Read in Spark 4.2: the calls into the JVM are private to it. None of them opens a table, which takes Delta
 seconds.
@@ -21,7 +21,7 @@ SESSION_CATALOG = "spark_catalog"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a catalog says of a table."""
+    """The entry of a table in a catalog."""
 
     provider: str
     """`delta`, or what else it is; empty of a view."""

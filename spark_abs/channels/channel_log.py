@@ -38,7 +38,7 @@ class ChannelLog:
         return note_of(commit) if commit is not None else None
 
     def plans(self, after: BatchId) -> dict[BatchId, str]:
-        """Return the offsets of the batches after `after` that commits name."""
+        """Return the offsets of batches after `after`, from the metadata of their commits."""
         found: dict[BatchId, str] = {}
         for commit in self._table.backwards():
             note = note_of(commit)

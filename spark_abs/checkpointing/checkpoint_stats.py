@@ -1,4 +1,4 @@
-"""What a run tells `history/` of its checkpoints: what an operator asks for, failures included (P20)."""
+"""The events of a run's checkpoints for `history/`, for operators, failures included (P20)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class CheckpointStats:
         )
 
     def settings_changed(self, what: str) -> None:
-        """Record that settings of the running job were changed, from what to what."""
+        """Record changed settings of the running job, with old and new values."""
         event, ctx = HistoryEvent.SETTINGS_CHANGED, self._ctx
         self._append(HistoryRow(now_ms(), event, ctx.attempt, ctx.run, detail=what))
 

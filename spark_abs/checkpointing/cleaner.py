@@ -57,7 +57,7 @@ class CheckpointCleaner:
     def __call__(self) -> None:
         """Retire, sweep, trim; at first and from time to time trim the tables' logs and what left the tables.
 
-        What is due says the root itself, so a run may be as short as it likes.
+        The due time is stored in the root, so that short runs trim, too.
         """
         ctx = self._ctx
         checkpoints = Checkpoints.open(ctx.root, ctx.job)

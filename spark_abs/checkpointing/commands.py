@@ -1,4 +1,4 @@
-"""What is asked of a running job through `control/`, as `spark-abs` does: carried out once, and answered."""
+"""Requests to a running job through `control/`, as from `spark-abs`: carried out once, and answered."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Coordination:
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
         self._declined: set[tuple[CheckpointId, StageId]] = set()
-        """What stages have declined of checkpoints without an outcome."""
+        """The checkpoints without an outcome that stages have declined."""
         self._commands_ms = self._beat_ms = 0
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
 
@@ -402,7 +402,7 @@ def storing(what: str) -> Iterator[None]:
 
 
 def purpose(effect: protocol.Effect) -> str:
-    """Say what an effect of the coordinator writes."""
+    """Describe the write of a coordinator's effect."""
     match effect:
         case protocol.Claim():
             return "claim a checkpoint in control/"

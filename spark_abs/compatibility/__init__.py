@@ -1,1 +1,1 @@
-"""Whether and how a job that was changed goes on from what its root holds."""
+"""Whether and how a changed job continues with the data of its root."""

@@ -61,7 +61,7 @@ _KEPT_BY = {
     "TransformWithStateInPySpark": "transformWithState in Python",
     "GlobalLimit": "a limit",
 }
-"""Operators of a plan, as people call them."""
+"""Names of a plan's operators, for messages."""
 _STORED_AS = {
     "stateStoreSave": "an aggregation",
     "sessionWindowStateStoreSaveExec": "an aggregation",
@@ -174,7 +174,7 @@ def goes_on(job: JobSpec, root: Root, state: ControlState, stage: StageId) -> st
 def plan_adoption(
     job: JobSpec, root: Root, state: ControlState | None, stage: StageId, plan: PlanFacts
 ) -> Adoption:
-    """Say what is taken over; changes nothing.
+    """Plan what the stage takes over; changes nothing.
 
     Args:
         job: the declarations.
@@ -247,7 +247,7 @@ def fence_query(
 
 
 def _whole(place: Place) -> Iterator[str]:
-    """Iterate what keeps a checkpoint from being that of a query that can go on."""
+    """Iterate the reasons why a query could not resume from a checkpoint."""
     if place.read(METADATA) is None:
         yield "it is not the checkpoint of a query: it has no metadata file"
         return
@@ -285,7 +285,7 @@ def _refuse_active(spark: SparkSession, adoption: Adoption) -> None:
 
 
 def _sources(place: Place, offsets: Sequence[str | None], shapes: Sequence[SourceShape]) -> Iterator[str]:
-    """Iterate what differs between the sources of a checkpoint and of a frame."""
+    """Iterate the differences between the sources of a checkpoint and of a frame."""
     if len(offsets) != len(shapes):
         yield f"its query reads {len(offsets)} sources, and the frame {len(shapes)}"
         return
@@ -309,7 +309,7 @@ _FILES = frozenset(("json", "csv", "parquet", "orc", "text", "avro", "xml", "bin
 
 
 def _operators(place: Place, plan: PlanFacts) -> Iterator[str]:
-    """Iterate what differs between the operators with state of a checkpoint and of a frame."""
+    """Iterate the differences between the stateful operators of a checkpoint and of a frame."""
     if any(plan.functions):
         yield "its frame has functions of spark_abs with state: a native query does not record their forms"
     kept = Counter(_kept(place))
@@ -338,7 +338,7 @@ def _kept(place: Place) -> Iterator[str]:
 def _outputs(
     job: JobSpec, root: Root, state: ControlState | None, found: Adoption, spec: StageSpec
 ) -> Iterator[str]:
-    """Iterate what keeps the sinks of a stage from going on where the query was."""
+    """Iterate the reasons why the sinks of a stage cannot continue where the query stopped."""
     own = []
     for sink in _sinks(job, found.stage):
         table = _table(root, sink)

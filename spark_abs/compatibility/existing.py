@@ -1,4 +1,4 @@
-"""Whether a sink that first comes to a table finds rows of others there, and nobody has said that it may."""
+"""Refuse the first start of a sink on a table with rows of others, unless `existing=` allows it."""
 
 from __future__ import annotations
 

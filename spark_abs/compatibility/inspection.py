@@ -1,4 +1,4 @@
-"""Whether a job that is declared can go on from what its root holds: asked by a start, and without one."""
+"""Whether a declared job can continue with the data of its root, for a start and for `check`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _pinned(job: JobSpec) -> tuple[LookupVersion, ...]:
 def check_job(
     job: JobSpec, leave: bool, *, root: Root | None = None, to: str | int | None = None
 ) -> Comparison:
-    """Say what a start of a job would do with each of its stages; starts nothing and writes nothing.
+    """Return what a start of a job would do with each stage, without starting or writing anything.
 
     Args:
         job: the declarations.
@@ -172,7 +172,7 @@ def check_drafted(
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A declared job, and how it compares with what its root knows."""
+    """A declared job, and its comparison with the records of its root."""
 
     job: Declared
     knowledge: Knowledge
@@ -189,7 +189,7 @@ def inspect(
     at_checkpoint: bool = False,
     refuse: bool = True,
 ) -> Inspected:
-    """Compare a job with what its root knows; writes nothing.
+    """Compare a job with the records of its root; writes nothing.
 
     Args:
         job: the declarations.

@@ -1,4 +1,4 @@
-"""What a root knows of its job, and the job that is declared: what `protocol.compare` compares."""
+"""The recorded job of a root and the declared job: the input of `protocol.compare`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Declared:
     begin: Mapping[StageId, Begin]
 
     def shape(self, stage: StageId) -> StageShape | None:
-        """Return what is declared of a stage."""
+        """Return the declared shape of a stage."""
         return next((s for s in self.shapes if s.stage == stage), None)
 
 
@@ -107,7 +107,7 @@ class Knowledge:
         self._attempt = state.attempt
 
     def compare(self, declared: Declared, leave: bool) -> Comparison:
-        """Compare the declared job with what is known.
+        """Compare the declared job with the records.
 
         Raises:
             DamageError: what is recorded cannot be read.

@@ -23,7 +23,7 @@ from spark_abs.store.root import Root
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is known of a job's stages before a start."""
+    """The known facts of a job's stages before a start."""
 
     root: Root
     control: ControlState
@@ -31,7 +31,7 @@ class Past:
     """The newest checkpoint of the attempt, or the one that it began with."""
 
     def shape(self, stage: StageId) -> StageShape | None:
-        """Return what the manifest says of a stage's plan."""
+        """Return the shape of a stage's plan from the manifest."""
         graph = self.manifest.graph if self.manifest is not None else ()
         return next((shape for shape in graph if shape.stage == stage), None)
 
@@ -42,7 +42,7 @@ class Past:
         return NativeLog(place).newest_committed()
 
     def cut_batch(self, stage: StageId) -> BatchId:
-        """Return the batch with which a stage goes on whose native checkpoint is lost."""
+        """Return the cut from which a stage with a lost native checkpoint continues."""
         snapshot = self.manifest.stage(stage) if self.manifest is not None else None
         return NO_BATCH if snapshot is None else snapshot.cut_batch
 

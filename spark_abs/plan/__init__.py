@@ -1,1 +1,1 @@
-"""What a job declares, and what Spark's plans say of it: graph, specification, frames."""
+"""The declaration of a job, and facts from Spark's plans: graph, specification, frames."""

@@ -1,4 +1,4 @@
-"""What a stage's analysed plan reads as streams and keeps as state: by which a later start knows it again."""
+"""The streams and the state in a stage's analysed plan, by which a later start recognises it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def operator_shapes(frame: DataFrame) -> tuple[OperatorShape, ...]:
 
 
 def kept_by_place(plan: Any | None) -> tuple[tuple[str, ...], ...] | None:
-    """Return what Spark's operators keep by place, see `StageShape.by_place`, from an optimized plan.
+    """Return what Spark's operators store by position in an optimized plan, see `StageShape.by_place`.
 
     The state of an aggregate has its functions in the order in which they first occur, that of a join the
     columns of a side; the optimizer takes out what nothing uses, and puts functions in the order of a
@@ -177,7 +177,7 @@ def _sides(join: Any) -> tuple[Any, Any]:
 
 
 def _known_by(side: Any, plan: Any, conditions: Iterable[Any]) -> tuple[str, ...]:
-    """Return what the rows of a side of a join are known by, in a plan.
+    """Return the parts of a plan that identify the rows of a side of a join.
 
     That are its sources, its filters, and what is asked of its columns alone by the conditions of the join
     and by filters after it: Spark moves these below the join.
@@ -191,7 +191,7 @@ def _known_by(side: Any, plan: Any, conditions: Iterable[Any]) -> tuple[str, ...
 
 
 def _filters(plan: Any) -> Iterator[Any]:
-    """Iterate what a plan filters by."""
+    """Iterate the filters of a plan."""
     for node in nodes(plan):
         if node.getClass().getSimpleName() == "Filter":
             yield from _conjuncts(node.condition())

@@ -47,7 +47,7 @@ class LookupTable:
 
     @property
     def way_on(self) -> str:
-        """What to do if a version cannot be read any more. One that is never refreshed outlives restores."""
+        """Advice if a version cannot be read any more. With `never` a lookup's version outlives restores."""
         return _ANEW if self.lookup.max_age_ms is None else _BACK
 
     def _open(self) -> None:

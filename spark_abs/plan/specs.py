@@ -1,4 +1,4 @@
-"""What a user declares, as values: the job, its stages and their outputs, feedback edges, sinks."""
+"""A user's declarations as values: the job, its stages and their outputs, feedback edges, sinks."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ Given = Union[Output, Feedback, Lookup, "DataFrame", Callable[[str], "DataFrame"
 
 
 def is_stream(given: Input) -> bool:
-    """Say whether an input is a stream: what is neither a lookup nor a static frame."""
+    """Say whether an input is a stream: neither a lookup nor a static frame."""
     if isinstance(given, (Output, Feedback, TrackedSource)):
         return True
     return not isinstance(given, Lookup) and given.isStreaming
@@ -318,7 +318,7 @@ def listed_inputs(stage: str, inputs: object) -> Sequence[Given]:
 
 
 def require_stream(source: str, frame: object) -> None:
-    """Refuse as the frame of a source what is none.
+    """Require a streaming frame as the frame of a source.
 
     Raises:
         GraphError: it is an input of another kind, a static frame, or none at all.
@@ -362,7 +362,7 @@ def require_one_kind(sink: str, **kinds: object) -> None:
 
 
 def _require_callable(argument: str, given: object) -> None:
-    """Refuse as a function what would fail in the first batch.
+    """Refuse a function that could not be called in the first batch.
 
     Raises:
         UsageError: it cannot be called.
@@ -372,5 +372,5 @@ def _require_callable(argument: str, given: object) -> None:
 
 
 def query_name(job: str, stage: StageId) -> str:
-    """Return what the query of a stage is called in its session, once there."""
+    """Return the name of a stage's query, which is unique in its session."""
     return f"{job}/{stage}"

@@ -1,4 +1,4 @@
-"""An attempt: a life of the job between restores, and what it has recorded of its stages."""
+"""An attempt: the job's life from one restore to the next, and the records of its stages."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Attempt:
     starts: tuple[Start, ...] = ()
     """Where stages begin to read channels that were there before they were, until their first batch."""
     left: tuple[StageId, ...] = ()
-    """Stages that were left out since it began: what they had read and kept is behind."""
+    """Stages that were left out since it began; their positions and state are left behind."""
     functions: tuple[StartedFunctions, ...] = ()
     """Of each stage that has some, those that its state is of and those that it was last started with."""
     lookups: tuple[LookupVersion, ...] = ()
@@ -114,7 +114,7 @@ class Attempt:
 
     @property
     def command(self) -> str:
-        """What finishes the restore that the attempt began with."""
+        """The command that finishes the restore with which the attempt began."""
         options = "".join(f" --shuffle-partitions {stage}={n}" for stage, n in self.partitions.items())
         argument = f", shuffle_partitions={dict(self.partitions)}" if self.partitions else ""
         return way(

@@ -82,7 +82,7 @@ def attempt_for(
 
 
 def replaced_by(state: ControlState, attempt: AttemptId) -> tuple[AttemptId, ...]:
-    """Return what a restore must burn: the attempt that last ran, and those that were given up since."""
+    """Return the attempts that a restore must fence: the last that ran, and those abandoned since."""
     before = [a for a in state.attempts if a.id < attempt]
     ran = max(a.id for a in before if a.ready)
     return tuple(a.id for a in before if a.id >= ran)

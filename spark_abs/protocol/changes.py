@@ -1,4 +1,4 @@
-"""What is known of a job that was run and is declared anew, and what becomes of it."""
+"""The recorded facts of a job, and the effect of its new declaration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Begin = Literal["cut", "earliest"]
 FIRST_ENTRY = Version(0)
 """The commit that creates a channel."""
 LEAVE = "start with allow_non_restored_state=True"
-"""How a person leaves behind what is not needed any more, for messages."""
+"""How a user leaves behind state and positions, for messages."""
 
 
 def first_position(channel: ChannelId, feedback: bool = False) -> Position:
@@ -36,14 +36,14 @@ def first_position(channel: ChannelId, feedback: bool = False) -> Position:
 
 
 class Verdict(StrEnum):
-    """What becomes of a stage."""
+    """The effect of a start on a stage."""
 
     KEPT = "kept"
-    """It goes on where it was."""
+    """It continues at its position."""
     NEW = "new"
     """It begins."""
     LEFT = "left"
-    """It is declared no more, and what it had is left behind."""
+    """It is no longer declared; its state and positions are left behind."""
     REFUSED = "refused"
     """The job does not start."""
 
@@ -70,7 +70,7 @@ class UnderWay(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """Where a stage stands that the root knows."""
+    """The position of a recorded stage."""
 
     sources: tuple[Position | None, ...] = ()
     """Where each of its sources stands, in the order of Spark's offset file: None for a native one."""
@@ -78,7 +78,7 @@ class StageProgress:
     under_way: UnderWay = UnderWay.NOTHING
     stateful: bool = False
     calls_functions: bool = False
-    """Whether one of its sinks is a function: what that has seen of a batch is not recorded."""
+    """Whether one of its sinks is a function: the batches that it has seen are not recorded."""
     lost: bool = False
     """Its native checkpoint is not whole."""
     first: tuple[Position | None, ...] = ()
@@ -120,7 +120,7 @@ class Recorded:
     """The job as the root knows it."""
 
     where: str
-    """Who recorded it, for messages: `the last run`, `checkpoint 7`."""
+    """The origin of the record, for messages: `the last run`, `checkpoint 7`."""
     shapes: tuple[StageShape, ...] = ()
     progress: Mapping[StageId, StageProgress] = field(default_factory=dict)
     left: Collection[StageId] = ()
@@ -150,7 +150,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class StageChange:
-    """What becomes of one stage, and why."""
+    """The effect of a start on one stage, with reasons."""
 
     stage: StageId
     verdict: Verdict

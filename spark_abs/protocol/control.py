@@ -70,7 +70,7 @@ class Aborted:
 
 
 class CommandKind(StrEnum):
-    """What a person may ask of a running job."""
+    """The requests that a user can send to a running job."""
 
     SAVEPOINT = "savepoint"
     STOP = "stop"
@@ -96,12 +96,12 @@ class Command:
     checkpoint: CheckpointId | None = None
     message: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What to set, by the names that arguments have, as text."""
+    """The settings to change: argument name to value, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttachedSink:
-    """A Delta sink that the job has come to: known before its first row, and before any manifest names it."""
+    """A Delta sink that the job has attached, recorded before its first row and its first manifest."""
 
     stage: StageId
     sink: str
@@ -130,15 +130,15 @@ class AttachedSink:
 
 @dataclass(frozen=True, slots=True)
 class OutsideSink:
-    """A sink outside that the job has come to: the rows of an output go there, see `protocol.outside`."""
+    """A sink outside that the job has attached: it gets the rows of an output, see `protocol.outside`."""
 
     sink: str
     stage: StageId
     output: str
     kind: str
-    """`postgres`, `kafka`, `iceberg`, `delta`, or `own` for one that is a class of the user's."""
+    """`postgres`, `kafka`, `iceberg`, `delta`, or `own` for a user's own class."""
     settings: str
-    """What finds it again, as JSON: names, never a secret; empty for an own one."""
+    """The names by which it is found again, as JSON, without secrets; empty for `own`."""
     first: Mark
     """Where it began."""
     begun: bool = False
@@ -152,7 +152,7 @@ class OutsideSink:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A wrapped query that shared the root and is gone for good: checkpoints have no part of it any more."""
+    """A wrapped query that is gone for good: checkpoints no longer include it."""
 
     stage: StageId
     attempt: AttemptId
@@ -168,7 +168,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """All that `control/` holds."""
+    """The whole state of `control/`."""
 
     job: str
     root: str = ""
@@ -267,7 +267,7 @@ def place_natives(state: ControlState, natives: str) -> ControlState:
 def begin_run(
     state: ControlState, host: str, pid: int, now_ms: int, kind: RunKind = RunKind.JOB
 ) -> ControlState:
-    """Add a run of the newest attempt; whoever ran before is fenced by it.
+    """Add a run of the newest attempt, which fences all earlier runs.
 
     A job's run answers what an earlier run was asked and did not answer: it is not meant itself.
 
@@ -302,7 +302,7 @@ def begin_drain(state: ControlState, run: RunId, name: str) -> ControlState:
 
 
 def end_run(state: ControlState, run: RunId, how: str) -> ControlState:
-    """Record how a run ended; one that has ended has."""
+    """Record how a run ended, unless that is recorded already."""
     ended = (replace(r, ended=how) if r.id == run and r.ended is None else r for r in state.runs)
     return replace(state, runs=tuple(ended))
 
@@ -310,7 +310,7 @@ def end_run(state: ControlState, run: RunId, how: str) -> ControlState:
 def in_order_since(state: ControlState, run: RunId) -> RunId:
     """Return from which run on all before `run` have ended in order; `run` itself if the last has not.
 
-    Nothing of such a run is at work any more: what has come after it needs no fence against it.
+    No part of such a run works any more: later runs need no fence against it.
     """
     oldest = run
     for past in reversed(state.runs):
@@ -438,7 +438,7 @@ def ask(state: ControlState, command: Command) -> ControlState:
 def answer(
     state: ControlState, command: str, ok: bool, checkpoint: CheckpointId | None, message: str
 ) -> ControlState:
-    """Answer a command; one that is gone or answered is left as it is."""
+    """Answer a command, unless it is gone or already answered."""
     return replace(
         state,
         commands=tuple(

@@ -43,9 +43,9 @@ from spark_abs.protocol.trigger import JobStatus, Past, Request, TriggerSettings
 _FAILURES = frozenset(
     (AbortReason.EXPIRED, AbortReason.DECLINED, AbortReason.FINALIZE_FAILED, AbortReason.STATE_MISSING)
 )
-"""Reasons that say that a checkpoint could not be made; the others say that nobody wanted it any more."""
+"""Reasons that count as failures; with the other reasons the checkpoint was no longer needed."""
 _REMEMBERED = 64
-"""Outcomes and answers kept to recognise what comes late or twice."""
+"""Outcomes and answers that are remembered to recognise late and repeated messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Coordinator:
 
     @property
     def _status_text(self) -> str:
-        """How the job stands, for whoever asked something of it."""
+        """The status of the job, for answers to requests."""
         return f"the job is {self._status}" + (f": {self._why}" if self._why else "")
 
     def _forbidden(self, kind: CheckpointKind) -> AbortReason | None:
@@ -232,7 +232,7 @@ class Coordinator:
         return AckResult.SUCCESS
 
     def _complete_all(self) -> None:
-        """Give the verdict complete to what has the acknowledgements of all stages."""
+        """Complete the checkpoints that all stages have acknowledged."""
         for pending in self.pending:
             acks = pending.acks
             if pending.verdict is None and acks and acks.keys() >= self._stages:
@@ -241,7 +241,7 @@ class Coordinator:
                 self._subsume(pending.barrier)
 
     def _subsume(self, complete: Barrier) -> None:
-        """Give up the older checkpoints that one makes needless (P8), as Flink does.
+        """Abort older checkpoints that a newer one makes needless (P8), as Flink does.
 
         A savepoint is never given up. One after which the job goes on makes nothing needless: it is not what
         a failed job goes back to.
@@ -253,7 +253,7 @@ class Coordinator:
                 self._abort(older.id, AbortReason.SUBSUMED, f"checkpoint {complete.id} is complete")
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
-        """Give a checkpoint the verdict abort, unless it has one, or is none of ours."""
+        """Abort a checkpoint, unless it has an outcome or is unknown."""
         pending = self._pending.get(checkpoint)
         if pending and pending.verdict is None:
             self._pending[checkpoint] = replace(pending, verdict=Abort(checkpoint, reason, detail))

@@ -27,7 +27,7 @@ from spark_abs.model import CheckpointId, Entry, Version
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a channel may hold unread: entries with rows, and their bytes; None for any."""
+    """The unread data that a channel may hold: entries with rows, and their bytes; None for no limit."""
 
     entries: int | None = None
     size: int | None = None
@@ -52,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What a channel holds that its slowest consumer has not durably consumed."""
+    """The data in a channel that its slowest consumer has not durably consumed."""
 
     entries: int
     size: int
@@ -78,7 +78,7 @@ def slowest(consumers: Iterable[Version]) -> Version | None:
 
 
 def unread(loads: Iterable[Load], consumers: Iterable[Version]) -> Unread:
-    """Add up what lies behind the slowest consumer."""
+    """Add up the entries that the slowest consumer has not consumed."""
     behind = slowest(consumers)
     sizes = [load.size for load in loads if behind is not None and load.version > behind]
     return Unread(len(sizes), sum(sizes))

@@ -1,4 +1,4 @@
-"""What of a batch is evaluated, copied or completed, so that all consumers of an output hold the same rows.
+"""Which parts of a batch are evaluated, copied or completed, so that all consumers hold the same rows.
 
 An output is evaluated once a batch, whatever takes it. All files are written before the first commit, which
 names them: once it stands, it decides the rows of every other output of that batch.
@@ -82,7 +82,7 @@ def _write(output: str, takers: Sequence[Consumer]) -> Write:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """How the tables that lack a torn batch come to its rows."""
+    """How the tables that lack a partly committed batch get its rows."""
 
     own: Mapping[str, Staged] = field(default_factory=dict)
     """By table: files that lie there for it, or the fact that it has no rows."""

@@ -1,4 +1,4 @@
-"""What the coordinator hears and what it asks for: frozen events and effects (P2, P13, P15)."""
+"""The input and output of the coordinator: frozen events and effects (P2, P13, P15)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StatusChanged:
     now_ms: int
     status: JobStatus
     why: str = ""
-    """What has failed, of a job that ends by it or has a stage that is to be started again."""
+    """The failure that ends the job or makes a stage restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ Event = StatusChanged | Tick | Requested | Joined | Left | Claimed | Acked | Dec
 
 
 class AckResult(StrEnum):
-    """What becomes of an acknowledgement (P13)."""
+    """The result of an acknowledgement (P13)."""
 
     SUCCESS = "success"
     """It counts."""
@@ -147,7 +147,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AckAnswer:
-    """Tell a stage what became of its acknowledgement."""
+    """Tell a stage the result of its acknowledgement."""
 
     id: CheckpointId
     stage: StageId
@@ -156,7 +156,7 @@ class AckAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Let go of all that acknowledgements of a checkpoint hold: none of them will ever count."""
+    """Release all resources of a checkpoint's acknowledgements: none of them will ever count."""
 
     id: CheckpointId
 

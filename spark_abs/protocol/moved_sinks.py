@@ -1,4 +1,4 @@
-"""Sinks that move to another stage, and the rows that have come to only one of the two."""
+"""Sinks that move to another stage, and the rows that only one of the two stages has read."""
 
 from __future__ import annotations
 

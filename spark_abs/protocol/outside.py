@@ -1,4 +1,4 @@
-"""Sinks outside: which rows go to one next, and where it stands after the job has gone back.
+"""Sinks outside: the rows to send next, and the mark of a sink after a restore.
 
 Rows for such a sink lie in the channel of an output. An epoch is what lies there between the cuts of two
 completed checkpoints; it is sent whole, after the completion, and committed together with its mark. So a
@@ -74,7 +74,7 @@ class Epoch:
 
 
 def next_epochs(mark: Mark, cuts: Iterable[Mark], path: Sequence[Branch]) -> tuple[tuple[Mark, Mark], ...]:
-    """Return what is to be sent, oldest first, each as the mark before it and its own.
+    """Return the epochs to send, oldest first, each with the mark before it and its own mark.
 
     Args:
         mark: what the sink has committed; it counts on the path.
@@ -114,7 +114,7 @@ def next_batches(
 
 
 def is_on(path: Sequence[Branch], mark: Mark) -> bool:
-    """Say whether all that a mark stands for counts on a path."""
+    """Say whether all rows up to a mark count on a path."""
     return counts(path, mark.attempt, mark.version)
 
 
@@ -152,7 +152,7 @@ def meeting(line: Sequence[Branch], path: Sequence[Branch]) -> Mark:
 def mark_after_rollback(
     mark: Mark, line: Sequence[Branch], path: Sequence[Branch], cuts: Iterable[Mark]
 ) -> Mark:
-    """Return the mark that a sink has once what does not count on `path` is taken back.
+    """Return a sink's mark after the rows that do not count on `path` are undone.
 
     Args:
         mark: what it has committed.

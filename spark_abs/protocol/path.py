@@ -1,4 +1,4 @@
-"""What counts in a channel on the current path of the attempt tree (P18)."""
+"""Which entries of a channel count on the current path of the attempt tree (P18)."""
 
 from __future__ import annotations
 

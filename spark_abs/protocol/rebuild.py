@@ -1,4 +1,4 @@
-"""What a stage that has lost its native checkpoint repeats, so that nobody notices (P18).
+"""The batches that a stage repeats after the loss of its native checkpoint, unnoticed by others (P18).
 
 Its state comes from the newest checkpoint. From there to its last output it has to do exactly what it did:
 each batch under its old number, reading what that batch read. Then every row it writes is there already, is
@@ -15,7 +15,7 @@ from spark_abs.errors import Refused
 from spark_abs.model import NO_BATCH, BatchId
 
 P = TypeVar("P")
-"""What a batch was planned to read: the text of `offsets/<batch>`."""
+"""The planned input of a batch: the text of `offsets/<batch>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Repeat(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class LostStage:
-    """What is known of a stage without a native checkpoint."""
+    """The known facts of a stage without a native checkpoint."""
 
     cut: BatchId
     """The batch after which the checkpoint has its state, `NO_BATCH` to begin with nothing."""

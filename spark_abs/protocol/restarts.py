@@ -15,7 +15,7 @@ from spark_abs.protocol.final_errors import cannot_go_away
 from spark_abs.settings import SETTINGS, RestartStrategy, Settings
 
 _FINAL: tuple[type[Exception], ...] = (Fenced, DamageError, UsageError, Refused)
-"""What is not other the next time: taken over, bytes gone, a wrong call, forbidden by the root."""
+"""Errors that a restart cannot cure: a takeover, lost bytes, a wrong call, a refusal of the root."""
 _NAMED = re.compile(r"\bspark_abs\.errors\.([A-Za-z]+)")
 
 SLOW_STARTS = 3
@@ -79,7 +79,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What the policy remembers of a run."""
+    """The memory of the policy within a run."""
 
     counted: tuple[Failed, ...] = ()
     """Those that count for the next decision, oldest first."""
@@ -121,7 +121,7 @@ class GiveUp:
 def decide(
     policy: RestartPolicy, past: Failures, failed: Failed, luck: float
 ) -> tuple[Failures, RestartAt | GiveUp]:
-    """Decide what becomes of a failed stage.
+    """Decide whether a failed stage is restarted.
 
     Args:
         policy: as it was configured.
@@ -176,7 +176,7 @@ def _backed_off(policy: RestartPolicy, past: Failures, failed: Failed) -> Failur
 def is_final(error: BaseException, cause: str = "") -> bool:
     """Say whether a stage that failed with this would fail again: then nobody waits for a restart.
 
-    An error that was raised in a gate or an executor comes back as text that names it.
+    An error in a gate or an executor arrives as text that names it.
 
     Args:
         error: as it was raised.

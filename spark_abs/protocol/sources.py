@@ -14,7 +14,7 @@ _UNNAMED = "native"
 
 
 def same_sources(then: Sequence[SourceShape], now: Sequence[SourceShape]) -> bool:
-    """Say whether a stage reads what it read, each at the place that it had: plans name sources by place."""
+    """Say whether a stage reads the same sources in the same order: plans name sources by position."""
     places = match(then, now)
     return places == list(range(len(then))) and not any(unclear(then, now, places))
 
@@ -32,7 +32,7 @@ def recorded_sources(before: StageShape | None, reached: StageProgress) -> list[
 
 
 def match(names: Sequence[SourceShape], declared: Sequence[SourceShape]) -> list[int | None]:
-    """Find for each declared source its place among those that were read; None for one that is new.
+    """Find the old position of each declared source; None for a new source.
 
     Of native sources with one name those that `at` tells apart are found by that; the others, and those that
     an earlier version recorded without names if there are as many, are taken in order.

@@ -1,4 +1,4 @@
-"""Where a stage stands that has run: decided from what its logs, its outputs and its channels say.
+"""The position of a stage that has run, decided from its logs, its outputs and its channels.
 
 `compatibility.recorded` reads what goes in; the simulator does so, too.
 """

@@ -10,7 +10,7 @@ from spark_abs.model import CheckpointKind, CheckpointMode
 
 
 class JobStatus(StrEnum):
-    """What the job is doing, as far as checkpoints are concerned."""
+    """The state of the job, as far as checkpoints need it."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -43,7 +43,7 @@ class TriggerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checkpoint or savepoint that somebody asked for; `id` is the caller's, for the answer."""
+    """A requested checkpoint or savepoint; `id` is the caller's, for the answer."""
 
     id: str
     kind: CheckpointKind
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the decision must know of the past, by the clock of the events."""
+    """The facts of the past that the decision needs, in the time of the events."""
 
     running_since_ms: int = 0
     triggered_ms: int | None = None

@@ -43,7 +43,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """Who asked for a drain."""
+    """Who requested a drain."""
 
     savepoint: str
     """The name of the one that the drain ends with."""

@@ -1,4 +1,4 @@
-"""A bounded run comes to its end: stages end one after the other, as their inputs do (P10)."""
+"""The end of a bounded run: stages end one after the other, as their inputs end (P10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a run, of a job or of wrapped queries: what ends it, who watches it, how it is shut down."""
+"""The life of a run, of a job or of wrapped queries: causes of its end, watching, shutdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Termination:
         self.over = threading.Event()
         """Set when nothing of the run is left, and its end is recorded."""
         self.failure: Exception | None = None
-        """What ended the run, if it was an error: the first one."""
+        """The first error that ended the run, if any."""
 
     @property
     def requested(self) -> bool:
@@ -50,7 +50,7 @@ class Termination:
         self._requested.set()
 
     def await_request(self, seconds: float) -> bool:
-        """Wait so long at most; say whether somebody has asked for the end."""
+        """Wait at most for this time; say whether the end was requested."""
         return self._requested.wait(seconds)
 
     def raise_failure(self) -> None:

@@ -1,4 +1,4 @@
-"""What a stage with lookups is started with: the query of its stream, and its function for each batch."""
+"""The start of a stage with lookups: the query of its stream, and its function for each batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether anything has come since the newest checkpoint: a bounded run ends with another one only then.
+"""Whether there is new data since the newest checkpoint: only then does a bounded run end with another one.
 
 A job that a scheduler starts every minute would write a checkpoint a minute otherwise, of the same state.
 """

@@ -1,4 +1,4 @@
-"""The frame of a source, made anew when its stage is started again: the source may have other columns."""
+"""A source's frame is created again when its stage is restarted, since the columns may have changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Makes the frame of one stage anew."""
+    """Creates the frame of one stage again."""
 
     job: JobSpec
     graph: JobGraph
@@ -35,7 +35,7 @@ class Renewal:
 
     @property
     def possible(self) -> bool:
-        """Whether the frame can be made anew.
+        """Whether the frame can be created again.
 
         Of a stage that is given nothing but frames and what opens them, and has no functions with state, if
         one of them is opened at each start, or nothing but a Delta table.

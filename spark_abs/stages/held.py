@@ -1,4 +1,4 @@
-"""Which outputs of a stage hold a batch, and what its commits say: of channels and of Delta sinks."""
+"""Which outputs of a stage, channels and Delta sinks, hold a batch, and the metadata of its commits."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the outputs of a stage hold of the newest batch that any of them holds."""
+    """The newest batch of a stage: the outputs that hold it, and the metadata of its commits."""
 
     batch: BatchId
     """`NO_BATCH` if none holds any."""
     last: Mapping[str, BatchId]
     """The newest batch of each output."""
     notes: tuple[EntryMetadata | SinkMetadata, ...]
-    """What the commits of the batch say, in the order of the outputs: the first commit names the files."""
+    """The metadata of the batch's commits, in the order of the outputs: the first commit names the files."""
 
     @property
     def named(self) -> EntryMetadata | SinkMetadata | None:

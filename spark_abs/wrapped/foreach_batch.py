@@ -282,7 +282,7 @@ class _Host:
         return DormantStage(part, self._events.put)
 
     def raise_failure(self) -> None:
-        """Raise what ended the run, in the batch thread that comes next."""
+        """Raise the error that ended the run, in the thread of the next batch."""
         self._termination.raise_failure()
 
     def _runner(self, wrapped: _Wrapped, session: SparkSession, tables: Sequence[TableTarget]) -> StageRunner:
@@ -340,7 +340,7 @@ class _Host:
         return f"query {stage!r} is forgotten"
 
     def _goes_on(self) -> bool:
-        """Say whether a query is left; if none is, none comes any more."""
+        """Say whether a query is left; if not, none will join any more."""
         with self._lock:
             self._ending = not any(self._is_active(guest) for guest in self._guests.values())
             return not self._ending
@@ -363,7 +363,7 @@ class _Host:
                     self._coordination.join(self._dormant[stage])
 
     def _watch(self) -> str:
-        """Wait until no query is left or somebody asks to stop."""
+        """Wait until no query is left or a stop is requested."""
         while self._goes_on() and not self._termination.await_request(_WATCH_S):
             self._put_to_sleep()
         return "stopped"

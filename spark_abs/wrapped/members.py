@@ -1,4 +1,4 @@
-"""The queries that share a root: what the newest checkpoint has of each, and which cannot be together."""
+"""The queries that share a root: their parts in the newest checkpoint, and which cannot be combined."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recorded_parts(checkpoints: Checkpoints, state: ControlState) -> tuple[Stage
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What a query reads and writes."""
+    """The tables that a query reads and writes."""
 
     stage: StageId
     reads: frozenset[str]
