@@ -17,6 +17,11 @@ from spark_abs.settings import Settings
 _S3 = ("s3", "s3a")
 
 
+DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
+"""A variable of the environment that Databricks' compute has."""
+_MOUNTS = ("/Volumes/", "/dbfs/")
+
+
 def location_of(uri: str) -> str:
     """Return `uri` in its stored form, which Spark, deltalake and `Place` all accept.
 
@@ -53,6 +58,11 @@ def root_location(uri: str) -> str:
         UsageError: it cannot, or as `location_of`.
     """
     location = location_of(uri)
+    if location.startswith("dbfs:") or (DATABRICKS in os.environ and location.startswith(_MOUNTS)):
+        raise UsageError(
+            f"a root cannot be in {location}: Databricks' file systems cannot create a file only where there "
+            "is none, as each commit must; give a directory in an object store, s3://BUCKET/PATH"
+        )
     if not os.path.isabs(location) and not in_object_store(location):
         raise UsageError(
             f"a root cannot be in {urlparse(location).scheme}: give a path (as ./NAME if it has a colon), "

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark_abs.errors import ConfigError, UsageError
 from spark_abs.settings import Settings
 from spark_abs.store.root import Root
-from spark_abs.store.storage import DEFAULTS, Place, Storage, location_of, root_location
+from spark_abs.store.storage import DATABRICKS, DEFAULTS, Place, Storage, location_of, root_location
 
 FULL = Storage("http://127.0.0.1:9000", "eu-west-1", "who", "SeCrEt", "ToKeN", True)
 
@@ -125,9 +125,20 @@ def test_a_location_that_cannot_be_read_is_refused_and_not_shown() -> None:
 def test_a_root_is_where_every_library_reaches_it() -> None:
     for uri in ("s3://bucket/a", "s3a://bucket/a", "/a", "file:///a", "a/b", "./dta:x"):
         assert root_location(uri) == location_of(uri)
-    for uri in ("dta:x", "hdfs://name/a", "gs://bucket/a", "abfss://c@account/a", "dbfs:/a"):
+    for uri in ("dta:x", "hdfs://name/a", "gs://bucket/a", "abfss://c@account/a"):
         with pytest.raises(UsageError, match=r"cannot be in [a-z]+: give a path .*s3://BUCKET/PATH"):
             root_location(uri)
+
+
+def test_a_root_is_in_no_file_system_of_databricks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no atomic create. Elsewhere a directory may have any name."""
+    mounts = ("/Volumes/main/default/v/root", "file:///dbfs/root")
+    assert [root_location(uri) for uri in mounts] == [location_of(uri) for uri in mounts]
+    monkeypatch.setenv(DATABRICKS, "17.3")
+    for uri in ("dbfs:/root", *mounts):
+        with pytest.raises(UsageError, match=r"cannot create a file only where .*s3://BUCKET/PATH"):
+            root_location(uri)
+    assert root_location("s3://bucket/a") == "s3a://bucket/a"
 
 
 @given(st.text("abc/", min_size=1, max_size=12))
