@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 
 from spark_abs.errors import UsageError
-from spark_abs.model import ChannelId
+from spark_abs.model import PROVIDER_KEY, ChannelId, Provider
 from spark_abs.spark.plan_facts import PlanFacts, Watermark, function_in
 from spark_abs.spark.session import read_version
 
@@ -266,6 +266,12 @@ def refuse_unsupported_session(spark: SparkSession) -> None:
     if conf(_COORDINATION, "true") == "false":
         raise UsageError(
             f"two attempts of a task could both leave their files in a batch: unset {_COORDINATION}"
+        )
+    provider = spark.conf.get(PROVIDER_KEY)
+    if provider not in list(Provider):
+        raise UsageError(
+            f"the session keeps state in {provider}, whose files spark_abs does not know: set {PROVIDER_KEY} "
+            f"to {Provider.ROCKSDB}, with spark.conf.set or in the configuration of the cluster"
         )
 
 

@@ -1,7 +1,8 @@
-"""State moves between Spark's providers: the query goes on as the one that never stopped."""
+"""State moves between the providers of Spark: the query goes on as the one that never stopped."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from spark_abs.errors import UsageError
+from spark_abs.job import Job
 from spark_abs.manifest import StageSnapshot
-from spark_abs.model import CheckpointId, Provider, RunId, StageId
+from spark_abs.model import PROVIDER_KEY, CheckpointId, Provider, RunId, StageId
 from spark_abs.restore.hdfs_store import loaded
 from spark_abs.restore.rewrite import rewrite_stage
 from spark_abs.snapshots.materialise import fresh_query_id, materialise
@@ -121,3 +124,17 @@ def test_state_in_the_hdfs_backed_store_is_emptied_where_it_is_and_on_its_way_to
         assert state.load(str(native)).isEmpty()
     files = {f.name: f.read_bytes() for f in (tmp_path / "emptied2/state/0/0").glob("*.snapshot")}
     assert loaded(files, "zstd") == {}
+
+
+def test_the_state_store_of_databricks_is_refused_with_the_setting_of_sparks_own(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    own, theirs = spark.newSession(), "com.databricks.sql.streaming.state.RocksDBStateStoreProvider"
+    own.conf.set(PROVIDER_KEY, theirs)
+    job = Job("theirs", root=str(tmp_path / "root"), spark=own)
+    job.sink("out", job.source("ticks", own.readStream.format("rate").load()), table=str(tmp_path / "out"))
+    wanted = f"{re.escape(theirs)}.* set {re.escape(f'{PROVIDER_KEY} to {Provider.ROCKSDB}')}"
+    for ask in (job.check, job.explain, job.start):
+        with pytest.raises(UsageError, match=wanted):
+            ask()
+    assert not (tmp_path / "root").exists()
