@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -24,6 +23,7 @@ from deltalake import DeltaTable
 from rich.console import Console
 
 import oracle
+import spark_abs
 
 HERE = Path(__file__).resolve().parent
 CONFIG = HERE.parent / "conf" / "attribution.yaml"
@@ -68,7 +68,6 @@ class Demo:
     def start_job(self) -> None:
         """Start the driver as a session of its own, so that it can be killed with everything it started."""
         self.drivers += 1
-        spark = ".".join(version("pyspark").split(".")[:2])
         command = [
             str(Path(sys.executable).with_name("spark-submit")),
             *("--master", "local[2]", "--driver-memory", "2g"),
@@ -77,7 +76,7 @@ class Demo:
             *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"),
             # What SIGKILL leaves behind goes with the rest.
             *("--conf", f"spark.local.dir={self.base / 'scratch'}"),
-            *("--packages", f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"),
+            *("--packages", spark_abs.DELTA_CONNECTOR),
             str(HERE / "attribution.py"),
             *("--config", str(CONFIG), "--base", str(self.base)),
         ]

@@ -23,7 +23,8 @@ from rich.console import Console
 import spark_abs
 from bench.figures import Figure, figure
 from bench.outside import bounded, records
-from spark_abs.spark.session import KAFKA_CONNECTOR, spark_session
+from spark_abs.spark.session import spark_session
+from spark_abs.spark.versions import KAFKA_CONNECTOR
 from tests.outside.kafka_server import KafkaServer
 
 if TYPE_CHECKING:

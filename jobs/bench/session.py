@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import spark_abs
-from spark_abs.spark.session import KAFKA_CONNECTOR
+from spark_abs.spark.versions import KAFKA_CONNECTOR
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,9 +8,9 @@ from typing import cast
 
 import pyarrow as pa
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_abs.errors import UsageError
+from spark_abs.spark.versions import to_arrow_schema
 
 _CARRIED = (
     t.BooleanType,
@@ -66,7 +66,7 @@ def _plain(kind: t.DataType, where: str) -> t.DataType:
 
 def arrow_schema(schema: t.StructType) -> pa.Schema:
     """Return the Arrow schema in which Spark takes record batches of `schema`."""
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
 
 
 def delta_schema(schema: t.StructType) -> pa.Schema:

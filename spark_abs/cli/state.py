@@ -12,7 +12,7 @@ from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import Refused, UsageError
 from spark_abs.observe.state_at import StateAt, find_state, same_at
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Place, in_object_store
+from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,12 +86,12 @@ def _target(root: Root, export: str) -> Place:
 
 def _session(root: Root, found: StateAt, target: Place | None) -> SparkSession:
     from spark_abs.spark.gateway import errors_kept
-    from spark_abs.spark.session import S3_CONNECTOR, apply_storage_conf, spark_session
+    from spark_abs.spark.session import apply_storage_conf, session_at
 
-    packages = [S3_CONNECTOR] if target is not None and in_object_store(target.uri) else []
+    uris = [] if target is None else [target.uri]
     quiet = {"spark.ui.enabled": "false"}
     with errors_kept():
-        session = spark_session(f"state of {found.manifest.job}", "local[*]", packages=packages, **quiet)
+        session = session_at(uris, f"state of {found.manifest.job}", **quiet)
     session.sparkContext.setLogLevel("ERROR")
     apply_storage_conf(session, root.storage)
     return session

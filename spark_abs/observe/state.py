@@ -90,7 +90,8 @@ def read_store(session: SparkSession, native: Place, found: StateAt, options: Ma
 def function_rows(session: SparkSession, native: Place, found: StateAt) -> DataFrame:
     """Decode the state of a function of ours: a row for each key."""
     from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from spark_abs.spark.versions import from_arrow_schema
 
     heads = read_store(session, native, found, {"stateVarName": HEADS})
     segments = read_store(session, native, found, {"stateVarName": SEGMENTS})

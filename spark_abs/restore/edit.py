@@ -17,6 +17,7 @@ from spark_abs.restore.edited import StageChange, write_edited
 from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, require_one_row_a_key
 from spark_abs.restore.rewrite import NewState, require_rewritable
 from spark_abs.snapshots.operators import TRANSFORM
+from spark_abs.spark.versions import require_state_rewriter
 from spark_abs.state.rows import StateRows
 from spark_abs.store.root import Root
 
@@ -33,6 +34,12 @@ class Edit:
     """
 
     def __init__(self, session: SparkSession, root: Root, manifest: Manifest) -> None:
+        """Begin an edit.
+
+        Raises:
+            Refused: Spark here cannot write state anew.
+        """
+        require_state_rewriter(f"an edit of checkpoint {manifest.id}")
         self._session, self._root, self._manifest = session, root, manifest
         self._changes: dict[StageId, StageChange] = {}
 

@@ -34,8 +34,9 @@ def fitted(frame: DataFrame, form: StateFunction, who: str) -> DataFrame:
         UsageError: they do not fit; says both types.
     """
     from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructType
+
+    from spark_abs.spark.versions import from_arrow_schema
 
     wanted = from_arrow_schema(StateRows(form).schema)
     unknown = sorted(set(frame.columns) - set(wanted.names))
@@ -73,8 +74,9 @@ def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
         UsageError: there is no struct `key` or `value`, their columns cannot be those of a state, or there
             cannot be so many key groups.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
+
+    from spark_abs.spark.versions import to_arrow_schema
 
     check_key_groups(form.key_groups, f"function {form.uid!r}")
     found = {}
@@ -84,7 +86,7 @@ def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
             raise UsageError(
                 f"rows of state have a struct {name!r}; the frame has {', '.join(frame.columns)}"
             )
-        schema = to_arrow_schema(StructType.fromJson(_plain(kind)), timezone="UTC")
+        schema = to_arrow_schema(StructType.fromJson(_plain(kind)))
         found[name] = pa.schema([pa.field(f.name, f.type) for f in schema])
     key, state = found["key"], found["value"]
     for field in key:

@@ -40,7 +40,7 @@ _OPERATORS = TRANSFORM | {
 
 
 def changes(manifest: Manifest, wanted: Wanted | None) -> Mapping[str, int]:
-    """Return the stages whose state gets another number of partitions, and which; pure.
+    """Return the stages whose state gets another number of partitions, and which.
 
     Args:
         manifest: the checkpoint that is restored.
@@ -48,7 +48,7 @@ def changes(manifest: Manifest, wanted: Wanted | None) -> Mapping[str, int]:
 
     Raises:
         UsageError: a number is below 1, or there is no such stage.
-        Refused: the state of a stage cannot be repartitioned, and why.
+        Refused: the state of a stage cannot be repartitioned, and why; or Spark here cannot do it.
     """
     if wanted is None:
         return {}
@@ -71,6 +71,10 @@ def changes(manifest: Manifest, wanted: Wanted | None) -> Mapping[str, int]:
         if number != snapshot.shuffle_partitions:
             _check(manifest, snapshot, number)
             found[str(snapshot.stage)] = number
+    if found:
+        from spark_abs.spark.versions import require_state_rewriter  # a plan without this needs no Spark
+
+        require_state_rewriter(f"another number of shuffle partitions for stage {next(iter(found))!r}")
     return found
 
 

@@ -53,7 +53,7 @@ from spark_abs.store.fence import fence_attempt, fence_run
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import Heartbeat, own_lease, write_lease
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Place, in_object_store
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -217,12 +217,11 @@ class Restoring:
 
     def session(self) -> SparkSession:
         """Return the session, started if there is none."""
-        from spark_abs.spark.session import S3_CONNECTOR, apply_storage_conf, spark_session
+        from spark_abs.spark.session import apply_storage_conf, session_at
 
         if self._spark is None:
             places = (self.root.uri, *self.plan.spark_tables)
-            packages = [S3_CONNECTOR] if any(map(in_object_store, places)) else []
-            self._spark = spark_session(f"restore of {self.plan.job}", "local[*]", packages=packages)
+            self._spark = session_at(places, f"restore of {self.plan.job}")
         apply_storage_conf(self._spark, self.root.storage)
         return self._spark
 

@@ -125,7 +125,8 @@ class DeletePredicate:
     def _met(self, schema: pa.Schema, table: pa.Table | None = None) -> DataFrame:
         """Return the rows of a table, or none, that meet the predicate."""
         from pyspark.sql import functions as F
-        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from spark_abs.spark.versions import from_arrow_schema
 
         kind = from_arrow_schema(schema)
         rows: Any = schema.empty_table() if table is None else table

@@ -18,6 +18,7 @@ from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 
 from spark_abs.errors import StageStopped
+from spark_abs.spark.versions import MICRO_BATCHES, STATE_SERVER, WRITE_RULE, has_method
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,12 +36,10 @@ _NOISE: Mapping[str, str] = {
     # What `StreamingQuery.stop` says of a query that is idle, twice for each.
     "org.apache.spark.scheduler.DAGScheduler": "(?s)Failed to cancel job group.*",
     # Said of every streaming query, and of every one with state.
-    "org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream": "(?s).*adaptive.*",
-    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution": "(?s)Disabling AQE.*",
+    **dict.fromkeys(WRITE_RULE, "(?s).*adaptive.*"),
+    **dict.fromkeys(MICRO_BATCHES, "(?s)Disabling AQE.*"),
     # A key group that has no state yet.
-    "org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer": (
-        "(?s)Value state .* doesn't contain a value.*"
-    ),
+    **dict.fromkeys(STATE_SERVER, "(?s)Value state .* doesn't contain a value.*"),
 }
 """Warnings of Spark, by logger, that jobs cause in normal operation."""
 
@@ -171,10 +170,12 @@ def close_state_stores(jvm: Any) -> None:
     """Close the open state stores of a JVM after their maintenance has ended.
 
     `StateStore.stop` alone waits for maintenance while it holds a lock that maintenance needs: it would block
-    for `spark.sql.streaming.stateStore.maintenanceShutdownTimeout`, five minutes, and one more.
+    for `spark.sql.streaming.stateStore.maintenanceShutdownTimeout`, five minutes, and one more. Spark 4.0 has no such
+    lock, and no such method.
     """
     stores = getattr(getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$"), "MODULE$")
-    stores.stopMaintenanceTaskWithoutLock()
+    if has_method(stores, "stopMaintenanceTaskWithoutLock"):
+        stores.stopMaintenanceTaskWithoutLock()
     stores.stop()
 
 

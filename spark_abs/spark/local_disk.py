@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
+from spark_abs.spark.versions import FILE_MANAGER, class_in
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -17,9 +19,6 @@ _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _FILE_SYSTEM, _FILE_CONTEXT = "fs.file.impl", "fs.AbstractFileSystem.file.impl"
 _HADOOP = "org.apache.hadoop.fs"
 _LOCAL = f"{_HADOOP}.LocalFileSystem"
-_BY_FILE_SYSTEM = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
 _RAW, _RAW_OURS = f"{_HADOOP}.RawLocalFileSystem", "spark_abs.LocalFiles"
 _SOURCE = """
 package spark_abs;
@@ -88,7 +87,7 @@ def local_disk_conf(spark: SparkSession) -> Mapping[str, str]:
     if context.isLocal() and first.equals(second) and first.getClass().getName() == _LOCAL:
         first.setWriteChecksum(False)
         _set_permissions_in_process(jvm, first)
-        return {_MANAGER: _BY_FILE_SYSTEM}
+        return {_MANAGER: class_in(jvm, FILE_MANAGER)}
     return {_FILE_CONTEXT: f"{_HADOOP}.local.RawLocalFs"}
 
 

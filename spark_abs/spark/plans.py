@@ -17,6 +17,7 @@ from spark_abs.errors import UsageError
 from spark_abs.model import PROVIDER_KEY, ChannelId, Provider
 from spark_abs.spark.plan_facts import PlanFacts, Watermark, function_in
 from spark_abs.spark.session import read_version
+from spark_abs.spark.versions import TRANSFORM_IN_PYTHON, node_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +29,7 @@ DRAFT = "sparkAbsChannel"
 _EXECUTORS_S, _EXECUTORS_POLL_S = 10.0, 0.1
 _DELTA = ("delta", "org.apache.spark.sql.delta.sources.deltadatasource")
 _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
-_TRANSFORMS = frozenset(("TransformWithState", "TransformWithStateInPySpark"))
+_TRANSFORMS = frozenset(("TransformWithState", TRANSFORM_IN_PYTHON))
 _HOLDING = _TRANSFORMS | {"Aggregate", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
 _KEEPING = _HOLDING | {"Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"}
 _GIVEN = frozenset(("LogicalRDD", "LocalRelation", "OneRowRelation", "Range"))
@@ -49,7 +50,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
     functions: list[str] = []
     holds, keeps, inside = False, False, ""
     for node in nodes(plan):
-        name = node.getClass().getSimpleName()
+        name = node_name(node)
         streaming = bool(node.isStreaming())
         keeps |= streaming and (name in _KEEPING or (name == "Join" and of_streams(node)))
         if name == "MapInArrow":

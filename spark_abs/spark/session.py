@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 
-from delta import configure_spark_with_delta_pip
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_abs.errors import SparkNotStarted, UsageError
 from spark_abs.model import PROVIDER_KEY, Provider
 from spark_abs.spark.gateway import KnownJars, may_name_jars, quiet_log
-from spark_abs.store.storage import Storage
+from spark_abs.spark.versions import DELTA_CONNECTOR, PYSPARK, S3_CONNECTOR, release_of, require_supported
+from spark_abs.store.storage import Storage, in_object_store
 
 SESSION_CONF: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -43,17 +43,7 @@ SESSION_CONF: Mapping[str, str] = {
 }
 """Settings that a session needs, or that make it much faster."""
 
-S3_CONNECTOR = "org.apache.hadoop:hadoop-aws:3.5.0"
-"""Hadoop's S3A connector, in the version of pyspark's Hadoop."""
-
-KAFKA_CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
-"""Spark's Kafka connector. A session that reads from Kafka needs it in its `packages`."""
-
-_SUPPORTED: Mapping[str, tuple[str, ...]] = {
-    "pyspark": ("4.2.",),
-    "delta-spark": ("4.4.",),
-    "pandas": ("2.",),
-}
+_PANDAS = "2."
 
 
 def spark_session(
@@ -75,12 +65,12 @@ def spark_session(
     builder = _prepared(SparkSession.builder.appName(app_name))
     if master is not None:
         builder = builder.master(master)
-    known = KnownJars([*(version(name) for name in ("pyspark", "delta-spark")), *packages])
+    known = KnownJars([PYSPARK, DELTA_CONNECTOR, *packages])
     jars = known.find() if may_name_jars(conf) else ()
     if jars:
         builder = builder.config("spark.jars", ",".join(jars))
     else:
-        builder = configure_spark_with_delta_pip(builder, list(packages))
+        builder = _fetching(builder, packages)
     fresh = SparkContext._active_spark_context is None
     try:
         with quiet_log():
@@ -100,6 +90,12 @@ def spark_session(
     return session
 
 
+def session_at(uris: Iterable[str], app_name: str, **conf: str) -> SparkSession:
+    """Build a session on this machine that reaches the stores of places; errors as for `spark_session`."""
+    packages = [S3_CONNECTOR] if any(map(in_object_store, uris)) else []
+    return spark_session(app_name, "local[*]", packages=packages, **conf)
+
+
 def configure(builder: SparkSession.Builder, *, packages: Sequence[str] = ()) -> SparkSession.Builder:
     """Add to a builder the settings of a session: `SESSION_CONF`, Delta's jars, this Python for workers.
 
@@ -109,7 +105,11 @@ def configure(builder: SparkSession.Builder, *, packages: Sequence[str] = ()) ->
     Raises:
         UsageError: as for `spark_session`.
     """
-    return configure_spark_with_delta_pip(_prepared(builder), list(packages))
+    return _fetching(_prepared(builder), packages)
+
+
+def _fetching(builder: SparkSession.Builder, packages: Sequence[str]) -> SparkSession.Builder:
+    return builder.config("spark.jars.packages", ",".join([DELTA_CONNECTOR, *packages]))
 
 
 def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
@@ -167,9 +167,9 @@ def check_session(session: SparkSession) -> None:
     if not isinstance(session, SparkSession):
         raise UsageError(_NO_CONNECT)
     _check_versions()
-    if session.version != version("pyspark"):
+    if release_of(session.version) != PYSPARK:
         raise UsageError(
-            f"the cluster runs Spark {session.version}, this Python has pyspark {version('pyspark')}: "
+            f"the cluster runs Spark {session.version}, this Python has pyspark {PYSPARK}: "
             "install the same version on both"
         )
     lacking = [
@@ -186,13 +186,12 @@ _OF_DELTA = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog")
 
 
 def _without_delta(lacking: Sequence[str]) -> str:
-    jar = f"io.delta:delta-spark_{'.'.join(version('pyspark').split('.')[:2])}_2.13:{version('delta-spark')}"
     wanted = [f"{name}={SESSION_CONF[name]}" for name in lacking]
     return "\n  ".join(
         [
             "the session was built without Delta, and Spark takes these settings only when it starts:",
             *wanted,
-            f"spark.jars.packages={jar} (or that jar on the class path)",
+            f"spark.jars.packages={DELTA_CONNECTOR} (or that jar on the class path)",
             "In a script or notebook, stop it with spark.stop() and call spark_abs.spark_session(...). On a "
             "cluster, put them into its Spark configuration or spark-defaults.conf, or give them to "
             "spark-submit with --conf. Other spark.sql.extensions stay beside it, separated by commas.",
@@ -213,8 +212,7 @@ def _connect_requested() -> bool:
 
 
 def _check_versions() -> None:
-    for package, prefixes in _SUPPORTED.items():
-        found = version(package)
-        if not found.startswith(prefixes):
-            wanted = " or ".join(f"{prefix}*" for prefix in prefixes)
-            raise UsageError(f"spark_abs needs {package} {wanted}, found {found}: install it with pip")
+    require_supported()
+    found = version("pandas")
+    if not found.startswith(_PANDAS):
+        raise UsageError(f"spark_abs needs pandas {_PANDAS}*, found {found}: install it with pip")

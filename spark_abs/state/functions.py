@@ -175,8 +175,7 @@ def _stateful(
     defaults: Mapping[str, object] | None,
     dropped: str | Sequence[str],
 ) -> DataFrame:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
+    from spark_abs.spark.versions import to_arrow_schema
     from spark_abs.state.processor import Processor
 
     spark, declared = frame.sparkSession, declaring()
@@ -207,9 +206,9 @@ def _stateful(
         checked_name(uid, "uid"),
         key_groups=key_groups,
         key=names,
-        rows=to_arrow_schema(frame.schema, timezone="UTC"),
-        state=to_arrow_schema(_struct(spark, state_schema), timezone="UTC"),
-        output=to_arrow_schema(output, timezone="UTC"),
+        rows=to_arrow_schema(frame.schema),
+        state=to_arrow_schema(_struct(spark, state_schema)),
+        output=to_arrow_schema(output),
         timeout=kind,
         ttl_ms=_ttl(ttl),
         max_group_bytes=settings.max_group_bytes,

@@ -35,7 +35,7 @@ from spark_abs.protocol.outside import Owner
 from spark_abs.run.run import Run
 from spark_abs.sinks.kafka.marks import KafkaMark
 from spark_abs.sinks.kafka.sink import KafkaSink
-from spark_abs.spark.session import KAFKA_CONNECTOR
+from spark_abs.spark.versions import KAFKA_CONNECTOR
 from spark_abs.store.failpoint import Failpoint
 from tests.crash.driver import Events, quick_session
 

@@ -27,7 +27,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from spark_abs.spark.session import KAFKA_CONNECTOR, spark_session
+from spark_abs.spark.session import spark_session
+from spark_abs.spark.versions import KAFKA_CONNECTOR
 from tests.ports import free_port
 
 PACKAGE = "kafka_2.13"

@@ -14,7 +14,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.spark.session import S3_CONNECTOR, spark_session
+from spark_abs.spark.session import spark_session
+from spark_abs.spark.versions import S3_CONNECTOR
 from tests.crash.small_job import SCHEMA, pair, totals
 from tests.jvm import java_options
 

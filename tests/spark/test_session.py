@@ -18,7 +18,8 @@ from spark_abs.job import Job
 from spark_abs.settings import session_settings
 from spark_abs.spark import session as session_module
 from spark_abs.spark.driver import close_state_stores
-from spark_abs.spark.session import S3_CONNECTOR, apply_storage_conf, check_session, configure
+from spark_abs.spark.session import apply_storage_conf, check_session, configure
+from spark_abs.spark.versions import DELTA_CONNECTOR, S3_CONNECTOR
 from spark_abs.store.storage import Storage
 
 
@@ -86,7 +87,7 @@ def test_a_session_is_told_what_it_lacks_and_where_to_set_it(
         check_session(spark)
     said = str(refused.value)
     assert "\n  spark.sql.catalog.spark_catalog=a.Catalog\n" in said
-    assert "\n  spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4" in said
+    assert f"\n  spark.jars.packages={DELTA_CONNECTOR} " in said
     assert "spark.sql.extensions=" not in said  # that one it has
     assert "spark.stop()" in said
     assert "--conf" in said
@@ -115,8 +116,8 @@ def test_a_session_of_another_kind_is_refused() -> None:
 
 
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "version", lambda package: "3.0.0")
-    with pytest.raises(UsageError, match=r"needs pyspark 4\.2\.\*, found 3\.0\.0: install it with pip"):
+    monkeypatch.setattr(session_module, "version", lambda package: "1.5.3")
+    with pytest.raises(UsageError, match=r"needs pandas 2\.\*, found 1\.5\.3: install it with pip"):
         configure(SparkSession.builder)
 
 

@@ -1,0 +1,183 @@
+"""Versions of Spark: which are supported, and how they differ. No other module asks for one.
+
+A difference is found by the import, or by the class in the JVM, that makes it: a platform may have had it
+earlier than Spark. Only coordinates of jars follow from the version itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+try:
+    import pyspark
+except ImportError as missing:
+    raise ImportError("this needs Spark: pip install 'spark-abs[spark]'") from missing
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.sql.pandas import types as arrow_types
+
+from spark_abs.errors import Refused, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_HADOOP: Mapping[str, str] = {"4.0": "3.4.1", "4.1": "3.4.2", "4.2": "3.5.0"}
+"""The Hadoop that each supported Spark brings. Spark 4.3 is missing: there is no jar of Delta for it."""
+SUPPORTED = tuple(_HADOOP)
+_DELTA = "4.4.0"
+"""The newest Delta with a jar for each supported Spark. 4.4.1 has none."""
+_NUMBER = re.compile(r"\d+\.\d+\.\d+")
+
+
+def release_of(version: str) -> str:
+    """Return a version without the suffix of a platform or a development build: `4.1.0` of `4.1.0-amzn-1`."""
+    found = _NUMBER.match(version)
+    return found[0] if found else version
+
+
+def _line_of(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+PYSPARK = release_of(pyspark.__version__)
+"""The release of the pyspark that this process has."""
+
+DELTA_CONNECTOR = f"io.delta:delta-spark_{_line_of(PYSPARK)}_2.13:{_DELTA}"
+"""Delta's jar for the pyspark that is installed: `spark_session` and `configure` fetch it by themselves."""
+
+S3_CONNECTOR = f"org.apache.hadoop:hadoop-aws:{_HADOOP.get(_line_of(PYSPARK), _HADOOP[SUPPORTED[-1]])}"
+"""Hadoop's S3A connector, in the version of the Hadoop that pyspark brings along."""
+
+KAFKA_CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{PYSPARK}"
+"""Spark's Kafka connector: a session that reads from Kafka needs it among its `packages`."""
+
+
+def require_supported(found: str = PYSPARK) -> None:
+    """Refuse a release of Spark that spark_abs does not run on.
+
+    Raises:
+        UsageError: says which ones it runs on.
+    """
+    if _line_of(found) not in SUPPORTED:
+        raise UsageError(
+            f"spark_abs runs on Spark {', '.join(SUPPORTED[:-1])} and {SUPPORTED[-1]}, this Python has "
+            f"pyspark {found}: install another one, pip install 'pyspark=={SUPPORTED[-1]}.*'"
+        )
+
+
+def tells_start() -> bool:
+    """Say whether Spark tells a data source where it stands when it asks how far a batch shall go."""
+    return find_spec("pyspark.sql.streaming.datasource") is not None
+
+
+STATE_REWRITER = "_streamingCheckpointManager"
+"""What a session of pyspark has where Spark writes state anew."""
+
+
+def require_state_rewriter(what: str) -> None:
+    """Refuse to write state anew where this Spark cannot.
+
+    Args:
+        what: the subject of the error: what was asked for.
+
+    Raises:
+        Refused: names the first Spark that can.
+    """
+    from pyspark.sql import SparkSession
+
+    if not hasattr(SparkSession, STATE_REWRITER):
+        raise Refused(
+            f"nothing was changed: {what} needs Spark 4.2, the first that writes state anew, and this Python "
+            f"has pyspark {PYSPARK}. Do it where there is pyspark 4.2; the job then goes on in this one"
+        )
+
+
+_STREAMING, _PYTHON = "org.apache.spark.sql.execution.streaming", "org.apache.spark.sql.execution.python"
+FILE_MANAGER, WRITE_RULE, MICRO_BATCHES = (
+    (f"{_STREAMING}.{since_4_1}.{name}", f"{_STREAMING}.{name}")
+    for since_4_1, name in (
+        ("checkpointing", "FileSystemBasedCheckpointFileManager"),
+        ("runtime", "ResolveWriteToStream"),
+        ("runtime", "MicroBatchExecution"),
+    )
+)
+TRANSFORM_IN_PYTHON = "TransformWithStateInPySpark"
+_TRANSFORM_IN_4_0 = "TransformWithStateInPandas"
+STATE_SERVER = tuple(
+    f"{_PYTHON}.streaming.{node}StateServer" for node in (TRANSFORM_IN_PYTHON, _TRANSFORM_IN_4_0)
+)
+"""Private classes of Spark, each by all names that it has had."""
+
+
+def node_name(node: Any) -> str:
+    """Return the class of a node of a plan, by the name that the newest Spark has for it."""
+    name = str(node.getClass().getSimpleName())
+    return TRANSFORM_IN_PYTHON if name == _TRANSFORM_IN_4_0 else name
+
+
+_RAISED_IN_4_1 = "raise_error('USER_RAISED_EXCEPTION', map('errorMessage', "
+_IN_SQL = re.compile(r"'(?:[^'\\]|\\.)*'|`[^`]*`|[()]", re.DOTALL)
+
+
+def sql_of(expression: Any) -> str:
+    """Return an expression of a plan in SQL, as the newest Spark writes it: a job is known again by that."""
+    return canonical_sql(str(expression.sql()))
+
+
+def canonical_sql(sql: str) -> str:
+    """Return SQL of any supported Spark as the newest one writes it."""
+    while (at := sql.find(_RAISED_IN_4_1)) >= 0:
+        begin = at + len(_RAISED_IN_4_1)
+        end = _end_of_call(sql, begin)
+        sql = f"{sql[:at]}raise_error({sql[begin:end]}{sql[end + 1 :]}"
+    return sql
+
+
+def _end_of_call(sql: str, begin: int) -> int:
+    """Return where the call ends whose arguments go on at `begin`."""
+    depth = 1
+    for found in _IN_SQL.finditer(sql, begin):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if not depth:
+            return found.start()
+    return len(sql)
+
+
+def has_method(of: Any, name: str) -> bool:
+    """Say whether an object in the JVM has a method of a name."""
+    return any(str(method.getName()) == name for method in of.getClass().getMethods())
+
+
+def class_in(jvm: Any, names: Iterable[str]) -> str:
+    """Return the first of some names under which the JVM has a class.
+
+    Raises:
+        UsageError: it has none of them.
+    """
+    for name in names:
+        try:
+            jvm.py4j.reflection.ReflectionUtil.classForName(name)
+        except Py4JError:
+            continue
+        return name
+    raise UsageError(
+        f"this Spark has no class {' or '.join(names)}: spark_abs runs on Spark {', '.join(SUPPORTED)}"
+    )
+
+
+_TAKES_ZONE = "timezone" in inspect.signature(arrow_types.to_arrow_schema).parameters
+
+
+def to_arrow_schema(schema: StructType) -> pa.Schema:
+    """Return a schema of Spark as Arrow's; the zone of timestamps is UTC."""
+    zone: dict[str, Any] = {"timezone": "UTC"} if _TAKES_ZONE else {"timestamp_utc": True}
+    return arrow_types.to_arrow_schema(schema, **zone)
+
+
+def from_arrow_schema(schema: pa.Schema) -> StructType:
+    """Return a schema of Arrow as Spark's; a timestamp without a zone stays one."""
+    return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
