@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyarrow import fs
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 from pyspark.sql.types import StructType
 
 from spark_abs.alignment.align import Blocked, Limits, Settled, decide
@@ -44,9 +43,13 @@ from spark_abs.model import (
     dumps_position,
 )
 from spark_abs.protocol.credit import ANY, Capacity, holds_back, loads_of
+from spark_abs.spark.versions import tells_start
 from spark_abs.store.root import Root
 from spark_abs.store.row_batches import read_batches
 from spark_abs.store.storage import DEFAULTS, Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit
 
 FORMAT_NAME = "spark_abs_gate"
 SPEC = "spec"
@@ -122,7 +125,8 @@ class Gate(DataSource):
             # Ctrl-C on a terminal is for the driver, which stops gracefully; this process ends with its pipe.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         spec = self._spec()
-        return GateReader(spec, schema, Root(spec.root, self.storage))
+        kind = GateReader if tells_start() else RememberingGateReader
+        return kind(spec, schema, Root(spec.root, self.storage))
 
     def _spec(self) -> GateSpec:
         return from_json(GateSpec, self.options[SPEC])
@@ -168,6 +172,8 @@ class GateReader(DataSourceStreamReader):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the limit in entries; Spark hands it back unless the trigger wants all there is."""
+        from pyspark.sql.streaming.datasource import ReadMaxFiles
+
         return ReadMaxFiles(self._spec.max_entries)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -182,20 +188,28 @@ class GateReader(DataSourceStreamReader):
         Raises:
             DamageError: the channel, the stage's offsets or `control/` cannot be read.
         """
-        spec, own = self._spec, position_of(start)
-        if own.channel != spec.start.channel:
-            raise DamageError(
-                f"Spark gave the offset of channel {own.channel} to the gate of channel "
-                f"{spec.start.channel}: the stage's inputs are in another order than in its native "
-                "checkpoint; restore a checkpoint"
-            )
-        everything = isinstance(limit, ReadAllAvailable)
+        from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+        return self._after(start, everything=isinstance(limit, ReadAllAvailable))
+
+    def _after(self, start: dict[str, Any], *, everything: bool = False) -> dict[str, Any]:
+        spec, own = self._spec, self._own_position(start)
         limits = Limits(_UNLIMITED, _UNLIMITED) if everything else Limits(spec.max_entries, spec.max_bytes)
         position = self._next(own, limits)
         at_work = self._has_planned()
         if position == own and not everything and not at_work and self._may_rest(own):
             position = self._rest(own, limits)
         return start if position == own else dumps_position(position)
+
+    def _own_position(self, offset: dict[str, Any]) -> Position:
+        """Read the position out of an offset, which has to be one of this gate's channel."""
+        own, ours = position_of(offset), self._spec.start.channel
+        if own.channel != ours:
+            raise DamageError(
+                f"Spark gave the offset of channel {own.channel} to the gate of channel {ours}: the stage's "
+                "inputs are in another order than in its native checkpoint; restore a checkpoint"
+            )
+        return own
 
     def _next(self, own: Position, limits: Limits) -> Position:
         spec = self._spec
@@ -301,6 +315,34 @@ class GateReader(DataSourceStreamReader):
     def commit(self, end: dict[str, Any]) -> None:
         """Forget what the batches up to `end` have read: Spark will not ask for it again."""
         self._follower.forget(position_of(end).version)
+
+
+class RememberingGateReader(GateReader):
+    """The gate where Spark does not say from where it asks: before 4.2.
+
+    Spark takes each answer as the end of the next batch, so the newest one is where the next begins. It is
+    kept in memory only: before Spark asks a query that was started again, it has an empty range planned at
+    the newest end in the offset log (`AcceptsLatestSeenOffset`), and without a log it has read nothing yet.
+    """
+
+    _newest: dict[str, Any] | None = None
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name
+        """Return where the input shall stand after the next batch."""
+        self._newest = self._after(self.initialOffset() if self._newest is None else self._newest)
+        return self._newest
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the files between two positions; the first call of a process says where the input stands.
+
+        Raises:
+            DamageError: an entry between the two is not in the log any more, or the positions are those of
+                another input.
+        """
+        self._own_position(end)
+        if self._newest is None:
+            self._newest = end
+        return [] if start == end else super().partitions(start, end)
 
 
 def position_of(offset: dict[str, Any]) -> Position:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -19,7 +19,14 @@ from pyspark.sql import types as t
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
 from spark_abs.channels import follow
-from spark_abs.channels.gate import BackEdge, FilePartition, GateReader, GateSpec, grouped
+from spark_abs.channels.gate import (
+    BackEdge,
+    FilePartition,
+    GateReader,
+    GateSpec,
+    RememberingGateReader,
+    grouped,
+)
 from spark_abs.channels.offsets import offset_lines
 from spark_abs.channels.schema import arrow_schema, conformed
 from spark_abs.codec import from_json, to_json
@@ -44,6 +51,8 @@ from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 from tests.channel_support import JOB, NUMBERS, Log, position, write_table
 
+Kind = TypeVar("Kind", bound=GateReader)
+
 
 class Clock:
     now = 0.0
@@ -65,6 +74,9 @@ class Stage:
         self.meanwhile: Callable[[], object] = lambda: None
 
     def reader(self, channel: str = "a.main", **changes: Any) -> GateReader:
+        return self.reader_of(GateReader, channel, **changes)
+
+    def reader_of(self, kind: type[Kind], channel: str = "a.main", **changes: Any) -> Kind:
         spec = GateSpec(
             root=self.root.uri,
             start=position(channel, 0),
@@ -82,7 +94,7 @@ class Stage:
             native_poll_ms=self.poll_ms,
         )
         assert from_json(GateSpec, to_json(spec)) == spec
-        return GateReader(replace(spec, **changes), NUMBERS, clock=self.clock, pause=self.pause)
+        return kind(replace(spec, **changes), NUMBERS, clock=self.clock, pause=self.pause)
 
     def pause(self, seconds: float) -> None:
         """Let time pass, and whatever happens meanwhile."""
@@ -132,6 +144,33 @@ def test_limits_hold_and_all_available_lifts_them_up_to_the_barrier(root: Root) 
     assert after(reader, start, ALL) == (commits[4], 1, True)
     by_size = stage.reader(max_entries=10, max_bytes=1)
     assert after(by_size, start) == (commits[0], 0, False)  # one entry is never split, so one always fits
+
+
+def test_a_gate_that_is_not_told_where_it_stands_remembers(root: Root) -> None:
+    """Spark before 4.2 takes each answer as the end of a batch, and says the newest end after a start."""
+    log, stage = Log(root), Stage(root)
+    commits = [log.batch(n) for n in range(6)]
+    reader = stage.reader_of(RememberingGateReader)
+    first = reader.latestOffset()
+    assert first["version"] == commits[1]
+    stage.planned(position("a.main", commits[1]))
+    second = reader.latestOffset()
+    assert second["version"] == commits[3]
+    assert len(reader.partitions(first, second)) == 1
+    stage.planned(position("a.main", commits[3]))
+
+    again = stage.reader_of(RememberingGateReader)  # the second batch was planned, and killed
+    assert again.partitions(second, second) == []
+    assert len(again.partitions(first, second)) == 1, "the batch is repeated as it was"
+    third = again.latestOffset()
+    assert third["version"] == commits[5]
+    stage.planned(position("a.main", commits[5]))
+    assert again.latestOffset() is third
+    assert again.partitions(first, second) != [], "what was planned before does not move it"
+    assert again.latestOffset() is third
+
+    with pytest.raises(DamageError, match=r"the offset of channel b\.main to the gate of channel a\.main"):
+        stage.reader_of(RememberingGateReader).partitions(*2 * [dumps_position(position("b.main", 1))])
 
 
 def test_an_idle_input_stays_where_it_is(root: Root) -> None:
