@@ -15,6 +15,7 @@ from spark_abs.snapshots.delta_offsets import DELTA, FEED
 from spark_abs.snapshots.kafka_offsets import KAFKA, is_kafka
 from spark_abs.spark.kafka_source import BROKERS, KafkaSource
 from spark_abs.spark.plans import channel_of, items, nodes, of_streams
+from spark_abs.spark.versions import TRANSFORM_IN_PYTHON, node_name, sql_of
 from spark_abs.state.packing import GROUP, PACKED
 from spark_abs.store.storage import location_of
 
@@ -26,9 +27,8 @@ _NAMING = ("path", "subscribe", "subscribePattern", "assign", "topic", "streamNa
 _GLOB = "pathGlobFilter"
 _FEEDS = ("readChangeFeed", "readChangeData")
 _KEYED = frozenset(("Deduplicate", "DeduplicateWithinWatermark"))
-_IN_PYTHON = "TransformWithStateInPySpark"
 _GROUPED = frozenset(
-    ("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "TransformWithState", _IN_PYTHON)
+    ("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "TransformWithState", TRANSFORM_IN_PYTHON)
 )
 """Operators that call a function with the state of a key."""
 _LIMIT = "GlobalLimit"
@@ -77,7 +77,7 @@ def _by_place(node: Any) -> Iterator[tuple[str, ...]]:
 def _functions(expression: Any) -> Iterator[str]:
     """Iterate the calls of aggregate functions in an expression."""
     if expression.getClass().getSimpleName() == "AggregateExpression":
-        yield without_marks(str(expression.sql()))
+        yield without_marks(sql_of(expression))
         return
     for inner in items(expression.children()):
         yield from _functions(inner)
@@ -134,7 +134,7 @@ def _named(option: str, value: str) -> str:
 
 
 def _operator(node: Any, plan: Any) -> OperatorShape | None:
-    name = str(node.getClass().getSimpleName())
+    name = node_name(node)
     keys: list[Any]
     if name == "Aggregate":
         keys = list(items(node.groupingExpressions()))
@@ -160,14 +160,14 @@ def _operator(node: Any, plan: Any) -> OperatorShape | None:
 
 def _grouping(node: Any) -> Iterator[Any]:
     """Iterate the keys of an operator in `_GROUPED`."""
-    if node.getClass().getSimpleName() != _IN_PYTHON:
+    if node_name(node) != TRANSFORM_IN_PYTHON:
         return items(node.groupingAttributes())
     return islice(items(node.leftAttributes()), node.groupingAttributesLen())
 
 
 def _is_own(node: Any) -> bool:
     """Say whether an operator in `_GROUPED` runs a function of ours: it has a form, which names its key."""
-    if node.getClass().getSimpleName() != _IN_PYTHON:
+    if node_name(node) != TRANSFORM_IN_PYTHON:
         return False
     return [str(a.name()) for a in items(node.left().output())] == [GROUP, *PACKED.names]
 
@@ -216,7 +216,7 @@ def _unqualified(expression: Any) -> str:
 def _sql(expression: Any) -> str:
     """Return an expression in SQL, without the name that its result has."""
     named = expression.getClass().getSimpleName() == "Alias"
-    return without_marks(str((expression.child() if named else expression).sql()))
+    return without_marks(sql_of(expression.child() if named else expression))
 
 
 def _key(node: Any, expression: Any) -> str:
@@ -235,7 +235,7 @@ def _computed(node: Any, expression: Any) -> Iterator[str]:
         if below.getClass().getSimpleName() == "Project":
             for column, (computing,) in _definitions(below):
                 if str(column.exprId().toString()) in wanted:
-                    yield without_marks(str(computing.sql()))
+                    yield without_marks(sql_of(computing))
 
 
 def _computed_down(node: Any, expressions: Iterable[Any]) -> Iterator[str]:
@@ -245,7 +245,7 @@ def _computed_down(node: Any, expressions: Iterable[Any]) -> Iterator[str]:
         for column, computing in _definitions(below):
             if wanted and str(column.exprId().toString()) in wanted:
                 wanted |= {a for expression in computing for a in _references(expression)}
-                sql = ", ".join(str(expression.sql()) for expression in computing)
+                sql = ", ".join(map(sql_of, computing))
                 if without_marks(sql) == sql:  # else it is a column of a channel
                     yield _GENERATED.sub("_gen_alias", sql)
 

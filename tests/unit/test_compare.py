@@ -362,6 +362,10 @@ def test_what_spark_keeps_by_place_stays_in_its_order() -> None:
     assert compare(replace(SEEN, shapes=(A, unknown)), (A, summing("sum(b)"))).ok, "of an earlier version"
     salted = [replace(SEEN, shapes=(A, summing(f"sum(rand({seed}L))"))) for seed in (1, 2)]
     assert compare(salted[0], salted[1].shapes).ok
+    said = (r"'\'(v#11L > cast(1 as bigint))\' is not true!'", r"'\'(v > 1)\' is not true!'")
+    asserted = [replace(SEEN, shapes=(A, summing(f"first(assert_true((v > 1), {text}))"))) for text in said]
+    assert compare(asserted[0], asserted[1].shapes).ok, "a message is no part of the state"
+    assert not compare(asserted[0], (A, summing(f"first(assert_true((v > 2), {said[1]}))"))).ok
     before = {**STANDS, StageId("b"): progress(at("a.main", 0), finished=NO_BATCH)}
     assert compare(replace(seen, progress=before), (A, summing("sum(b)", "sum(a)"))).ok, "it has no state"
 
