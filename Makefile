@@ -2,6 +2,8 @@
 # their set-up.
 PYTHON := python3.11
 VENV := .venv
+# The Spark of the tests, of the figures and of the demo; make test-versions runs on others, too.
+SPARK := 4.2.0
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 # Each gate has a Python process of its own, which would compile the package anew.
@@ -79,7 +81,7 @@ test-s3: venv $(VENV)/.installed-s3
 	@$(BIN)/python -m pytest tests/s3
 
 $(VENV)/.installed-s3: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-s3]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-s3]' pyspark==$(SPARK)
 	@touch $@
 
 # Kills by the hundred; SEED=… KILLS=… replays a run. Then sinks that take their time are stopped step by step.
@@ -95,12 +97,12 @@ $(VENV)/.installed-job: setup.cfg pyproject.toml
 	  { echo "python3.11 is missing: apt-get install python3.11-venv, or: pyenv install 3.11 && pyenv global 3.11"; exit 1; }
 	@echo "installing into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark]' pyspark==$(SPARK)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.installed-job
 	@echo "installing the tools of the tests"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]' pyspark==$(SPARK)
 	@touch $@
 
 # Spark fetches the Delta jars into Ivy's cache at the first start: once here, not in two tests at a time.

@@ -6,20 +6,18 @@ Where another commit stands in the way of one, each raises `CommitConflict`: rea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.quoting import quoted
-from spark_abs.errors import CommitConflict
 from spark_abs.model import NO_TABLE
 from spark_abs.sinks.delta.options import Delta
+from spark_abs.spark.delta import SparkDeltaTable, conflicts, create_table
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
-    from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
@@ -70,16 +68,17 @@ def merge(frame: DataFrame, place: Place, clauses: Clauses, stamp: Stamp) -> Non
     own.conf.set(f"{_CONF}.write.txnVersion", str(stamp.number))
     own.conf.set(f"{_CONF}.commitInfo.userMetadata", stamp.note)
     own.conf.set(f"{_CONF}.schema.autoMerge.enabled", "false")  # a column that is gone must not come back
-    newer, gone = clauses.newer or None, clauses.gone
-    update = {quoted(column): value for column, value in clauses.update.items()}
-    insert = {quoted(column): value for column, value in clauses.insert.items()}
-    merging = _table(own, place).alias("old").merge(frame.alias("new"), clauses.same)
-    if gone:
-        merging = merging.whenMatchedDelete(f"{gone} AND {newer}" if newer else gone)
-    merging = merging.whenMatchedUpdate(newer, dict(update))
-    merging = merging.whenNotMatchedInsert(f"NOT {gone}" if gone else "true", dict(insert))
-    with _conflicts(place):
-        merging.execute()
+    newer, gone = clauses.newer, clauses.gone
+    with conflicts(place):
+        SparkDeltaTable(own, place.uri).merge(
+            frame,
+            clauses.same,
+            delete_when=f"{gone} AND {newer}" if gone and newer else gone,
+            update_when=newer,
+            update={quoted(column): value for column, value in clauses.update.items()},
+            insert_when=f"NOT {gone}" if gone else "",
+            insert={quoted(column): value for column, value in clauses.insert.items()},
+        )
 
 
 def mark(session: SparkSession, table: Table, stamp: Stamp) -> None:
@@ -100,25 +99,18 @@ def restore(session: SparkSession, place: Place, version: int, note: str) -> Non
 
     own = _session(session, place)
     own.conf.set(f"{_CONF}.commitInfo.userMetadata", note)
-    table = _table(own, place)
-    with _conflicts(place), old_versions(own):
+    table = SparkDeltaTable(own, place.uri)
+    with conflicts(place), old_versions(own):
         if version == NO_TABLE:
-            table.delete()
+            table.delete_rows()
         else:
-            table.restoreToVersion(version)
+            table.restore_to(version)
 
 
 def create(session: SparkSession, place: Place, schema: StructType, delta: Delta) -> None:
     """Create a table that has partitions or clusters, if there is none."""
-    from delta.tables import DeltaTable
-
-    builder = DeltaTable.createIfNotExists(_session(session, place)).location(place.uri).addColumns(schema)
-    if delta.partition_by:
-        builder = builder.partitionedBy(*delta.partition_by)
-    if delta.cluster_by:
-        builder = builder.clusterBy(*delta.cluster_by)
-    with _conflicts(place):
-        builder.execute()
+    with conflicts(place):
+        create_table(_session(session, place), place.uri, schema, delta.partition_by, delta.cluster_by)
 
 
 def add_columns(session: SparkSession, table: Table, fields: Sequence[StructField]) -> None:
@@ -126,14 +118,13 @@ def add_columns(session: SparkSession, table: Table, fields: Sequence[StructFiel
     from pyspark.sql import functions as F
 
     none = no_rows(session, table).withColumns({f.name: F.lit(None).cast(f.dataType) for f in fields})
-    with _conflicts(table.place):
+    with conflicts(table.place):
         none.write.format("delta").mode("append").option("mergeSchema", "true").save(table.uri)
 
 
 def clusters(session: SparkSession, place: Place) -> Sequence[str]:
     """Return the columns by which a table has liquid clustering."""
-    found = _table(_session(session, place), place).detail().select("clusteringColumns").head()
-    return list(found[0]) if found is not None else []
+    return SparkDeltaTable(_session(session, place), place.uri).clustering()
 
 
 def time_zone(session: SparkSession) -> str:
@@ -150,36 +141,9 @@ def _session(session: SparkSession, place: Place) -> SparkSession:
     return own
 
 
-def _table(session: SparkSession, place: Place) -> DeltaTable:
-    from delta.tables import DeltaTable
-
-    return DeltaTable.forPath(session, place.uri)
-
-
 def _write(frame: DataFrame, place: Place, mode: str, stamp: Stamp, **options: str) -> None:
     # A column that is gone must not come back, whatever the session says.
     writer = frame.write.format("delta").mode(mode).options(mergeSchema="false", **options)
     writer = writer.option("txnAppId", stamp.app).option("txnVersion", str(stamp.number))
-    with _conflicts(place):
+    with conflicts(place):
         writer.option("userMetadata", stamp.note).save(place.uri)
-
-
-@contextmanager
-def _conflicts(place: Place) -> Iterator[None]:
-    from delta import exceptions
-
-    # None of the others is a subclass of the first.
-    conflicts = (
-        exceptions.DeltaConcurrentModificationException,
-        exceptions.ConcurrentWriteException,
-        exceptions.MetadataChangedException,
-        exceptions.ProtocolChangedException,
-        exceptions.ConcurrentAppendException,
-        exceptions.ConcurrentDeleteReadException,
-        exceptions.ConcurrentDeleteDeleteException,
-        exceptions.ConcurrentTransactionException,
-    )
-    try:
-        yield
-    except conflicts as error:
-        raise CommitConflict(f"{place} was changed by another commit: {error}") from error
