@@ -170,12 +170,19 @@ def close_state_stores(jvm: Any) -> None:
     """Close the open state stores of a JVM after their maintenance has ended.
 
     `StateStore.stop` alone waits for maintenance while it holds a lock that maintenance needs: it would block
-    for `spark.sql.streaming.stateStore.maintenanceShutdownTimeout`, five minutes, and one more. Spark 4.0 has no such
-    lock, and no such method.
+    for `spark.sql.streaming.stateStore.maintenanceShutdownTimeout`, five minutes, and one more. Spark 4.0 has
+    no method that waits without the lock: its two workers, which are private, are stopped one by one.
     """
     stores = getattr(getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$"), "MODULE$")
     if has_method(stores, "stopMaintenanceTaskWithoutLock"):
         stores.stopMaintenanceTaskWithoutLock()
+    else:
+        for name in ("maintenanceTask", "maintenanceThreadPool"):
+            field = stores.getClass().getDeclaredField(name)
+            field.setAccessible(True)
+            worker = field.get(stores)
+            if worker is not None:
+                worker.stop()
     stores.stop()
 
 
