@@ -30,7 +30,12 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'spark_abs' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        value = getattr(import_module(home), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "pyspark":
+            raise
+        raise ImportError(f"spark_abs.{name} needs Spark: pip install 'spark-abs[spark]'") from missing
     globals()[name] = value
     return value
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from spark_abs.channels.channel_log import ChannelLog
 from spark_abs.channels.entries import EntryMetadata, encode_note, entry_from
 from spark_abs.channels.files import Written, directory_name, write_parquet
-from spark_abs.channels.schema import check_schema, delta_schema
 from spark_abs.channels.staged import Files, copy_files
 from spark_abs.errors import CommitConflict, DamageError
 from spark_abs.model import (
@@ -45,6 +43,7 @@ from spark_abs.store.table import LOG_PROPERTIES, Commit, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 _PROPERTIES = {**LOG_PROPERTIES, "delta.deletedFileRetentionDuration": "interval 1 hours"}
 """Only our clean-up deletes a channel's files: old tombstones would weigh on every checkpoint of the log."""
@@ -81,6 +80,8 @@ def create_channel(root: Root, channel: ChannelId, schema: StructType) -> str:
         UsageError: a column has a type that channels cannot carry, or the table has one of another type;
             names every field that differs.
     """
+    from spark_abs.channels.schema import delta_schema  # a restore, which has no schemas, needs no Spark
+
     place = root.place(root.channel(channel))
     table = Table.ensure(place, delta_schema(schema), _PROPERTIES)
     _check(channel, table, schema)
@@ -102,8 +103,10 @@ def check_channel(root: Root, channel: ChannelId, schema: StructType) -> None:
 
 
 def _check(channel: ChannelId, table: Table, schema: StructType) -> None:
+    from spark_abs.channels.schema import check_schema
+
     known = {field.name.casefold() for field in table.delta.schema().fields}
-    have = StructType([field for field in schema.fields if field.name.casefold() in known])
+    have = type(schema)([field for field in schema.fields if field.name.casefold() in known])
     check_schema(f"channel {channel}", table.delta.schema().to_json(), have, may_lack=True)
 
 

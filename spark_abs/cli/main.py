@@ -43,11 +43,24 @@ class Verbs(click.Group):
         """Run the command; an error of ours or of storage ends it with its exit code and no traceback."""
         context = ctx.ensure_object(Context)
         try:
-            with command_line(), storage_errors(), _wrong_calls(ctx, context):
+            with command_line(), storage_errors(), _spark_needed(), _wrong_calls(ctx, context):
                 return super().invoke(ctx)
         except AbsError as error:
             context.out.error(error)
             ctx.exit(error.exit_code)
+
+
+@contextmanager
+def _spark_needed() -> Iterator[None]:
+    """Say what to install where a command needs Spark and there is none."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise UsageError(
+            "this needs Spark, which is not installed: pip install 'spark-abs[spark]'; nothing was changed"
+        ) from missing
 
 
 @contextmanager

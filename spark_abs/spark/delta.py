@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors.exceptions.captured import CapturedException
-
 from spark_abs.errors import CommitConflict
 
 if TYPE_CHECKING:
@@ -92,6 +90,8 @@ def create_table(
 @contextmanager
 def conflicts(place: object) -> Iterator[None]:
     """Raise `CommitConflict` where Delta says that another commit came first."""
+    from pyspark.errors.exceptions.captured import CapturedException
+
     try:
         yield
     except CapturedException as error:

@@ -12,10 +12,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-try:
-    import pyspark
-except ImportError as missing:
-    raise ImportError("this needs Spark: pip install 'spark-abs[spark]'") from missing
+import pyspark
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql.pandas import types as arrow_types
 

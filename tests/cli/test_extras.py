@@ -1,12 +1,17 @@
-"""Commands that come to a sink whose extra of the package is not installed: the extra is named."""
+"""Commands that come to what an extra of the package brings, and it is not installed: the extra is named."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from dataclasses import replace
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from spark_abs.cli.main import main
 from spark_abs.model import AttemptId, CheckpointId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Mark
@@ -41,3 +46,46 @@ def test_a_restore_names_it_and_can_be_forced(job: SmallJob, cli: Cli, missing: 
     shown = cli("restore", "--to", "1", "--yes", "--force", "outside").stderr
     assert f"pip install 'spark-abs[{missing}]'" in shown
     assert job.rows() == [1]
+
+
+WITHOUT_SPARK = """
+import json, sys
+sys.modules.update(pyspark=None, py4j=None)
+from click.testing import CliRunner
+from spark_abs.cli.main import main
+done = [CliRunner().invoke(main, arguments) for arguments in json.loads(sys.argv[1])]
+print(json.dumps([[one.exit_code, one.stderr] for one in done]))
+"""
+
+
+def test_a_root_is_looked_at_and_restored_without_spark(job: SmallJob) -> None:
+    job.checkpoint(1)
+    job.step(2)
+    root, back = job.root.uri, ["restore", job.root.uri, "--to", "1", "--yes"]
+    looking = [[verb, root] for verb in ("list", "status", "history", "verify")]
+    calls = [*looking, ["show", root, "1"], [*back, "--dry-run"], back]
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SPARK, json.dumps(calls)], capture_output=True, text=True, check=True
+    )
+    done = json.loads(ran.stdout)
+    assert [code for code, _ in done] == [0] * len(calls), ran.stdout
+    assert job.rows() == [1]
+
+
+def test_what_needs_spark_names_the_extra() -> None:
+    program = "import sys, spark_abs; sys.modules['pyspark'] = None; spark_abs.spark_session"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "spark_abs.spark_session needs Spark: pip install 'spark-abs[spark]'" in ran.stderr
+
+
+def test_a_command_that_needs_spark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+
+    @click.command
+    def needing() -> None:
+        import pyspark.sql  # noqa: F401
+
+    monkeypatch.setitem(main.commands, "needing", needing)
+    result = CliRunner().invoke(main, ["needing"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert "pip install 'spark-abs[spark]'" in result.stderr
