@@ -23,13 +23,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SHIPPED:
         copy = shutil.copytree if (HERE / name).is_dir() else shutil.copy
         copy(HERE / name, source / name)
-    pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", str(target), str(source))
+    pip(Path(sys.executable), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(target), str(source))
     (made,) = target.glob("*.whl")
     return made
 
 
 def pip(python: Path | str, *arguments: str) -> str:
-    command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -38,7 +38,7 @@ def pip(python: Path | str, *arguments: str) -> str:
 def test_commands_answer_where_there_is_no_spark(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env/bin/python"
-    pip(python, "install", str(wheel))
+    pip(python, "install", "--quiet", str(wheel))
     installed = {package["name"] for package in json.loads(pip(python, "list", "--format", "json"))}
     assert not installed & {"pyspark", "py4j", "delta-spark"}
     job = SmallJob(tmp_path / "job")
@@ -52,6 +52,6 @@ def test_commands_answer_where_there_is_no_spark(wheel: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("line", ["4.0", "4.1"])
 def test_a_spark_that_is_there_stays(wheel: Path, line: str) -> None:
-    planned = pip(python_of(line), "install", "--dry-run", "--report", "-", f"{wheel}[spark]")
+    planned = pip(python_of(line), "install", "--quiet", "--dry-run", "--report", "-", f"{wheel}[spark]")
     names = {one["metadata"]["name"].lower().replace("_", "-") for one in json.loads(planned)["install"]}
     assert names <= {"spark-abs"}
