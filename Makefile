@@ -90,7 +90,8 @@ ON_OLDER := tests/spark/test_gate.py tests/spark/test_job_life.py tests/spark/te
   tests/spark/test_stored_shapes.py tests/spark/test_state_functions.py tests/spark/test_wrapped.py \
   tests/spark/test_restore.py tests/spark/test_delta_tables.py tests/crash/test_functions.py \
   tests/crash/test_leftovers.py tests/spark/test_guide_code.py
-# Two pages of the guide need Spark 4.2: they change state. pyspark 4.0 leaves a socket open with each collect(): Spark's, not ours.
+# Two pages of the guide change state, which needs Spark 4.2. pyspark 4.0 itself leaves a socket open with each
+# collect().
 test-versions: venv $(OLDER:%=$(VENV)/versions/%/.installed)
 	@for line in $(OLDER); do echo "pytest on Spark $$line" && \
 	  PYSPARK_PYTHON=$(abspath $(VENV))/versions/$$line/bin/python $(VENV)/versions/$$line/bin/python -m pytest -n 2 \
