@@ -33,7 +33,9 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(home), name)
     except ModuleNotFoundError as missing:
-        if missing.name != "pyspark":
+        from spark_abs.errors import lacks_spark
+
+        if not lacks_spark(missing):
             raise
         raise ImportError(f"spark_abs.{name} needs Spark: pip install 'spark-abs[spark]'") from missing
     globals()[name] = value

@@ -129,6 +129,11 @@ class StageStopped(AbsError):
     """Raised before a batch that must not begin, since its stage is being stopped gracefully."""
 
 
+def lacks_spark(missing: ModuleNotFoundError) -> bool:
+    """Say whether what was not found is Spark, which the package does not bring."""
+    return (missing.name or "").partition(".")[0] in ("pyspark", "py4j")
+
+
 class CommitConflict(AbsError):
     """Another commit took the version; read again and decide again."""
 

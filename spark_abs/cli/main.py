@@ -26,7 +26,7 @@ from spark_abs.cli.state import state
 from spark_abs.cli.status import status
 from spark_abs.cli.stop import stop
 from spark_abs.cli.verify import verify
-from spark_abs.errors import AbsError, UsageError
+from spark_abs.errors import AbsError, UsageError, lacks_spark
 
 
 class Verbs(click.Group):
@@ -56,10 +56,10 @@ def _spark_needed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] not in ("pyspark", "py4j"):
+        if not lacks_spark(missing):
             raise
         raise UsageError(
-            "this needs Spark, which is not installed: pip install 'spark-abs[spark]'; nothing was changed"
+            "this needs Spark, which is not installed: pip install 'spark-abs[spark]'"
         ) from missing
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from spark_abs.errors import SinkUnreachable, UsageError
 
@@ -91,6 +90,8 @@ class DeletePredicate:
 
     def _numbers(self, batches: Sequence[pa.RecordBatch]) -> pa.Array:
         """Return the numbers of the rows that meet the predicate, counted over all batches."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
         columns = list(self._columns(batches[0].schema))
         table = pa.Table.from_batches(batches).select(columns)
         table = table.append_column(_NUMBER, pa.array(np.arange(table.num_rows)))

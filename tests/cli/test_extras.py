@@ -51,6 +51,8 @@ def test_a_restore_names_it_and_can_be_forced(job: SmallJob, cli: Cli, missing: 
 WITHOUT_SPARK = """
 import json, sys
 sys.modules.update(pyspark=None, py4j=None)
+import spark_abs.sinks.delta.epoch_sink, spark_abs.sinks.iceberg.sink  # what a restore makes again
+import spark_abs.sinks.kafka.sink, spark_abs.sinks.postgres.sink
 from click.testing import CliRunner
 from spark_abs.cli.main import main
 done = [CliRunner().invoke(main, arguments) for arguments in json.loads(sys.argv[1])]
