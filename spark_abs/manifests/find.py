@@ -61,7 +61,7 @@ def choose(to: str | int, listing: ManifestListing, state: ControlState) -> Summ
             raise
         if any(text == str(d.id) for d in listing.damaged):
             raise DamageError(f"checkpoint {text} is damaged: {_unreadable(listing)}") from error
-        raise DamageError(f"{error}; or it is one of the damaged: {_unreadable(listing)}") from error
+        raise DamageError(f"{error}; or its row is unreadable: {_unreadable(listing)}") from error
     if text == LATEST and any(d.id is None or d.id > chosen.id for d in listing.damaged):
         raise DamageError(
             f"the newest checkpoint may be damaged: {_unreadable(listing)}: see `spark-abs list ROOT` and "

@@ -182,7 +182,7 @@ class Comparison:
 
     @property
     def rests_on_outputs(self) -> bool:
-        """Whether what follows would be wrong if an output got one more batch of a run before."""
+        """Whether the comparison would be wrong if an earlier run committed one more batch to an output."""
         verdicts = {s.verdict for s in self.stages}
         changed = any(s.layout is not None or s.ends_batch for s in self.stages)
         return changed or Verdict.LEFT in verdicts or verdicts >= {Verdict.KEPT, Verdict.NEW}

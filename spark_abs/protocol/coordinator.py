@@ -243,8 +243,8 @@ class Coordinator:
     def _subsume(self, complete: Barrier) -> None:
         """Abort older checkpoints that a newer one makes needless (P8), as Flink does.
 
-        A savepoint is never given up. One after which the job goes on makes nothing needless: it is not what
-        a failed job goes back to.
+        Savepoints are never aborted. A savepoint of a job that continues does not abort checkpoints either: a
+        failed job does not restart from savepoints.
         """
         if complete.kind is CheckpointKind.SAVEPOINT:
             return

@@ -140,7 +140,7 @@ class Loops:
         self._stages = stages
 
     def around(self, stage: StageRunner) -> tuple[StageRunner, ...]:
-        """Return the stages that must not work while `stage` ends: itself, of a head the whole loop."""
+        """Return the stages that must be idle while `stage` ends: itself, or the whole loop of a head."""
         loop = self._loop(stage)
         if loop is None:
             return (stage,)

@@ -109,7 +109,7 @@ class Run:
         return not self._termination.over.is_set()
 
     def query(self, stage: str) -> StreamingQuery:
-        """Return the native streaming query of a stage; another one once the stage was started again.
+        """Return the native streaming query of a stage. A restart of the stage replaces it.
 
         Raises:
             UsageError: the job has no such stage.
@@ -124,9 +124,9 @@ class Run:
         """Take a savepoint and return its id.
 
         Raises:
-            UsageError: the name is no name, or taken.
-            Refused: it was aborted, with the reason.
-            CheckpointPending: `timeout` seconds went by; it may still complete.
+            UsageError: the name is not valid, or taken.
+            Refused: the savepoint was aborted; the message has the reason.
+            CheckpointPending: no answer within `timeout` seconds; the savepoint may still complete.
         """
         return self._request(CheckpointKind.SAVEPOINT, name, timeout)
 
@@ -135,12 +135,13 @@ class Run:
         return self._request(CheckpointKind.CHECKPOINT, None, timeout)
 
     def set(self, **settings: Unpack[LiveSettings]) -> str:
-        """Change settings of the running job, e.g. `run.set(interval="30s")`; returns what was changed.
+        """Change settings of the running job, e.g. `run.set(interval="30s")`, and return the changes.
 
-        They hold from the next decision on until the run ends: the next start reads the job's own.
+        They hold from the next decision until the run ends: the next start uses the declared settings.
 
         Raises:
-            ConfigError: one cannot be set while a job runs, or not to this; nothing was changed.
+            ConfigError: a setting cannot be changed while a job runs, or not to this value; nothing was
+                changed.
             Refused: the job is not running.
         """
         answer = self._answer(self._running().change(settings), None)
@@ -149,15 +150,15 @@ class Run:
         return answer.message
 
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
-        """Stop gracefully: every stage ends its batch. With a name, take an exact savepoint first.
+        """Stop gracefully: each stage ends its batch. With a name, take an exact savepoint first.
 
-        After an exact savepoint nothing after its barrier has been processed. If it is aborted, the job
-        goes on and the reason is raised.
+        When an exact savepoint is complete, nothing after its barrier has been processed. If it is aborted,
+        the job continues and the reason is raised.
 
-        With `drain`, sources read no more and event time is brought to its end before the savepoint: every
-        window is let out. Rows that come to a drained job later are late, so its savepoint is not for going
-        on with the same event time. What has begun to be drained goes on with that when it is started again,
-        whatever happens to this run; a restore to an earlier checkpoint undoes it.
+        With `drain`, sources stop reading and event time is brought to its end before the savepoint, so that
+        every window is emitted. Later rows of a drained job are late, so do not resume from its savepoint
+        with the same event time. The next start resumes an unfinished drain; a restore to an earlier
+        checkpoint undoes it.
 
         Raises:
             UsageError: the job cannot be drained, or no savepoint was named.
@@ -173,16 +174,16 @@ class Run:
         return taken
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the job ends, at most `timeout` seconds; say whether it has.
+        """Wait until the job ends, at most `timeout` seconds; return whether it has ended.
 
         In the main thread of a script, SIGTERM and Ctrl-C stop the job gracefully meanwhile, unless the
         script has a handler of its own. A second one, or `spark.abs.run.stopTimeout`, ends the process at
         once, with 128 and the signal's number as exit code. With `spark.abs.run.stopSavepoint` a savepoint is
-        taken first, if that takes no more than six tenths of the time: its name is that and the run's
-        number.
+        taken first, if that takes no more than six tenths of the time. Its name is the setting, a hyphen and
+        the run's number.
 
         Raises:
-            StageFailed: a stage failed; names the stage, the batch and the cause.
+            StageFailed: a stage failed; the message names the stage, the batch and the cause.
             Fenced: the run was replaced.
         """
         ended = self._signals.wait(self._termination.over, timeout)
@@ -297,7 +298,7 @@ class Run:
         self._look()
 
     def _look(self) -> None:
-        """Look for stages that have failed, and start those again whose time has come."""
+        """Find failed stages, and restart those whose delay is over."""
         self._look_for_failures()
         self._report()
         self._recovery.start_due()
@@ -347,10 +348,10 @@ class Run:
             return
 
     def _await_sent(self) -> None:
-        """Wait until the sinks outside have all rows; give up on a stop, and on those that cannot be reached.
+        """Wait until the sinks outside have all rows, except unreachable ones, or until a stop.
 
-        The coordinator takes no checkpoint meanwhile, and goes on to renew the lease. One that it was
-        completing is told to the sinks first: its manifest can be read before they hear of it.
+        The coordinator takes no checkpoint meanwhile and continues to renew the lease. If it was completing a
+        checkpoint, the sinks are told first: the manifest can be read before they know of it.
         """
         self._lifecycle.report(JobStatus.STOPPING, "")
         told = self._coordination.handled()
@@ -368,7 +369,7 @@ class Run:
         end_all(stage.halt for stage in self._stages.values())
 
     def _end_sending(self) -> None:
-        """Send the rows of completed checkpoints; what cannot be sent now goes out with the next start."""
+        """Send the rows of completed checkpoints. The next start sends the remaining ones."""
         in_order, stopped = self._termination.failure is None, self._termination.requested
         # A run that has ended by itself has waited already.
         patience_s = self._ctx.settings.stop_timeout_ms / 1000 if in_order and stopped else 1.0

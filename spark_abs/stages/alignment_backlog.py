@@ -1,4 +1,4 @@
-"""What queues up behind the blocked inputs of a stage while it aligns: watched off their logs (P6, P20)."""
+"""The bytes that queue up behind blocked inputs during an alignment, read from the logs (P6, P20)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CheckpointProgress:
     """When the first input had the barrier, None if none had."""
     what: str
     alignment_bytes: int = 0
-    """What had queued up behind the barrier on inputs that had to wait."""
+    """Bytes that queued up behind the barrier on waiting inputs."""
     backpressured_ms: int | None = None
     """How long the stage has waited for credit since its last cut."""
 
 
 class Backlog:
-    """What waited behind the blocked inputs of one alignment. Thread-safe."""
+    """The bytes behind the blocked inputs of one alignment. Thread-safe."""
 
     def __init__(self) -> None:
         self._inputs: dict[Position, Queued] = {}
@@ -46,9 +46,9 @@ class Backlog:
                 self._inputs[position] = Queued(root, position, poll_ms)
 
     def read(self, most: int, until_ms: int | None = None) -> int:
-        """Read what is new, at most so many entries of each input; return the bytes of all.
+        """Read new entries, a limited number of each input; return the bytes of all.
 
-        A log that cannot be read is said: it stops the stage that has to read it, not who measures it.
+        An unreadable log is only logged here: it stops the stage that has to read it, not the measurement.
         """
         with self._lock:
             for position, queued in self._inputs.items():

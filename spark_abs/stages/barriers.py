@@ -1,4 +1,4 @@
-"""Barriers as a stage knows them: those it was told of, how far it has got, and which one it takes next."""
+"""The barriers of a stage: those offered to it, its progress, and the one that it takes next."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from spark_abs.store.root import Root
 
 
 class Barriers:
-    """What one stage was told of barriers.
+    """The barriers offered to one stage.
 
-    The coordinator's thread tells, the batch thread reads: what is read at once is replaced, never changed.
+    The coordinator's thread writes, the batch thread reads: values are replaced, never changed in place.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Barriers:
         """The ids that were aborted in this run."""
 
     def offer(self, barrier: Barrier) -> None:
-        """Hear of a claimed barrier, or that it is unaligned from now on."""
+        """Take a claimed barrier, or the news that it has become unaligned."""
         self._open = {**self._open, barrier.id: barrier}
 
     def settle(self, checkpoint: CheckpointId, completed: bool) -> None:
-        """Hear of an outcome."""
+        """Take the outcome of a checkpoint."""
         self._open = {n: barrier for n, barrier in self._open.items() if n != checkpoint}
         if not completed:
             self.aborted |= {checkpoint}
@@ -114,7 +114,7 @@ class BarrierChoice:
         self._ctx, self._barriers, self._progress = ctx, barriers, progress
 
     def of_inputs(self, planned: Planned) -> Marker | None:
-        """Return what a batch carries because of its inputs; None if that says nothing.
+        """Return the marker that a batch carries because of its inputs, None if they do not determine one.
 
         The batch may then carry what `now` gives when it is committed.
         """

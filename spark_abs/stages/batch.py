@@ -1,4 +1,4 @@
-"""A micro-batch of a stage as values: its cause, what it carries, and what keeps it from beginning."""
+"""A micro-batch of a stage as values: its cause, its markers, and the reasons why it may not begin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_abs.snapshots.layout import OffsetFile
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What stands after the rows of an entry."""
+    """The marker after the rows of an entry."""
 
     barrier: Barrier | None = None
     cancel: CheckpointId | None = None
@@ -25,7 +25,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What every commit of a batch says of its cause."""
+    """The cause of a batch, as in the metadata of its commits."""
 
     batch: BatchId
     offsets: str
@@ -34,7 +34,7 @@ class BatchFacts:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A batch as Spark's offset log has it: its cause, the positions at its two ends, and what they say."""
+    """A batch from Spark's offset log: its cause, and the positions before and after it."""
 
     facts: BatchFacts
     offsets: OffsetFile
@@ -43,12 +43,12 @@ class Planned:
     before: tuple[Position, ...]
     after: tuple[Position, ...]
     emission: Emission
-    """What the outputs get at its end, as far as the positions say it."""
+    """The marker for the outputs at its end, as far as the positions determine it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a batch may begin, and what it waits for if not (P19)."""
+    """Whether a batch may begin, or the reasons why it waits (P19)."""
 
     captures: bool = False
     """It waits for copies of the state of earlier cuts."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of the newest batch of a stage."""
+    """The result for the newest batch of a stage."""
 
     batch: BatchId
     """The newest one that an output holds, `NO_BATCH` if none holds any."""
@@ -62,7 +62,7 @@ def complete_batch(
 
     Raises:
         Fenced: a newer run or attempt has taken over.
-        DamageError: files that were named are gone; says what to do.
+        DamageError: named files are gone; the message says what to do.
     """
     channels = {ctx.root.channel(w.channel): w for w in _channels(ctx, stage)}
     sinks = _sinks(ctx, stage, attached, session)
@@ -102,7 +102,7 @@ def complete_batch(
 def _commit(
     taker: ChannelWriter | DeltaSink, files: Files, batch: BatchId, first: EntryMetadata | SinkMetadata
 ) -> bool:
-    """Commit to one table what the first commit says; False if there is nothing to commit."""
+    """Commit the files that the first commit names to one table; False if there are none."""
     if isinstance(taker, DeltaSink):
         plans = first.plans if isinstance(first, SinkMetadata) else ()
         return taker.commit_batch(files, batch, plans) is not None

@@ -1,4 +1,4 @@
-"""The credit of one running stage: what its channels hold unread, counted and not read again (P19)."""
+"""The credit of one running stage: a running count of the unread entries in its channels (P19)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from spark_abs.store.control import Control
 
 
 class Credit:
-    """Asked by the batch thread of a stage before each batch, told by it of what it has written.
+    """The batch thread of a stage asks for credit before each batch and reports its commits.
 
-    What lies in the channels is read once, before the first batch; then the stage's own commits are counted,
-    which are all there are. Consumers are asked only when a channel seems full, as of when they were last
-    asked, and no more often than `poll_ms`.
+    The channels are read once, before the first batch; then the stage's own commits are counted, since no
+    others write. Consumers are polled only when a channel seems full, and no more often than `poll_ms`.
     """
 
     def __init__(
@@ -37,8 +36,8 @@ class Credit:
         Args:
             ctx: the run.
             channels: the stage's channels that are bounded.
-            consumers: who reads them.
-            start: where a consumer that has not begun stands.
+            consumers: their consumers.
+            start: the position of a consumer that has not begun.
             poll_ms: least time between looks at the consumers.
         """
         self._ctx = ctx
@@ -80,7 +79,7 @@ class Credit:
         return self._find_full() if full and self._look() else full
 
     def waits_for(self, channels: tuple[ChannelId, ...]) -> None:
-        """Hear which channels the stage waits for, none if it does not wait: the time is counted."""
+        """Record the channels that the stage waits for, none if it does not wait. The time is counted."""
         with self._lock:
             self._full, now = channels, time.monotonic()
             if channels and self._waiting_since is None:
@@ -90,7 +89,7 @@ class Credit:
                 self._waiting_since = None
 
     def wrote(self, entries: Mapping[ChannelId, Entry]) -> None:
-        """Hear of a batch that stands in the channels; one that was there before changes nothing."""
+        """Count a batch that the channels hold; a batch that was counted before changes nothing."""
         for channel, loads in self._loads.items():
             load = load_of(entries[channel])
             if load is not None and (not loads or load.version > loads[-1].version):
@@ -102,7 +101,7 @@ class Credit:
         return tuple(channel for channel, now in found.items() if not grants(now, self._capacity))
 
     def _look(self) -> bool:
-        """Ask the consumers and forget what all of them have read; say whether it was time to."""
+        """Poll the consumers and drop consumed entries; say whether the poll was due."""
         now = time.monotonic()
         if now < self._next_poll:
             return False

@@ -1,4 +1,4 @@
-"""What a sink function may ask about its batch."""
+"""Facts about a batch for its sink function."""
 
 from __future__ import annotations
 

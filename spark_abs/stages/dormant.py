@@ -1,4 +1,4 @@
-"""A query that shares a root and does not run: its recorded part stands in for it."""
+"""A query that shares a root and does not run is represented by its recorded part."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from spark_abs.store.clock import now_ms, steady_ms
 class DormantStage:
     """Acknowledges every checkpoint with the newest recorded part of a query, unchanged (P13).
 
-    That part is one cut of the query: position, state and versions of its tables belong together, whatever
-    has happened to its native checkpoint and its tables since. What the query has read and written since, a
-    restore undoes, and the query reads it again.
+    That part is one cut of the query: position, state and versions of its tables are consistent, whatever has
+    happened to its native checkpoint and its tables since. A restore undoes later batches of the query, and
+    the query reads their input again.
 
     Used from the coordinator's thread. When the query comes, its runner takes its place and goes on from the
     barriers that were answered here.
     """
 
     def __init__(self, part: StageSnapshot, put: Callable[[Acked], None]) -> None:
-        """Take the part, with `carried` set, and what is told of acknowledgements."""
+        """Take the recorded part, with `carried` set, and the receiver of acknowledgements."""
         self.name = part.stage
         self.part = part
         self.batch_lock = BatchLock()
@@ -35,7 +35,7 @@ class DormantStage:
         self._put = put
 
     def offer(self, barrier: Barrier) -> None:
-        """Hear of a claimed barrier."""
+        """Take a claimed barrier."""
         self.barriers.offer(barrier)
 
     def offer_idle(self) -> None:
@@ -57,11 +57,11 @@ class DormantStage:
         return self.progress.taken >= checkpoint
 
     def checkpoint_progress(self, _barrier: Barrier) -> CheckpointProgress:
-        """Say what a checkpoint waits for here."""
+        """Return the progress of a checkpoint here."""
         return CheckpointProgress(None, "the query does not run")
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
-        """Hear of an outcome (P15)."""
+        """Take the outcome of a checkpoint (P15)."""
         self.barriers.settle(checkpoint, completed)
         if not completed:
             self.batch_lock.unblock(checkpoint)

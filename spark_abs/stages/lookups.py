@@ -72,14 +72,14 @@ class StageLookups:
         self._native = ctx.native(spec.name)
         self._frames: dict[str, tuple[Version, DataFrame]] = {}
         self.last = checkpointed
-        """What the newest batch reads, or has read."""
+        """The versions that the newest batch reads or has read."""
 
     def begin_after(self, newest: Iterable[LookupVersion]) -> None:
-        """Take what the newest committed batch has read: no batch goes back behind it."""
+        """Take the versions of the newest committed batch: no later batch reads older ones."""
         self.last = (*newest,) or self._newest_written() or self.last
 
     def choose(self, batch: BatchId, recorded: Sequence[LookupVersion]) -> tuple[LookupVersion, ...]:
-        """Return the versions that a batch reads; what is recorded decides.
+        """Return the versions that a batch reads; recorded versions decide.
 
         Raises:
             DamageError: a table is gone, was replaced, or is older than what was read.

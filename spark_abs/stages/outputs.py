@@ -144,7 +144,7 @@ class Outputs:
     def marker_of(self, batch: BatchId) -> Marker | None:
         """Return the marker with which an output already holds a batch, None if none holds it.
 
-        What the first committed output says decides for all: its marker, or the absence of one.
+        The first committed output decides for all: its marker, or that it has none.
         """
         for writer in self.channels:
             writer.refresh()
@@ -245,7 +245,7 @@ class Outputs:
             self._watched.require(batch)
 
     def _plans(self, table: DeltaSink, facts: BatchFacts) -> tuple[PlannedBatch, ...]:
-        """Return what a sink's commit says of batches since the one before it, or the last checkpoint.
+        """Return the offsets of batches since the sink's last commit or checkpoint, for its next commit.
 
         The entries of a channel say it of every batch; a sink has no commit for one without rows.
         """
@@ -359,7 +359,7 @@ log = logging.getLogger(__name__)
 
 
 def fixed_rows(ctx: RunContext, outputs: Outputs, batch: BatchId) -> str:
-    """Say after an error which outputs hold the batch that has failed, and what follows; empty if none does.
+    """Describe after an error which outputs hold the failed batch, with the consequence; empty if none does.
 
     Without such an output the batch is evaluated anew, with the code of the next start.
     """

@@ -1,4 +1,4 @@
-"""The background of a run: captures cuts, copies state, acknowledges, and tidies up behind retained ones."""
+"""The background work of a run: capture cuts, copy state, acknowledge, and clean up."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """What a snapshot says of its stage beside its files."""
+    """The facts of a stage for its snapshots, beside the files."""
 
     static_tables: Mapping[str, Version]
     dropped_late: Callable[[], int]
@@ -139,7 +139,7 @@ class Snapshotter:
         return not self._ctx.settings.synchronous and batch - min(mine) <= self._ctx.batches_retained // 2
 
     def settle(self, checkpoint: CheckpointId, *, completed: bool) -> None:
-        """Let go of what a checkpoint has pinned; its outcome is durable.
+        """Release the pins of a checkpoint, once its outcome is durable.
 
         What an aborted one has copied, or is still copying, is left to the next copy of the same stage.
         Nobody waits for a copy that is still under way, nor for the store: it may hang.
@@ -281,4 +281,4 @@ class Snapshotter:
 
 
 class _Unwanted(Exception):
-    """Nobody waits for this snapshot any more."""
+    """This snapshot is no longer needed."""

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended a batch."""
+    """The error that ended a batch."""
 
     batch: BatchId
     error: Exception
     fixed: str = ""
-    """Which outputs hold the batch, and what follows, see `fixed_rows`."""
+    """Which outputs hold the batch, with the consequence, see `fixed_rows`."""
 
 
 class StageRunner:
