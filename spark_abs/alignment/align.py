@@ -93,8 +93,8 @@ def decide(
             gives two lines. Empty before the first batch.
         entries: the entries after `own.version` that count, ascending. Not touched while the input is
             blocked or closed, and read no further than the decision needs.
-        settled: what is known of outcomes. Knowing more can only unblock, never move a barrier.
-        limits: bound on what is taken.
+        settled: the known outcomes. More knowledge can only unblock an input, never move a barrier.
+        limits: how much may be read.
         run: the current run; only its own end marker closes the input, older ones are passed over (P10).
         attempt: the current attempt, recorded in the position that is reached.
 
@@ -124,7 +124,7 @@ def decide(
 def waiting(stage: Sequence[Position], settled: Settled, run: RunId) -> tuple[Position, ...]:
     """Return the inputs of a stage that `decide` keeps at their barriers.
 
-    What stands after them in their channels is what the alignment holds up (P6).
+    The entries after them in their channels are delayed by the alignment (P6).
     """
     return tuple(own for own in stage if not own.is_closed(run) and _is_held(own, stage, settled, run))
 

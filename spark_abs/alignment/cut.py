@@ -41,7 +41,7 @@ Emission = Cut | Cancelled | Nothing | Free
 
 
 def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) -> Emission:
-    """Say what the outputs get at the end of a batch.
+    """Return the marker that the outputs get at the end of a batch.
 
     Two rises say something; a batch without new input is no cut, and an input that closes after a cut does
     not repeat it.
@@ -87,13 +87,13 @@ def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) 
 def may_take(checkpoint: CheckpointId, positions: Sequence[Position]) -> bool:
     """Say whether nothing after a barrier has been read on any input: a cut here is exact.
 
-    What lies between a position and the barrier is then in flight: part of the checkpoint (P16).
+    Entries between a position and the barrier are then in flight: part of the checkpoint (P16).
     """
     return all(p.epoch < checkpoint or (p.epoch == checkpoint and p.at_barrier) for p in positions)
 
 
 def overtaking(barriers: Iterable[Barrier], positions: Sequence[Position]) -> Barrier | None:
-    """Return the barrier that a stage with open inputs takes where it stands, ahead of what is unread (P16).
+    """Return the barrier that a stage with open inputs takes ahead of its unread rows (P16).
 
     Ids are taken in order: the oldest that can still be taken, if it is unaligned. One that is aligned holds
     the newer ones back until it is cut or settled.

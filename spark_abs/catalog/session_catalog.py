@@ -24,7 +24,7 @@ class Entry:
     """The entry of a table in a catalog."""
 
     provider: str
-    """`delta`, or what else it is; empty of a view."""
+    """The format, such as `delta`; empty for a view."""
     location: str
     """As Hadoop writes it; empty if the catalog does not say it."""
 
@@ -63,7 +63,7 @@ def full_name(session: SparkSession, name: TableName) -> FullName:
 
 
 def entry_of(session: SparkSession, name: FullName) -> Entry | None:
-    """Return what the catalog of a table says of it, None if it has no such table."""
+    """Return the catalog's entry of a table, None if there is no such table."""
     if name.in_session_catalog:
         catalog, identifier = _catalog(session), _identifier(session, name)
         if catalog.tableExists(identifier):
@@ -106,7 +106,7 @@ def planned_location(session: SparkSession, name: FullName) -> str:
 
 
 def register(session: SparkSession, name: FullName, location: str, managed: bool) -> None:
-    """Enter a table that is there into the session's own catalog, as Delta does when it makes one.
+    """Register an existing table in the session's own catalog, as Delta does for a new table.
 
     One that is entered already stays as it is.
 

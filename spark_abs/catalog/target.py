@@ -83,7 +83,7 @@ def find_target(session: SparkSession, storage: Storage, text: str, location: st
 
 
 def find_again(session: SparkSession, storage: Storage, declared: TableTarget) -> TableTarget:
-    """Find what a table that was declared leads to now.
+    """Find the present target of a declared table.
 
     Raises:
         UsageError: as `find_target`, or the name leads elsewhere.
@@ -100,12 +100,12 @@ def find_again(session: SparkSession, storage: Storage, declared: TableTarget) -
 
 
 def enter(session: SparkSession, target: TableTarget) -> None:
-    """Enter a table that is there now into the catalog under its name, if it has one. Repeatable.
+    """Register an existing table in the catalog under its name, if it has one. Repeatable.
 
     Killed between the first commit of a table and this, the next start finds the table and enters it.
 
     Raises:
-        UsageError: somebody else has entered another table under the name meanwhile.
+        UsageError: another table was registered under the name meanwhile.
     """
     name = target.name
     if name is None or target.entered:
@@ -121,7 +121,7 @@ def enter(session: SparkSession, target: TableTarget) -> None:
 
 
 def _by_name(session: SparkSession, written: TableName, text: str, location: str) -> TableTarget | None:
-    """Return what the catalog of a name says of it; None if there is no such table and no schema for it."""
+    """Return the catalog's entry for a name; None if there is no such table and no schema for it."""
     if session_catalog.is_temporary_view(session, written):
         raise UsageError(f"table {text!r} is a temporary view: name a Delta table, as schema.table")
     name = session_catalog.full_name(session, written)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 def fence_recorded(
     ctx: RunContext, knowledge: Knowledge, declared: Declared, session: Callable[[], SparkSession]
 ) -> None:
-    """Refuse older runs on every output that the job had: what its stages have done stands still then.
+    """Fence older runs on every output that the job had, so that the stages' work cannot change any more.
 
-    A driver that was frozen could else commit a batch between the comparison and what follows from it.
+    Otherwise a frozen driver could commit a batch between the comparison and the changes based on it.
 
     Raises:
         Fenced: a newer run has taken over.

@@ -36,7 +36,7 @@ class ExplainedStage:
 
     name: StageId
     sources: tuple[SourceShape, ...]
-    """What it reads as streams: channels, and native sources."""
+    """The streams that it reads: channels and native sources."""
     static_tables: tuple[str, ...]
     """Delta tables that it reads as they were when the job was declared."""
     lookups: tuple[str, ...]
@@ -90,7 +90,7 @@ class ExplainedChannel:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSink:
-    """A sink, and what it takes."""
+    """A sink and its input."""
 
     name: str
     source: ChannelId
@@ -113,7 +113,7 @@ class ExplainedSink:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `Job.explain` returns; printed, it is a text."""
+    """The result of `Job.explain`; print it to read it."""
 
     job: str
     root: str
@@ -124,7 +124,7 @@ class Explanation:
     channels: tuple[ExplainedChannel, ...]
     sinks: tuple[ExplainedSink, ...]
     start: Comparison
-    """What a start would do with each stage."""
+    """The effect of a start on each stage."""
 
     @property
     def state(self) -> str:

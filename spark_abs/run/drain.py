@@ -1,12 +1,12 @@
 """Draining: event time is brought to its end before the last savepoint, so that no window stays open (P21).
 
-Stage by stage, from the sources down: sources read no more; a stage that has read all that is left gets a
-batch without rows that is planned with a watermark far ahead, as if event time had come to its end, and lets
-out all that it holds; then those after it read that. What is recorded in `control/` before the first of
-these batches makes the next start go on, wherever this one was killed: event time does not go back.
+Stage by stage, from the sources down: sources stop reading. A stage that has read all its input gets a batch
+without rows, planned with a watermark at the end of event time, and emits all that it holds; then the stages
+after it read that. The drain is recorded in `control/` before the first of these batches, so after a kill the
+next start resumes it: event time does not go back.
 
-Processing time has no end. Its timers do not fire because of a drain: they stay in the savepoint, as in
-Flink. What those that are due meanwhile let out is late for a stage whose event time is at its end already.
+Processing time has no end, so a drain does not fire its timers: they stay in the savepoint, as in Flink. Rows
+from timers that are due meanwhile are late for a stage whose event time is at its end already.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class DrainRequest:
     """Who requested a drain."""
 
     savepoint: str
-    """The name of the one that the drain ends with."""
+    """The name of the savepoint that ends the drain."""
     request: str | None
-    """The id of the request that is answered with it; None if only this run's start has asked."""
+    """The id of the request that the savepoint answers; None if only the run's start asks for the drain."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Drain:
 
     @property
     def asked(self) -> DrainRequest | None:
-        """What the run is to be drained for, None if nobody has asked."""
+        """The request to drain the run, None if there is none."""
         with self._asking:
             return self._asked
 
@@ -74,7 +74,7 @@ class Drain:
         """Ask for a drain that ends with a savepoint, on behalf of a request; without waiting.
 
         Raises:
-            UsageError: the job cannot be drained, or somebody else has asked for it already.
+            UsageError: the job cannot be drained, or a drain was requested already.
         """
         self.check()
         with self._asking:
@@ -98,10 +98,10 @@ class Drain:
             return found
 
     def check(self) -> None:
-        """Refuse what cannot be drained.
+        """Refuse a job that cannot be drained.
 
         Raises:
-            UsageError: names the stage, or says that the run ends by itself.
+            UsageError: a stage cannot be drained, or the run ends by itself; the message says which.
         """
         if self.ctx.bounded:
             raise UsageError(
@@ -124,10 +124,10 @@ class Drain:
 
         Args:
             name: the savepoint that will end the run.
-            look: called again and again; raises what ends the run.
+            look: called repeatedly; raises the error that ends the run.
 
         Raises:
-            StageFailed: a stage failed meanwhile; the next start goes on.
+            StageFailed: a stage failed meanwhile; the next start resumes the drain.
         """
         self.control.update(lambda state: ledger.begin_drain(state, self.ctx.run, name))
         self.ctx.failpoint("drain.record.after")
@@ -140,7 +140,7 @@ class Drain:
             self.ctx.failpoint(f"drain.{stage.name}.after")
 
     def _drain_source(self, stage: StageDecl, look: Callable[[], None]) -> None:
-        """Let a source end what is planned and read no more, then flush what it holds itself."""
+        """Let a source finish its planned batch and stop reading, then flush its state."""
         running = self.stages[stage.name]
         runner = running.runner
         self._halt(running, look)
@@ -149,7 +149,7 @@ class Drain:
             running.run_only(runner.native.newest_planned(), look)
 
     def _drain_behind(self, stage: StageDecl, look: Callable[[], None]) -> None:
-        """Wait until a stage has read what those before it have written, flush it, and let it run on."""
+        """Wait until a stage has read all rows of the stages before it, flush it, and let it run on."""
         self._read_all(stage, look)
         running = self.stages[stage.name]
         runner = running.runner  # as it is now: it may have been started again
@@ -161,7 +161,7 @@ class Drain:
         self._read_all(stage, look)
 
     def _read_all(self, stage: StageDecl, look: Callable[[], None]) -> None:
-        """Wait until a stage has read what those before it have written by now, and has ended its batch.
+        """Wait until a stage has read all rows that are written by now, and has ended its batch.
 
         What event time lets out of them is there by now. Nobody waits until nothing comes any more: a stage
         with timers of processing time has batches without end (`IncrementalExecution.shouldRunAnotherBatch`),

@@ -2,8 +2,8 @@
 
 1. Its state comes from the newest intact checkpoint, into a directory that no query has used.  2. It repeats
 its batches up to its last output, each planned from the offset text that its outputs hold.  3. After that it
-is a stage like any other. The place is recorded in `control/` before 1, and that it is done after 2: killed
-in between, the next start goes on with the directory if it is whole, or takes another one.
+is a stage like any other. The place is recorded in `control/` before 1, and that it is done after 2: after a
+kill in between, the next start continues with the directory if it is complete, or takes a new one.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _FIRST = 2
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """What brings one stage back."""
+    """The plan to rebuild one stage."""
 
     record: Rebuilt
     snapshot: StageSnapshot | None
-    """What is written to the new directory; None if nothing is: it begins empty, or goes on."""
+    """The files for the new directory; None if it begins empty or is there already."""
     goes_on: bool
-    """Whether the directory is there already, from a start that was killed."""
+    """Whether the directory exists already, from a start that was killed."""
     repeats: tuple[Repeat[str], ...]
 
     @property
@@ -74,7 +74,7 @@ class Rebuilder:
         plans: Mapping[StageId, PlanFacts],
         control: Control,
     ) -> None:
-        """Take the run, the job, what its plans say, and the handle on `control/`."""
+        """Take the run, the job, the facts of its plans, and the handle on `control/`."""
         self._ctx = ctx
         self._graph = graph
         self._plans = plans
@@ -85,7 +85,7 @@ class Rebuilder:
         """Say how a stage can be rebuilt; changes nothing.
 
         Raises:
-            Refused: it cannot be exact, and why.
+            Refused: the rebuild would not be exact; the message says why.
         """
         decl = next(s for s in self._graph.stages if s.name == stage)
         attempt = self._control.state.attempt
@@ -108,7 +108,7 @@ class Rebuilder:
         return Rebuild(record, snapshot, False, self._repeats(decl, cut, snapshot))
 
     def prepare(self, rebuilds: Sequence[Rebuild]) -> RunContext:
-        """Record the new places, write the directories, and return the context that knows them."""
+        """Record the new directories, write them, and return the context with them."""
         ctx = self._ctx
         for rebuild in rebuilds:
             ctx.failpoint(f"rebuild.{rebuild.stage}.record.before")
@@ -138,7 +138,7 @@ class Rebuilder:
             put(place, METADATA, [json.dumps({"id": query}).encode()])
 
     def _reached(self, record: Rebuilt) -> BatchId | None:
-        """Return the last batch that an unfinished rebuild has repeated, None if it has to begin anew."""
+        """Return the last batch that an unfinished rebuild has repeated, None if it must begin again."""
         place = replace(self._ctx, directories={record.stage: record.directory}).native(record.stage)
         try:
             native = NativeLog(place)
@@ -194,7 +194,7 @@ class Rebuilder:
         return found
 
     def _require_same_sources(self, manifest: Manifest, stage: StageId) -> None:
-        """Refuse batches that were planned for other sources: a plan names them by their place."""
+        """Refuse batches that were planned for other sources: a plan names sources by position."""
         then = next((s.sources for s in manifest.graph if s.stage == stage), ())
         if then and not same_sources(then, self._plans[stage].streams):
             raise Refused(
@@ -215,7 +215,7 @@ def _recorded(ctx: RunContext, record: Rebuilt, state: ControlState) -> ControlS
 
 
 def _require_readable_again(found: Sequence[Repeat[str]], snapshot: StageSnapshot | None) -> None:
-    """Refuse batches that took files: which ones, only the lost checkpoint knew."""
+    """Refuse batches that read files: the list of consumed files was in the lost checkpoint."""
     then = parse_offsets(snapshot.offsets).offsets if snapshot is not None and snapshot.offsets else {}
     for repeat in found:
         for source, offset in parse_offsets(repeat.plan).offsets.items():
@@ -229,7 +229,7 @@ def _repeat(
     stage: RunningStage,
     heartbeat: Callable[[], None],
 ) -> None:
-    """Run one batch again, more than once if need be: so many starts of a query want some patience."""
+    """Repeat one batch, with retries: starts of queries fail now and then."""
     native = ctx.native(stage.name)
     for tries_left in reversed(range(_TRIES)):
         ctx.failpoint(f"rebuild.{stage.name}.plan.before")
@@ -258,8 +258,8 @@ def repeat_batches(
     begins, and plans the next batch by itself.
 
     Raises:
-        StageFailed: a batch failed again and again; the next start goes on with it.
-        Fenced: somebody has taken over.
+        StageFailed: a batch failed repeatedly; the next start resumes with it.
+        Fenced: another run has taken over.
     """
     began, stage = now_ms(), rebuild.stage
     heartbeat = partial(Heartbeat(ctx.root, control), ctx.run)

@@ -1,4 +1,4 @@
-"""Partial recovery: a failed stage is started again while the others go on (P18)."""
+"""Partial recovery: a failed stage is restarted while the others run on (P18)."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class StageEnd:
     batch: BatchId
     error: BaseException
     fixed: str = ""
-    """Which outputs hold the batch, and what follows; empty if none does."""
+    """Which outputs hold the batch, with the consequence; empty if none does."""
 
     @property
     def cause(self) -> str:
-        """The error for a person."""
+        """The error as text for users."""
         return cause_of(self.error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A restart that waits for its time."""
+    """A restart that waits for its delay."""
 
     end: StageEnd
     failed_ms: int
@@ -49,7 +49,7 @@ class _Due:
 
 
 class Recovery:
-    """What becomes of stages that fail. Used from the thread that watches the run, and from no other."""
+    """Decides about failed stages and restarts them. Only for the thread that watches the run."""
 
     def __init__(
         self,
@@ -63,25 +63,25 @@ class Recovery:
         Args:
             ctx: the run.
             policy: the restart policy.
-            restart: what starts each stage again from its native checkpoint.
-            renewable: stages whose frame a restart makes anew.
+            restart: functions that restart each stage from its native checkpoint.
+            renewable: stages whose frame a restart creates again.
         """
         self._ctx = ctx
         self._policy = policy
         self._restart = restart
         self._renewable = frozenset(renewable)
         self._renewed: dict[StageId, BatchId] = {}
-        """At which batch a stage last had a source with other columns than its frame."""
+        """The batch at which a stage's source last had other columns than its frame."""
         self._past = Failures()
         self._due: dict[StageId, _Due] = {}
 
     def waits(self, stage: StageId) -> bool:
-        """Say whether a stage has failed and is to be started again."""
+        """Say whether a stage has failed and waits for its restart."""
         return stage in self._due
 
     @property
     def failing(self) -> str:
-        """What has failed and is to be started again, for a person; empty if nothing has."""
+        """The failed stages that wait for a restart, as text for users; empty if there are none."""
         return "; ".join(
             f"{_failed(due.end)}, and is started again after {due.decision.ms - due.failed_ms} ms"
             f"{_without_progress(due)}"
@@ -89,11 +89,11 @@ class Recovery:
         )
 
     def take(self, end: StageEnd) -> None:
-        """Hear of a stage that has failed.
+        """Take a failed stage.
 
         Raises:
             Fenced: the run was replaced.
-            StageFailed: it is not started again; names what failed before, as far as that counted.
+            StageFailed: it is not restarted; the message has the earlier failures that counted.
         """
         if isinstance(end.error, Fenced):
             raise end.error
@@ -119,7 +119,7 @@ class Recovery:
                 raise StageFailed(_told(end, decision)) from end.error
 
     def _may_be_renewed(self, end: StageEnd) -> bool:
-        """Say whether a frame that is made anew may cure a failure; once for each batch."""
+        """Say whether creating the frame again may cure a failure; once for each batch."""
         if not source_moved(end.cause) or end.stage not in self._renewable:
             return False
         before = self._renewed.get(end.stage)
@@ -127,9 +127,9 @@ class Recovery:
         return before != end.batch
 
     def _require_current(self) -> None:
-        """Raise `Fenced` if the run was replaced: the new run's use of a native directory fails a stage, too.
+        """Raise `Fenced` if the run was replaced: a new run in the same directory makes stages fail, too.
 
-        If `control/` cannot be read, the stage's own error is what is told.
+        If `control/` cannot be read, the stage's own error is reported.
         """
         try:
             require_current(Control.open(self._ctx.root).state, self._ctx.run)
@@ -139,10 +139,10 @@ class Recovery:
             log.warning("control/ could not be read after a stage failed: %s", error)
 
     def start_due(self) -> None:
-        """Start the stages again whose time has come.
+        """Restart the stages whose delay is over.
 
         Raises:
-            StageFailed: one cannot be started, and is not waited for any more.
+            StageFailed: a stage cannot be started, and no further attempt is allowed.
         """
         for due in [d for d in self._due.values() if d.decision.ms <= steady_ms()]:
             end = due.end

@@ -1,4 +1,4 @@
-"""One stage of a run: the runner of its batches and its query, as they are now."""
+"""One stage of a run: its present runner and query."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _quiet = threading.Event()
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
-    """What a stage is made of, however often it is started."""
+    """The parts of a stage that stay the same over restarts."""
 
     spark: SparkSession
     ctx: RunContext
@@ -45,17 +45,17 @@ class StageParts:
     plan: PlanFacts
     frame: DataFrame
     declared: Declared
-    """The functions with state of the frame: they count what they drop."""
+    """The stateful functions of the frame, which count dropped rows."""
     snapshots: Snapshotter
     late: LateRows
     renew: Callable[[], DataFrame | None]
-    """Makes the frame anew, as a start would; None if it stays."""
+    """Creates the frame again, as a start would; None if it stays."""
     reopen: Callable[[], StageRunner]
-    """Opens the outputs again, refusing older runs there, and makes a runner with handles of its own."""
+    """Opens the outputs again, which fences older runs, and makes a runner with its own handles."""
 
 
 class RunningStage:
-    """Owns the runner and the query of a stage: nobody else replaces them.
+    """Owns the runner and the query of a stage: only this object replaces them.
 
     Any thread may look at them; the rest is for the thread that starts the run and then for the one that
     watches it.
@@ -67,9 +67,9 @@ class RunningStage:
         self.runner = runner
         self._register()
         self.query: StreamingQuery | None = None
-        """None until it was started for the first time; another one once it was started again."""
+        """None before the first start; a restart replaces it."""
         self.halted = False
-        """Whether it reads no more: that its query has ended, or that there is none, is no failure."""
+        """Whether it has stopped reading: then an ended or missing query is no failure."""
 
     @property
     def name(self) -> StageId:
@@ -77,7 +77,7 @@ class RunningStage:
         return self._parts.decl.name
 
     def query_start(self) -> QueryStart:
-        """Return what its first query is started with; the stage has it as soon as it has begun."""
+        """Return the parameters of its first query, which the stage takes once it has begun."""
         return self._start_with(self._take_first)
 
     def start(self) -> None:
@@ -95,14 +95,14 @@ class RunningStage:
     def restart(self, coordination: Coordination) -> None:
         """Start the stage again after its query has failed, within the same run.
 
-        1. The failed query is over, in all its threads.  2. A query that found nothing would begin with batch
-        0 in silence: look.  3. A new frame, and a new runner with new handles.  4. It takes over what the old
-        one was told, in the coordinator's thread, so that nothing is told to the old one any more.  5. The
-        query.
+        1. Wait until all threads of the failed query have ended. 2. Check the native checkpoint: without one
+        a query would silently begin with batch 0. 3. Make a new frame and a new runner with new handles. 4.
+        In the coordinator's thread, let the new runner take over the old one's barriers; from then on the old
+        one gets no calls. 5. Start the query.
 
         Raises:
             DamageError: the native checkpoint is missing or damaged.
-            Refused: the new frame makes another stage of it.
+            Refused: the new frame does not fit the running job.
         """
         parts = self._parts
         self.runner.batch_lock.stop()  # 1
@@ -122,7 +122,7 @@ class RunningStage:
         self.start()  # 5
 
     def halt(self) -> StreamingQueryException | None:
-        """Stop the query gracefully: its batch ends; one planned meanwhile is left to the next run.
+        """Stop the query gracefully: its batch ends; a batch planned meanwhile is left to the next run.
 
         Returns as `end_query`.
         """
@@ -135,11 +135,11 @@ class RunningStage:
     def end_query(
         self, query: StreamingQuery, meanwhile: Callable[[], None] = lambda: None
     ) -> StreamingQueryException | None:
-        """Stop a query as soon as no batch is under way; returns the error with which it had failed before.
+        """Stop a query as soon as no batch is under way; return the error if it had failed before.
 
-        The error with which it may end is none of the stage's: where Java's flight recorder is on, Spark does
-        not know again that it has interrupted a query that waits. One that has failed has its error while it
-        still counts as active.
+        An error from the stop itself does not count: with Java's flight recorder, Spark does not recognise
+        its own interrupt of a waiting query. A query that has failed has its error while it still counts as
+        active.
         """
         runner = self.runner
         try:
@@ -151,12 +151,12 @@ class RunningStage:
             query.stop()
 
     def read_no_more(self) -> None:
-        """Let no batch begin any more, whoever has planned it; `read_on` undoes it."""
+        """Let no further batch begin; `read_on` undoes it."""
         self.halted = True
         self.runner.only = NO_BATCH
 
     def read_on(self) -> None:
-        """Start the query of a stage that has read no more."""
+        """Start the query of a stage that has stopped reading."""
         self.runner.only = None
         self.start()
         self.halted = False

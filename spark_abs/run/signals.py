@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 _SAME_S = 1.0
-"""Signals so close together are one: Ctrl-C goes to a whole group of processes, and may come by two ways."""
+"""Signals within this time count as one: Ctrl-C goes to a whole process group and may arrive twice."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _PYSPARKS = "pyspark.core.context"
 """Where the handler of Ctrl-C lives that a session installs."""
 
 
 class SignalledStop:
-    """What the signals of one run have asked for. `wait` is for one thread; a notebook's signals are its own.
+    """The stop that signals of one run request. `wait` is for one thread; a notebook keeps its signals.
 
     Args:
         job: its name, for the log.
@@ -62,7 +62,7 @@ class SignalledStop:
         return True
 
     def hear(self, number: int) -> None:
-        """Take note of a signal; from a handler, or from any thread."""
+        """Record a signal, from a handler or any thread."""
         self._heard.append((time.monotonic(), number))
 
     def _obey(self) -> None:
@@ -87,7 +87,7 @@ class SignalledStop:
 
 
 def end_at_once(code: int) -> None:
-    """End this process and its JVM without any farewell, as SIGKILL would."""
+    """End this process and its JVM at once, as SIGKILL would."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     halt_jvm(code)
@@ -101,7 +101,7 @@ def _is_script() -> bool:
 
 @contextmanager
 def _listening(hear: Callable[[int], None]) -> Iterator[None]:
-    """Hear signals for which nobody else has a handler, also those that the JVM gets in our place."""
+    """Handle signals without another handler, also those that the JVM gets in place of Python."""
 
     def handler(number: int, _frame: FrameType | None) -> None:
         hear(number)

@@ -1,4 +1,4 @@
-"""How a run begins: check, take the run, fence the one before, close what it left open."""
+"""The start of a run: check, take a run number, fence the run before, and close its open checkpoints."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def start_job(
 
 
 def _origin(state: ControlState, ctx: RunContext) -> str:
-    """Say for a person from where a run goes on."""
+    """Describe for users from where a run resumes."""
     attempt = state.attempt
     if any(run.id != ctx.run and run.attempt == attempt.id for run in state.runs):
         return f"it resumes attempt {attempt.id}"
@@ -217,7 +217,7 @@ def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: b
 
 
 def _lost_natives(ctx: RunContext, graph: JobGraph, manifest: Manifest | None) -> dict[StageId, str]:
-    """Return the stages that have a past and no native checkpoint of it, and what is wrong with each."""
+    """Return the stages that have run but lack an intact native checkpoint, with the problem of each."""
     found = {}
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None
@@ -234,7 +234,7 @@ def _rebuild(
     control: Control,
     lost: Mapping[StageId, str],
 ) -> tuple[RunContext, tuple[Rebuild, ...]]:
-    """Prepare the rebuilding of stages alone; nobody starts over in silence.
+    """Prepare the rebuild of single stages; a stage never starts over silently.
 
     Raises:
         DamageError: one of them cannot be rebuilt, or all are lost, as with a disk that is not there; names

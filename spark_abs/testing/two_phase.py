@@ -1,10 +1,10 @@
-"""Test a sink of one's own: is every row in it once, whatever fails and whoever is late?
+"""Test your own sink: it must hold each row exactly once, despite failures and late runs.
 
     def test_my_sink(tmp_path):
         two_phase.check(lambda: MySink(tmp_path), lambda: rows_in(tmp_path))
 
 Commits, recoveries and rollbacks are stopped at every line of the sink's module and at every return from it,
-once by an error and once by standing still while another run takes over. Then it is looked what is there.
+once by an error and once by a pause during which another run takes over. Then the rows are compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
-"""What the rows have."""
+"""The schema of the rows."""
 
 Row = tuple[int, str | None]
 Make = Callable[[], TwoPhaseSink]
@@ -37,16 +37,16 @@ Read = Callable[[], Collection[Row]]
 
 _BATCHES, _ROWS = 2, 2
 _VISITS = 2
-"""How often a line counts as a step: loops over what is there already would have no end."""
+"""How often a line counts as a step: loops over existing rows would give too many steps."""
 _PATIENCE_S = 60.0
 _TRIES = 20
 _AGAIN = (SinkUnreachable, CommitConflict, OSError)
 _BLOCKED_S = 0.05
-"""How long one waits for a run that may be waiting for the one that stands still."""
+"""How long to wait for a run that may itself wait for the paused run."""
 
 
 class NotOnce(AssertionError):
-    """The sink lost rows, has them twice, or let somebody in who was replaced."""
+    """The sink lost rows, has rows twice, or accepted a commit of a replaced run."""
 
 
 class Stopped(BaseException):
@@ -54,13 +54,13 @@ class Stopped(BaseException):
 
 
 def check(make: Make, read: Read, *, modules: Collection[str] = (), every: int = 1) -> None:
-    """Check all that `TwoPhaseSink` asks for; raises `NotOnce` with what is wrong.
+    """Check the whole contract of `TwoPhaseSink`; raise `NotOnce` with the violation.
 
     Args:
-        make: makes the sink anew, on the same place, as another process would.
-        read: returns all rows that anybody sees in that place, as pairs of `id` and `text`.
+        make: creates the sink again on the same place, as another process would.
+        read: returns all rows that readers see in that place, as pairs of `id` and `text`.
         modules: files whose lines count as steps; that of the sink's class if none is given.
-        every: stop at each so many-th step only, for a sink that takes its time.
+        every: stop only at every n-th step, for a slow sink.
     """
     _Check(make, read, modules, every).run()
 
