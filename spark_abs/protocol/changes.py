@@ -94,7 +94,7 @@ class StageProgress:
 
     @property
     def ended(self) -> BatchId:
-        """The last batch that is all there: what its outputs hold after it is not."""
+        """The last batch that all outputs hold completely."""
         return BatchId(self.finished + 1) if self.under_way.decided else self.finished
 
 

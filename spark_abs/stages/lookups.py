@@ -36,8 +36,8 @@ _LACKS_FILE = re.compile(r"not[_ ]?(exist|found)|no such (file|key)|NoSuch(File|
 class StageLookups:
     """Chooses the versions of a batch, and applies the stage's function at them. For the batch thread alone.
 
-    A batch that an output holds reads what the commit says. Without channels the rows may reach a function
-    before any commit: then the versions are written down first, beside Spark's plan of the batch.
+    A batch that an output holds reads the versions in its commit. In a stage without channels, rows may reach
+    a function before any commit: then the versions are first stored beside Spark's plan of the batch.
     """
 
     def __init__(
