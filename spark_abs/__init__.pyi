@@ -33,7 +33,7 @@ from spark_abs.restore.edit import Edit as Edit
 from spark_abs.run.run import Run as Run
 from spark_abs.sinks.delta.options import Delta as Delta
 from spark_abs.sinks.iceberg.config import Iceberg as Iceberg
-from spark_abs.sinks.kafka.sink import Kafka as Kafka
+from spark_abs.sinks.kafka.config import Kafka as Kafka
 from spark_abs.sinks.postgres.config import Postgres as Postgres
 from spark_abs.sinks.two_phase import Rows as Rows
 from spark_abs.sinks.two_phase import TwoPhaseSink as TwoPhaseSink

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Unpack, get_args
 
 from spark_abs.catalog.target import find_again, find_target
 from spark_abs.channels.schema import struct_of
-from spark_abs.codec import to_json
 from spark_abs.compatibility.explain import Explanation, explain_job
 from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
 from spark_abs.errors import GraphError, UsageError
@@ -39,7 +38,7 @@ from spark_abs.run.start import start_job
 from spark_abs.settings import Settings
 from spark_abs.settings_keywords import JobSettings
 from spark_abs.sinks.delta.options import Delta
-from spark_abs.sinks.registry import DELTA, kind_of, made_again
+from spark_abs.sinks.registry import SinkKinds, described, keywords, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
@@ -48,10 +47,6 @@ from spark_abs.store.storage import Storage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from spark_abs.sinks.iceberg.sink import Iceberg
-    from spark_abs.sinks.kafka.sink import Kafka
-    from spark_abs.sinks.postgres.sink import Postgres
 
 
 @dataclass(eq=False, repr=False)
@@ -245,11 +240,9 @@ class Job:
         *,
         table: Delta | str | None = None,
         foreach_batch: BatchFunction | None = None,
-        postgres: Postgres | str | None = None,
-        kafka: Kafka | str | None = None,
-        iceberg: Iceberg | str | None = None,
         two_phase: TwoPhaseSink | None = None,
         existing: Existing | None = None,
+        **outside: Unpack[SinkKinds],
     ) -> None:
         """Write an output of a stage to a Delta table, pass it to a function, or send it to a system outside.
 
@@ -261,25 +254,21 @@ class Job:
                 checkpoint with `visible="checkpoint"`.
             foreach_batch: `fn(batch_frame, batch_id)`, called after the batch is committed to the tables and
                 channels of its stage. As in Spark, it is called again for a batch that is repeated.
-            postgres: a table of PostgreSQL, or `spark_abs.Postgres` with options. It gets each row exactly
-                once, after each checkpoint or with each batch.
-            kafka: a topic of Kafka, or `spark_abs.Kafka` with options. It gets a record for each row after
-                each checkpoint, exactly once for readers with `isolation.level=read_committed`.
-            iceberg: a table of Iceberg, or `spark_abs.Iceberg` with options. It gets a snapshot after each
-                checkpoint that has rows.
             two_phase: your own sink, which commits rows and its mark in one step; see `TwoPhaseSink`.
             existing: for a table that already has rows from elsewhere at the sink's first start. None: the
                 start is refused. `append`: the sink adds its rows and leaves the others alone. `take_over`:
                 the sink also fences all other roots from this table for good; use it when the root of this
                 job was lost and a new root replaces it. Not for topics, functions and your own sinks.
+            outside: a sink in a system outside, by the keyword of its kind: the name of its table or topic, or
+                an object with options, such as `spark_abs.Kafka`. The class of the object says when it gets
+                rows; `SinkKinds` lists the kinds.
         """
+        outside_kinds = keywords(outside)
         require_one_kind(
             name,
             table=table,
             foreach_batch=foreach_batch,
-            postgres=postgres,
-            kafka=kafka,
-            iceberg=iceberg,
+            **outside_kinds,
             two_phase=two_phase,
         )
         if not isinstance(source, Output) or source.job is not self:
@@ -289,17 +278,12 @@ class Job:
         if existing == "take_over" and table is None:
             raise UsageError(f"sink {name!r}: existing='take_over' is for Delta tables")
         delta = table if table is None or isinstance(table, Delta) else Delta(table)
-        target, at_once = None, None
+        target, behind = None, None
         if delta is not None:
             target = find_target(self.spark, self.root.storage, delta.path, delta.location)
-            at_once = target.uri
-        kind, settings = kind_of(postgres, kafka, iceberg)
-        if delta is not None and target is not None and delta.visible == "checkpoint":
-            from spark_abs.sinks.delta.epoch_sink import EpochTable
-
-            kind = DELTA
-            changed = EpochTable(target.uri, tuple(delta.key), existing == "take_over", delta.changes)
-            settings, at_once = to_json(replace(changed, name=target.said)), None
+            behind = delta.after_checkpoints(target.uri, target.said, existing == "take_over")
+        at_once = target.uri if target is not None and behind is None else None
+        kind, settings = described(outside_kinds, behind)
         made = two_phase or made_again(kind, settings, self.root, lambda: self.spark)
         checked = checked_name(name, "sink")
         self.sinks.append(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spark_abs.catalog.recorded import refuse_other_table
-from spark_abs.codec import from_json
 from spark_abs.compatibility.restored import Past
 from spark_abs.errors import TableChanged
 from spark_abs.model import NO_RUN, NO_TABLE, RunId, Version
 from spark_abs.plan.specs import SinkSpec
 from spark_abs.protocol.control import AttachedSink, ControlState, taken_over
-from spark_abs.sinks.delta.epoch_sink import EpochTable
-from spark_abs.sinks.registry import DELTA
+from spark_abs.sinks.registry import table_of
 from spark_abs.store.storage import Storage
 from spark_abs.store.table import Table
 
@@ -89,18 +87,18 @@ def refuse_moved_sink(sink: SinkSpec, state: ControlState, storage: Storage) -> 
         refuse_other_table(
             f"sink {sink.name!r}",
             sink.target,
-            records=[record for record in _recorded(state) if record.sink == sink.name],
+            records=[record for record in _recorded(state, storage) if record.sink == sink.name],
             attempt=state.attempt.id,
             storage=storage,
             otherwise="give the sink another name, under which it begins",
         )
 
 
-def _recorded(state: ControlState) -> Iterator[AttachedSink]:
+def _recorded(state: ControlState, storage: Storage) -> Iterator[AttachedSink]:
     yield from (sink for sink in state.sinks if sink.version is None)
     for sink in state.outside:
-        if sink.kind == DELTA:
-            table = from_json(EpochTable, sink.settings)
+        table = table_of(sink.kind, sink.settings, storage)
+        if table is not None:
             yield AttachedSink(
                 sink.stage, sink.sink, table.path, "", name=table.name, attempt=state.attempt.id
             )

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from spark_abs.codec import from_json
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import CHANNEL, Manifest, OutputVersion
 from spark_abs.manifests.find import lookup
 from spark_abs.model import CheckpointId, RunId, StageId, Version, checked_name
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Mark, Owner
-from spark_abs.sinks.delta.epoch_sink import EpochTable, epoch_version, had_left
-from spark_abs.sinks.registry import DELTA
+from spark_abs.sinks.kind import SinkTable
+from spark_abs.sinks.registry import table_of
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
@@ -63,8 +62,8 @@ def table_at(root: Root, name: str, checkpoint: str | int = "latest") -> TableAt
     """Return the table of a sink at a checkpoint. No JVM; errors as `JobRoot.read`."""
     manifest = lookup(root, checkpoint).manifest
     sinks = {o.output: (s.stage, o) for s in manifest.stages for o in s.outputs if o.kind != CHANNEL}
-    behind = {record.sink: record for record in _behind_checkpoints(root, manifest)}
-    if name in behind and (found := _epoch_table(root, manifest, behind[name])) is not None:
+    behind = {record.sink: (record, table) for record, table in _after_checkpoints(root, manifest)}
+    if name in behind and (found := _table_after(root, manifest, *behind[name])) is not None:
         return found
     if name not in sinks:
         known = ", ".join(sorted({*sinks, *behind} - {name})) or "none"
@@ -116,16 +115,17 @@ def _tables(root: Root, manifest: Manifest) -> tuple[TableAt, ...]:
         for output in stage.outputs
         if output.kind != CHANNEL and output.version is not None
     ]
-    behind = (_epoch_table(root, manifest, record) for record in _behind_checkpoints(root, manifest))
+    behind = (_table_after(root, manifest, *known) for known in _after_checkpoints(root, manifest))
     found += [at for at in behind if at is not None]
     return tuple(sorted(found, key=lambda at: at.sink))
 
 
-def _behind_checkpoints(root: Root, manifest: Manifest) -> Iterator[OutsideSink]:
+def _after_checkpoints(root: Root, manifest: Manifest) -> Iterator[tuple[OutsideSink, SinkTable]]:
     """Iterate the sinks of a checkpoint whose Delta tables get their rows after it."""
     for record in Control.open(root).state.outside:
-        if record.kind == DELTA and any(_cuts(manifest, record)):
-            yield record
+        table = table_of(record.kind, record.settings, root.storage)
+        if table is not None and any(_cuts(manifest, record)):
+            yield record, table
 
 
 def _cuts(manifest: Manifest, record: OutsideSink) -> Iterator[Mark]:
@@ -137,15 +137,15 @@ def _cuts(manifest: Manifest, record: OutsideSink) -> Iterator[Mark]:
                 yield Mark(manifest.cut.attempt, manifest.id, output.version)
 
 
-def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt | None:
+def _table_after(root: Root, manifest: Manifest, record: OutsideSink, table: SinkTable) -> TableAt | None:
     """Return the table of a sink at a checkpoint, None if the sink had left the job."""
-    state, table = Control.open(root).state, from_json(EpochTable, record.settings)
+    state = Control.open(root).state
     (cut,) = _cuts(manifest, record)
     owner = Owner(state.root, state.job, record.sink, RunId(0))
     ahead = state.on_path(manifest.attempt, manifest.id)
     try:
-        version = epoch_version(root, table, owner, cut, ahead)
-        if version is None and _had_left(root, manifest, record, table, owner):
+        version = table.version_at(owner, cut, ahead)
+        if version is None and _had_left(manifest, record, table, owner):
             return None
     except FileNotFoundError:
         raise Refused(f"sink {record.sink!r} has no table at {table.path} any more") from None
@@ -161,11 +161,11 @@ def _epoch_table(root: Root, manifest: Manifest, record: OutsideSink) -> TableAt
     )
 
 
-def _had_left(root: Root, manifest: Manifest, record: OutsideSink, table: EpochTable, owner: Owner) -> bool:
+def _had_left(manifest: Manifest, record: OutsideSink, table: SinkTable, owner: Owner) -> bool:
     if manifest.outside is not None:
         return record.sink not in manifest.outside
     # What an edit made has the number of the edit, in which no sink takes part.
-    return manifest.edited is None and had_left(root, table, owner, manifest.run)
+    return manifest.edited is None and table.had_left(owner, manifest.run)
 
 
 def _checked(

@@ -136,7 +136,7 @@ class OutsideSink:
     stage: StageId
     output: str
     kind: str
-    """`postgres`, `kafka`, `iceberg`, `delta`, or `own` for a user's own class."""
+    """The name of the kind of sink, or `own` if a user has written the sink."""
     settings: str
     """The names by which it is found again, as JSON, without secrets; empty for `own`."""
     first: Mark

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from spark_abs.advice import way
 from spark_abs.errors import DamageError, Refused, SinkFailed, SinkUnreachable, TakenOver, UsageError
@@ -18,13 +17,11 @@ from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.protocol.path import NOTHING, channel_path
 from spark_abs.restore.refusals import Force, forced_by
 from spark_abs.restore.steps import KeepSink, Restoring, Step, listed, through_spark
-from spark_abs.sinks.registry import NAMES, made_again, no_session, spark_table
+from spark_abs.sinks.kind import Session, no_session
+from spark_abs.sinks.registry import made_again, title_of
 from spark_abs.sinks.sending.bounds import cuts_of, path_to
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.root import Root
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Own = Mapping[str, TwoPhaseSink]
 """Sinks of the user's own, by name: nothing that is stored can make them again."""
@@ -57,9 +54,7 @@ class OutsideFacts:
     """Its table if only Spark can write it, else nothing."""
 
 
-def sink_of(
-    record: OutsideSink, own: Own, root: Root, session: Callable[[], SparkSession] = no_session
-) -> TwoPhaseSink | None:
+def sink_of(record: OutsideSink, own: Own, root: Root, session: Session = no_session) -> TwoPhaseSink | None:
     """Return a sink that is recorded, None for an own one that is not given."""
     return own.get(record.sink) or made_again(record.kind, record.settings, root, session)
 
@@ -99,7 +94,8 @@ def _facts(
     record: OutsideSink,
     own: Own,
 ) -> OutsideFacts:
-    where = f" ({NAMES[record.kind]})" if record.kind in NAMES else ""
+    title = title_of(record.kind)
+    where = f" ({title})" if title else ""
     try:
         sink = sink_of(record, own, root)
     except UsageError as error:  # the extra for its kind is not installed here
@@ -114,7 +110,7 @@ def _facts(
         return OutsideFacts(record.sink, where, None, gone=gone)
     try:
         found = _asked(state, manifest, known=known, attempt=attempt, record=record, sink=sink)
-        return replace(found, where=where, spark_table=spark_table(sink))
+        return replace(found, where=where, spark_table=sink.spark_table())
     except TakenOver as error:
         return OutsideFacts(record.sink, where, None, gone=str(error), taken_over=True)
     except (SinkUnreachable, SinkFailed, DamageError, UsageError, OSError) as error:

@@ -1,149 +1,131 @@
-"""The kinds of sinks outside, and how one is made again from what `control/` keeps of it."""
+"""The registry of the kinds of sinks outside, and how a sink is made again from what `control/` keeps of it.
+
+A new kind is a folder beside this module and a line in `SinkKinds`. The folder has a module `kind` with a
+`KIND`, see `spark_abs.sinks.kind`; nothing else in the package names a kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from spark_abs.codec import from_json, parsed, to_json
+from spark_abs.codec import from_json, to_json
 from spark_abs.errors import UsageError
+from spark_abs.sinks.kind import Kind, Session, SinkTable, no_session
 from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Storage
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from spark_abs.sinks.iceberg.sink import Iceberg
-    from spark_abs.sinks.kafka.sink import Kafka
-    from spark_abs.sinks.postgres.sink import Postgres
-
-OWN, POSTGRES, KAFKA, ICEBERG, DELTA = "own", "postgres", "kafka", "iceberg", "delta"
-NAMES: Mapping[str, str] = {POSTGRES: "PostgreSQL", KAFKA: "Kafka", ICEBERG: "Iceberg", DELTA: "Delta"}
-"""Kinds that can be made again, as people call them."""
+    import spark_abs
 
 
-def no_session() -> SparkSession:
-    """Stand for a session where none is needed, because nothing is changed."""
-    raise UsageError("this sink needs a Spark session, and there is none")
+class SinkKinds(TypedDict, total=False):
+    """The keywords of `Job.sink` for sinks outside: each is a kind, with the class that says more of it."""
+
+    postgres: spark_abs.Postgres | str | None
+    kafka: spark_abs.Kafka | str | None
+    iceberg: spark_abs.Iceberg | str | None
 
 
-def spark_table(sink: TwoPhaseSink) -> str:
-    """Return the table of a sink if only Spark can write it, else nothing. Needs no Spark itself."""
-    from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink
-
-    return sink.spark_table() if isinstance(sink, DeltaEpochSink) else ""
-
-
-@contextmanager
-def extra_needed() -> Iterator[None]:
-    """Say of an import which extra of the package it needs.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        yield
-    except ImportError as missing:
-        raise UsageError(str(missing)) from missing
+OWN = "own"
+"""Stands for a kind in the record of a sink that a user has written."""
+_DECLARED_AS_TABLE = "delta"
+"""The kind that no keyword is for: `Job.sink(table=…)` declares it, if rows are visible after checkpoints."""
 
 
-@extra_needed()
-def kind_of(
-    postgres: Postgres | str | None, kafka: Kafka | str | None, iceberg: Iceberg | str | None
-) -> tuple[str, str]:
-    """Return the kind of a sink outside, and as JSON what makes it again; `OWN` and nothing for any other.
+def kinds() -> tuple[str, ...]:
+    """Return the names of all kinds."""
+    return (*SinkKinds.__annotations__, _DECLARED_AS_TABLE)
+
+
+def kind(name: str) -> Kind[Any] | None:
+    """Return a kind, None for `OWN` and for what only a newer version knows."""
+    if name not in kinds():
+        return None
+    found: Kind[Any] = import_module(f"spark_abs.sinks.{name}.kind").KIND
+    return found
+
+
+def keywords(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what was given for each keyword, None for nothing.
 
     Raises:
-        UsageError: the extra of the package that the kind needs is not installed.
+        TypeError: there is no such keyword.
     """
-    if postgres is not None:
-        from spark_abs.sinks.postgres.sink import Postgres
+    for name in given:
+        if name not in SinkKinds.__annotations__:
+            raise TypeError(f"Job.sink() got an unexpected keyword argument {name!r}")
+    return {name: given.get(name) for name in SinkKinds.__annotations__}
 
-        return POSTGRES, _settings(POSTGRES, postgres, Postgres)
-    if kafka is not None:
-        from spark_abs.sinks.kafka.sink import Kafka
 
-        return KAFKA, _settings(KAFKA, kafka, Kafka)
-    if iceberg is not None:
-        from spark_abs.sinks.iceberg.sink import Iceberg
+def described(given: Mapping[str, object], table: object = None) -> tuple[str, str]:
+    """Return the kind of a sink, and as JSON what makes it again; `OWN` and nothing if no kind was given.
 
-        return ICEBERG, _settings(ICEBERG, iceberg, Iceberg)
+    Args:
+        given: for keywords of `SinkKinds`: a name, or what says more.
+        table: of a Delta table that gets its rows after checkpoints, what makes it again.
+
+    Raises:
+        UsageError: what was given for a kind is not of it.
+    """
+    if table is not None:
+        return _DECLARED_AS_TABLE, to_json(table)
+    for name, value in given.items():
+        found = kind(name) if value is not None else None
+        if found is not None:
+            config = found.config(value) if isinstance(value, str) else value
+            if type(config) is not found.config:
+                public = f"spark_abs.{found.config.__name__}"
+                raise UsageError(f"{name}= takes a name as text or a {public}, not {value!r}")
+            return name, to_json(config)
     return OWN, ""
 
 
-def _settings(kind: str, given: object, made: Callable[[str], object]) -> str:
-    """Return what makes a sink again; a text stands for its settings with no more than that name.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if isinstance(given, str):
-        given = made(given)
-    if type(given) is not made:
-        raise UsageError(f"{kind}= takes a name as text or a spark_abs.{kind.capitalize()}, not {given!r}")
-    return to_json(given)
-
-
-def refuse_prepared(kind: str, settings: str) -> None:
-    """Refuse a PostgreSQL sink that an earlier version ran with prepared transactions.
-
-    A crash may have left a prepared transaction. It holds locks, and the mark may count its rows as
-    committed; only a version that prepares transactions can end it.
+def made_again(name: str, settings: str, root: Root, session: Session = no_session) -> TwoPhaseSink | None:
+    """Make a sink of a kind; None for a sink that a user has written.
 
     Args:
-        kind: the kind of a sink.
-        settings: its settings, as `control/` has them.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if kind != POSTGRES:
-        return
-    stored = parsed(settings, dict, "settings of a PostgreSQL sink")
-    if stored.get("prepared", False) is not False:
-        raise UsageError(
-            f"the sink of PostgreSQL table {stored.get('table')!r} ran with prepared=True, which this "
-            "version does not have, and its last run may have left a prepared transaction on the server: "
-            "start the job once with the earlier version and prepared=False, which ends that transaction, "
-            "then with this version"
-        )
-
-
-@extra_needed()
-def made_again(
-    kind: str, settings: str, root: Root, session: Callable[[], SparkSession] = no_session
-) -> TwoPhaseSink | None:
-    """Make a sink of a kind; None for one of the user's own.
-
-    Args:
-        kind: which one.
-        settings: what `control/` keeps of it.
+        name: of the kind.
+        settings: what `control/` keeps of the sink.
         root: the job's root.
         session: called only where Spark is needed: a table of Delta is changed that is not plain, or a
             predicate says which rows delete.
 
     Raises:
-        UsageError: the extra of the package that the kind needs is not installed, or the sink prepared its
-            transactions, which this version does not.
+        UsageError: the extra of the package that the kind needs is not installed, or see `require_supported`.
     """
-    match kind:
-        case "postgres":
-            from spark_abs.sinks.postgres.sink import Postgres, PostgresSink
+    found = kind(name)
+    if found is None:
+        return None
+    require_supported(name, settings)
+    try:
+        return found.sink(from_json(found.config, settings), root, session)
+    except ImportError as missing:
+        raise UsageError(str(missing)) from missing
 
-            refuse_prepared(kind, settings)
-            return PostgresSink(from_json(Postgres, settings), session)
-        case "kafka":
-            from spark_abs.sinks.kafka.sink import Kafka, KafkaSink
 
-            return KafkaSink(from_json(Kafka, settings))
-        case "iceberg":
-            from spark_abs.sinks.iceberg.sink import Iceberg, IcebergSink
+def require_supported(name: str, settings: str) -> None:
+    """Refuse a sink that was stored by an earlier version, and that this version cannot go on with.
 
-            return IcebergSink(from_json(Iceberg, settings))
-        case "delta":
-            from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink, EpochTable
+    Raises:
+        UsageError: says how to go on.
+    """
+    found = kind(name)
+    if found is not None and found.require_supported is not None:
+        found.require_supported(settings)
 
-            return DeltaEpochSink(from_json(EpochTable, settings), root, session)
-        case _:
-            return None
+
+def table_of(name: str, settings: str, storage: Storage) -> SinkTable | None:
+    """Return the Delta table that a sink of a kind writes, None if it writes none; needs no extra."""
+    found = kind(name)
+    if found is None or found.table is None:
+        return None
+    return found.table(from_json(found.config, settings), storage)
+
+
+def title_of(name: str) -> str:
+    """Return what people call a kind, empty for a sink that a user has written."""
+    found = kind(name)
+    return "" if found is None else found.title

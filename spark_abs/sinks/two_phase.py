@@ -115,6 +115,10 @@ class TwoPhaseSink(ABC):
         del owner
         return False
 
+    def spark_table(self) -> str:
+        """Return the Delta table of the sink if only Spark can write it, else nothing; changes nothing."""
+        return ""
+
     def why_not(self, owner: Owner, back: Mark) -> str:
         """Say why rows committed after `back` cannot be taken back, empty if they can; changes nothing."""
         return (

@@ -218,6 +218,12 @@ class Reader:
             self._next[partition] = until
         return found
 
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing is behind what was read: a commit has an answer before each partition has it."""
+        ends = (self._consumer.get_watermark_offsets(TopicPartition(self._topic, p))[1] for p in self._next)
+        return list(ends) == list(self._next.values())
+
 
 def classpath() -> list[str]:
     """Find the broker's jars, fetched through Ivy the first time, as Spark fetches its packages."""

@@ -135,16 +135,6 @@ def ids(catalog: Catalog, table: str = "shop.orders") -> list[int]:
     return sorted(found)
 
 
-def test_iceberg_has_every_row_once(catalog: Catalog) -> None:
-    catalog.create_table("shop.orders", SCHEMA)
-
-    def read() -> list[Row]:
-        rows = catalog.load_table("shop.orders").scan().to_arrow()
-        return list(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))
-
-    check(lambda: IcebergSink(ORDERS), read, modules=[iceberg.__file__, iceberg_files.__file__], every=31)
-
-
 def test_with_pyicebergs_own_repetition_the_sink_is_caught(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

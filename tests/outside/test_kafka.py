@@ -26,13 +26,12 @@ from spark_abs.errors import (
 )
 from spark_abs.model import AttemptId, CheckpointId, RunId, Version
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks.kafka import sink as kafka
 from spark_abs.sinks.kafka.client import connection
+from spark_abs.sinks.kafka.config import Kafka
 from spark_abs.sinks.kafka.marks import key_of, name_of
-from spark_abs.sinks.kafka.sink import Kafka, KafkaSink
+from spark_abs.sinks.kafka.sink import KafkaSink
 from spark_abs.sinks.two_phase import Rows
-from spark_abs.testing.two_phase import Row, check
-from tests.outside.kafka_server import KafkaServer, Reader, texts
+from tests.outside.kafka_server import KafkaServer, texts
 
 _NAMES = count()
 SECRET = "c0rrect-h0rse-never-written"
@@ -50,26 +49,6 @@ class Some(Rows):
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
             yield pa.RecordBatch.from_pydict({"key": list(batch), "value": list(batch)}, schema=self.schema)
-
-
-class Records(Rows):
-    """The rows of the contract's check, as records."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.schema = pa.schema([("key", pa.string()), ("value", pa.string())])
-        self.count, self._rows = rows.count, rows
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._rows:
-            columns = [batch.column("id").cast(pa.string()), batch.column("text")]
-            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-
-class OfTheCheck(KafkaSink):
-    """Takes the rows of the contract's check."""
-
-    def commit(self, epoch: Epoch, rows: Rows) -> None:
-        super().commit(epoch, Records(rows))
 
 
 def mark(number: int) -> Mark:
@@ -136,21 +115,6 @@ def config(broker: KafkaServer) -> Kafka:
 def sent(broker: KafkaServer, config: Kafka) -> list[str]:
     assert config.topic is not None
     return sorted(texts(broker.read(config.topic)))
-
-
-def test_kafka_has_every_row_once(broker: KafkaServer, config: Kafka) -> None:
-    assert config.topic is not None
-    there: list[Row] = []
-    with Reader(broker, config.topic) as reader:
-
-        def read() -> list[Row]:
-            for message in reader.read():
-                key, value = message.key(), message.value()
-                assert isinstance(key, bytes)
-                there.append((int(key), value.decode() if isinstance(value, bytes) else None))
-            return there
-
-        check(lambda: OfTheCheck(config), read, modules=[kafka.__file__], every=17)
 
 
 def test_an_epoch_goes_on_behind_the_rows_that_a_part_has_committed(

@@ -23,9 +23,9 @@ from spark_abs.sinks.delta import spark_writer
 from spark_abs.sinks.delta.changes import Own
 from spark_abs.sinks.delta.create import check_sink, ensure_sink
 from spark_abs.sinks.delta.epoch_files import ORDER
-from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink, EpochTable
+from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink
 from spark_abs.sinks.delta.merge_changes import in_files
-from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.delta.options import Delta, EpochTable
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.sinks.two_phase import Rows
 from spark_abs.store.root import Root

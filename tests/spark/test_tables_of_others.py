@@ -20,8 +20,8 @@ from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.delta import spark_writer
 from spark_abs.sinks.delta.changes import Own
 from spark_abs.sinks.delta.create import ensure_sink
-from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink, EpochTable
-from spark_abs.sinks.delta.options import Delta
+from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink
+from spark_abs.sinks.delta.options import Delta, EpochTable
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

@@ -17,9 +17,9 @@ from spark_abs.model import AttemptId, CheckpointId, RunId, Version, checked_nam
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.iceberg.mark import property_of, tag_of
 from spark_abs.sinks.iceberg.sink import Iceberg
+from spark_abs.sinks.kafka.config import Kafka
 from spark_abs.sinks.kafka.marks import name_of
 from spark_abs.sinks.kafka.rows import by_topic
-from spark_abs.sinks.kafka.sink import Kafka
 from spark_abs.sinks.postgres.sink import Postgres
 
 PIECES = [

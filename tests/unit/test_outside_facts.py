@@ -27,8 +27,8 @@ from spark_abs.protocol.control import OutsideSink, begin_job
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.restore.outside import OutsideFacts, Own, outside_facts, outside_steps
 from spark_abs.restore.steps import KeepSink
-from spark_abs.sinks.delta.epoch_sink import EpochTable
-from spark_abs.sinks.registry import refuse_prepared
+from spark_abs.sinks.delta.options import EpochTable
+from spark_abs.sinks.registry import require_supported
 from spark_abs.sinks.two_phase import Rows, TwoPhaseSink
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -93,7 +93,7 @@ def test_a_sink_that_ran_with_prepared_transactions_is_refused_with_the_way_on(
     way = "start the job once with the earlier version and prepared=False"
     assert (way in found.gone, "public.orders" in found.gone) == (refused, not refused)
     with pytest.raises(UsageError, match=way) if refused else nullcontext():
-        refuse_prepared("postgres", settings)
+        require_supported("postgres", settings)
 
 
 def test_a_table_that_another_root_has_taken_over_stands_in_no_way() -> None:

@@ -17,10 +17,12 @@ from spark_abs.errors import SinkUnreachable, UsageError
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink, EpochTable
+from spark_abs.sinks.delta.epoch_sink import DeltaEpochSink
+from spark_abs.sinks.delta.options import EpochTable
+from spark_abs.sinks.kafka.config import Kafka
 from spark_abs.sinks.kafka.marks import KafkaMark, Part
-from spark_abs.sinks.kafka.sink import Kafka, KafkaSink
-from spark_abs.sinks.registry import no_session
+from spark_abs.sinks.kafka.sink import KafkaSink
+from spark_abs.sinks.kind import no_session
 from spark_abs.sinks.sending import sender as module
 from spark_abs.sinks.sending.sender import Sender, Sending
 from spark_abs.sinks.sending.senders import open_senders

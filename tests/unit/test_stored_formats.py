@@ -66,10 +66,10 @@ from spark_abs.sinks.delta.commit_metadata import (
     TombstoneFile,
     Tombstones,
 )
-from spark_abs.sinks.delta.epoch_sink import EpochTable
+from spark_abs.sinks.delta.options import EpochTable
 from spark_abs.sinks.iceberg.mark import IcebergMark, Kept
 from spark_abs.sinks.iceberg.sink import Iceberg
-from spark_abs.sinks.kafka.sink import Kafka
+from spark_abs.sinks.kafka.config import Kafka
 from spark_abs.sinks.postgres.sink import Postgres
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record

@@ -10,16 +10,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from spark_abs.channels.staged import STAGING
 from spark_abs.codec import to_json
-from spark_abs.errors import CommitConflict, CommitStateUnknown, Fenced, Refused
-from spark_abs.model import FENCED, NO_ATTEMPT, RunId, Version
-from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
+from spark_abs.errors import CommitConflict, CommitStateUnknown, Refused
+from spark_abs.model import FENCED, NO_ATTEMPT
 from spark_abs.protocol.outside import Epoch, Mark, Owner
 from spark_abs.sinks.delta import spark_writer
 from spark_abs.sinks.delta.changes import Own
@@ -31,14 +30,13 @@ from spark_abs.sinks.delta.epoch_marks import (
     newest,
     next_number,
     require_newest,
-    version_of,
     version_to,
-    was_absent,
 )
 from spark_abs.sinks.delta.fit import Fit, planned_for
 from spark_abs.sinks.delta.marks import Marked, commit_mark, epoch_sinks, notes_of_root, other_writers
 from spark_abs.sinks.delta.merge_changes import Merging, merge_changes
 from spark_abs.sinks.delta.native_writable import why_not_native
+from spark_abs.sinks.delta.options import EpochTable
 from spark_abs.sinks.delta.others import rows_there
 from spark_abs.sinks.delta.rollback import bring_back, why_not_back
 from spark_abs.sinks.delta.spark_writer import Stamp
@@ -54,22 +52,6 @@ if TYPE_CHECKING:
 
 _FADES_MS = 24 * 3_600_000
 """Age of a commit from which a start makes another: who cleans the log takes those of some days ago."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochTable:
-    """What the root keeps of such a sink: it makes it again."""
-
-    path: str
-    """Where the table is."""
-    key: tuple[str, ...] = ()
-    """Columns by which rows are merged."""
-    take_over: bool = False
-    """Whether all other roots that have written to the table are fenced there."""
-    changes: ChangeOptions = LAST_WINS
-    """How changes of one key are applied."""
-    name: str = ""
-    """The name in a catalog that led to it; empty if the sink was declared by its path."""
 
 
 class DeltaEpochSink(MarkedSink[Newest]):
@@ -111,7 +93,7 @@ class DeltaEpochSink(MarkedSink[Newest]):
         return not self._config.take_over or other_writers(table, owner.job, owner.root) is None
 
     def spark_table(self) -> str:
-        """Return the table if only Spark can write it, else nothing."""
+        """Return the table if only Spark can write it."""
         return self._config.path if why_not_native(self._read().delta) is not None else ""
 
     def why_not(self, owner: Owner, back: Mark) -> str:
@@ -289,34 +271,6 @@ class DeltaEpochSink(MarkedSink[Newest]):
         tombstones = said_at(table, target, owner.job, owner.root) or Tombstones((), ())
         mark = replace(mark, note=replace(mark.note, tombstones=tombstones))
         bring_back(table, target, own=_own(owner), mark=mark, session=self._session)
-
-
-def epoch_version(root: Root, config: EpochTable, owner: Owner, cut: Mark, ahead: bool) -> Version | None:
-    """Return the version of the table with exactly what a checkpoint covers, None if it has not come to it.
-
-    Args:
-        root: for the storage.
-        config: the table.
-        owner: whose sink.
-        cut: of the checkpoint in the sink's channel.
-        ahead: whether the sink is still to come to cuts after its mark, as on the current path.
-
-    Raises:
-        FileNotFoundError: there is no table.
-        Fenced: another root has taken the table over.
-        DamageError: the log does not go back so far.
-    """
-    table = Table.open(root.storage.place(config.path))
-    with suppress(Fenced):
-        found = newest(table, owner)
-        if found is None or found.mark is None or (ahead and found.mark.version < cut.version):
-            return None
-    return version_of(table, owner, cut)
-
-
-def had_left(root: Root, config: EpochTable, owner: Owner, run: RunId) -> bool:
-    """Say whether a sink had left the job when a run began. Raises as `epoch_version`."""
-    return was_absent(Table.open(root.storage.place(config.path)), owner, run)
 
 
 def _own(owner: Owner) -> Own:

@@ -7,10 +7,26 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from spark_abs.errors import UsageError
-from spark_abs.protocol.change_data import ChangeOptions, change_options, listed
+from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions, change_options, listed
 from spark_abs.quantities import duration_ms
 
 Visible = Literal["batch", "checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTable:
+    """What `control/` keeps of a sink whose rows are visible after checkpoints, to make it again."""
+
+    path: str
+    """Where the table is."""
+    key: tuple[str, ...] = ()
+    """Columns by which rows are merged."""
+    take_over: bool = False
+    """Whether all other roots that have written to the table are fenced there."""
+    changes: ChangeOptions = LAST_WINS
+    """How changes of one key are applied."""
+    name: str = ""
+    """The name in a catalog that led to it; empty if the sink was declared by its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +100,15 @@ class Delta:
             except_columns=listed(self.except_columns),
             tombstones_ms=duration_ms(self.tombstones_for),
         )
+
+    def after_checkpoints(self, uri: str, name: str, take_over: bool) -> EpochTable | None:
+        """Return what makes the sink again if its rows are visible after checkpoints, else None.
+
+        Args:
+            uri: where the path or name of the table leads.
+            name: its name in a catalog, if it was declared by that.
+            take_over: whether other roots are fenced there.
+        """
+        if self.visible != "checkpoint":
+            return None
+        return EpochTable(uri, tuple(self.key), take_over, self.changes, name)

@@ -13,7 +13,9 @@ MAIN_BRANCH = "main"
 
 @dataclass(frozen=True, slots=True)
 class Iceberg:
-    """A table of Iceberg that takes the rows of an output; names only, never a secret.
+    """A table of Iceberg that gets the rows of an output, in a snapshot after each checkpoint that has rows.
+
+    The class has names only, never a secret.
 
     Where the catalog is comes from pyiceberg's own configuration: `PYICEBERG_CATALOG__<NAME>__URI` and so on,
     or `.pyiceberg.yaml`.

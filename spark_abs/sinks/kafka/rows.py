@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +12,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from spark_abs.errors import SinkFailed, SinkUnreachable
 from spark_abs.sinks.kafka.client import FENCED
+from spark_abs.sinks.kafka.config import is_topic
 
 RECORDS = 10_000
 """How many are handed over at once."""
 BYTES = 8 * 2**20
 """How many bytes are, about: between two pieces a transaction may end."""
-LONGEST = 249
-"""Letters of a topic's name."""
 _TEXT = "string or binary"
 _KINDS = {
     "value": _TEXT,
@@ -28,11 +26,6 @@ _KINDS = {
     "partition": "int",
     "headers": "array<struct<key string, value binary>>",
 }
-
-
-def is_topic(name: str, most: int = LONGEST) -> bool:
-    """Say whether the brokers can have a topic of a name."""
-    return bool(re.fullmatch(rf"[A-Za-z0-9._-]{{1,{most}}}", name)) and name not in (".", "..")
 
 
 def misfits(schema: pa.Schema, topic: str | None) -> Iterator[str]:

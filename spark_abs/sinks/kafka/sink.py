@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 import pyarrow as pa
@@ -23,15 +23,13 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.protocol.outside import Epoch, Mark, Owner
-from spark_abs.sinks.environment import check_variables
 from spark_abs.sinks.kafka.client import FENCED, PATIENCE_S, Connection, connection, error_of
+from spark_abs.sinks.kafka.config import Kafka
 from spark_abs.sinks.kafka.marks import FORMAT, KafkaMark, MarkerTopic, Part, key_of, name_of
 from spark_abs.sinks.kafka.rows import (
-    LONGEST,
     RECORDS,
     by_topic,
     hand_over,
-    is_topic,
     misfits,
     misplaced,
     proposal,
@@ -45,43 +43,6 @@ _FOLLOWING = (KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFL
 """What is said of a record or a call when its transaction has failed for another reason."""
 _SHARE = 4
 """A transaction takes rows for this part of its time, and has the rest to be committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kafka:
-    """A topic of Kafka that takes the rows of an output; names only, never a secret.
-
-    Columns are those of Spark's own sink: `value`, and if wanted `key`, `topic`, `partition`, `headers`.
-    """
-
-    topic: str | None = None
-    """Where rows go; None: each says it in a column `topic`."""
-    bootstrap: str | None = None
-    """Brokers to ask first, as `host:9092,host:9092`. It is kept in the root: nothing secret."""
-    bootstrap_env: str = "KAFKA_BOOTSTRAP_SERVERS"
-    """The name of an environment variable that says it, if `bootstrap` does not."""
-    client_env: str | None = None
-    """The name of an environment variable with librdkafka's settings as JSON: passwords, certificates.
-
-    `bootstrap.servers` in it counts before `bootstrap_env`.
-    """
-    marker: str = "spark_abs_marker"
-    """What the name of the compacted topic of marks begins with; sink and root follow."""
-    transaction_rows: int = 500_000
-    """An epoch of more rows goes in several transactions."""
-
-    def __post_init__(self) -> None:
-        check_variables(self.bootstrap_env, self.client_env)
-        if self.transaction_rows < 1:
-            raise UsageError("transaction_rows must be at least 1")
-        for name, most in ((self.topic, LONGEST), (self.marker, 150)):
-            if name is not None and not is_topic(name, most):
-                raise UsageError(f"{name!r} is not the name of a topic: letters, digits, '.', '_' and '-'")
-
-    @property
-    def target(self) -> str:
-        """The topic as messages name it."""
-        return self.topic or "of each row"
 
 
 class KafkaSink(MarkedSink[KafkaMark]):

@@ -25,7 +25,9 @@ else:  # what is stored, and what it is once it is made
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """A table of PostgreSQL that takes the rows of an output; names only, never a secret.
+    """A table of PostgreSQL that gets the rows of an output once, after each checkpoint or with each batch.
+
+    The class has names only, never a secret.
 
     Where the server is comes from libpq's own environment (`PGHOST`, `PGDATABASE`, `PGUSER`, `PGPASSWORD`,
     `PGPASSFILE`, …), a service of `pg_service.conf`, or a connection string in a variable of the environment.
