@@ -259,9 +259,9 @@ class Job:
                 start is refused. `append`: the sink adds its rows and leaves the others alone. `take_over`:
                 the sink also fences all other roots from this table for good; use it when the root of this
                 job was lost and a new root replaces it. Not for topics, functions and your own sinks.
-            outside: a sink in a system outside, by the keyword of its kind: the name of its table or topic, or
-                an object with options, such as `spark_abs.Kafka`. The class of the object says when it gets
-                rows; `SinkKinds` lists the kinds.
+            outside: a sink in another system, by the keyword of its kind: the name of a table or topic, or an
+                object with options, such as `spark_abs.Kafka`. Its class says when it gets rows; `SinkKinds`
+                lists the kinds.
         """
         outside_kinds = keywords(outside)
         require_one_kind(

@@ -70,7 +70,7 @@ def table_at(root: Root, name: str, checkpoint: str | int = "latest") -> TableAt
         raise UsageError(f"checkpoint {manifest.id} has no sink {name!r}: it has {known}")
     stage, output = sinks[name]
     if output.version is None:
-        raise UsageError(f"sink {name!r} is a function: it has no versions to read")
+        raise UsageError(f"sink {name!r} is a function: a function has no versions to read")
     return _checked(root, manifest, stage, output, output.version)
 
 
@@ -86,7 +86,9 @@ def create_views(session: SparkSession, root: Root, checkpoint: str | int, prefi
     views = {checked_name(prefix + at.sink, "view").replace("-", "_"): at for at in found}
     if len({view.lower() for view in views}) < len(found):
         names = ", ".join(at.sink for at in found)
-        raise UsageError(f"sinks {names} would share a view: views know no '-', and no upper and lower case")
+        raise UsageError(
+            f"sinks {names} would share a view: names of views have '_' for '-', and ignore case"
+        )
     for view, at in views.items():
         _frame(session, root, at).createOrReplaceTempView(view)
     return pa.Table.from_pylist([asdict(at) for at in found], schema=SCHEMA).add_column(
@@ -148,12 +150,16 @@ def _table_after(root: Root, manifest: Manifest, record: OutsideSink, table: Sin
         if version is None and _had_left(manifest, record, table, owner):
             return None
     except FileNotFoundError:
-        raise Refused(f"sink {record.sink!r} has no table at {table.path} any more") from None
+        raise Refused(f"sink {record.sink!r} has lost its table: {table.path} is gone") from None
     if version is None:
         raise Refused(
             f"no version of {table.path} has exactly what checkpoint {manifest.id} covers: sink "
             f"{record.sink!r} gets its rows after the checkpoint, and "
-            + ("has not come to it yet: ask again" if ahead else "its log does not go back to it any more")
+            + (
+                "has not written them yet: ask again later"
+                if ahead
+                else "the log of the table no longer goes back so far"
+            )
         )
     uri = root.storage.place(table.path).uri
     return TableAt(
@@ -175,7 +181,7 @@ def _checked(
     try:
         table = Table.open(place)
     except FileNotFoundError:
-        raise Refused(f"sink {output.output!r} has no table at {place} any more") from None
+        raise Refused(f"sink {output.output!r} has lost its table: {place} is gone") from None
     if table.id != output.table_id:
         raise Refused(
             f"{place} is not the table of checkpoint {manifest.id} (its id is {table.id}, recorded was "

@@ -106,7 +106,7 @@ def _facts(
             f"give it with {given}",
             f"restore from Python, with spark_abs.open(root).restore(checkpoint, {given})",
         )
-        gone = f"it is one of your own, and only you can make it: {how}"
+        gone = f"you have written this sink, so only you can make it: {how}"
         return OutsideFacts(record.sink, where, None, gone=gone)
     try:
         found = _asked(state, manifest, known=known, attempt=attempt, record=record, sink=sink)
@@ -171,18 +171,24 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
     """
     for found in facts:
         ids = ", ".join(map(str, found.behind))
-        behind = f"the epochs of checkpoints {ids}, after that one," if ids else "rows after that one"
+        behind = (
+            f"the epochs of checkpoints {ids}, after that checkpoint,"
+            if ids
+            else "rows after that checkpoint"
+        )
         name = f"{found.sink}{found.where}"
         if found.taken_over:
-            yield KeepSink((found.sink,), f"{found.gone}: what it has sent stays")
+            yield KeepSink((found.sink,), f"{found.gone}: its rows stay")
             continue
         if found.gone:
             if not force:
                 raise Refused(
-                    f"sink {name}: {found.gone}; what it has sent is not known, and an older run could go on "
-                    f"sending. If it is gone for good say {forced_by(Force.OUTSIDE)}"
+                    f"sink {name}: {found.gone}; it is not known which rows it has, and an older run could "
+                    f"send more. If the sink is gone for good, say {forced_by(Force.OUTSIDE)}"
                 )
-            yield KeepSink((found.sink,), f"{found.gone}: what it has sent stays, and it is not fenced")
+            yield KeepSink(
+                (found.sink,), f"{found.gone}: its rows stay, and older runs are not refused there"
+            )
             continue
         sent = found.mark.checkpoint if found.mark is not None else NO_EPOCH
         version = found.mark.version if found.mark is not None else None
@@ -193,8 +199,8 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
         if found.why_not and not force:
             raise Refused(
                 f"sink {name} has committed {behind} and cannot take them back: {found.why_not}. "
-                f"{_ways_out(found)}say {forced_by(Force.OUTSIDE)}: then they stay there, what is computed "
-                "again is sent again, to be appended a second time or to replace rows of the same key"
+                f"{_ways_out(found)}say {forced_by(Force.OUTSIDE)}: the rows stay then, and rows that are "
+                "computed again are appended a second time, or replace rows of the same key"
             )
         kept = bool(found.why_not)
         yield ReturnOutside(found.sink, found.back, found.behind, kept, spark_table=found.spark_table)
@@ -224,7 +230,7 @@ class FenceOutside(Step):
     def sentence(self) -> str:
         sent = self.sent or self.version is not None
         has = f"has sent up to checkpoint {self.sent}" if sent else "has sent nothing"
-        rest = ", which stays; what follows is sent once" if sent and not self.returns else ""
+        rest = ", which stays; later rows are sent once" if sent and not self.returns else ""
         by = through_spark(bool(self.spark_table))
         return f"refuse older runs at sink {self.sink}{by}, which {has}{rest}"
 
@@ -268,13 +274,13 @@ class ReturnOutside(Step):
     """Its table if only Spark can write it, else nothing."""
 
     def sentence(self) -> str:
-        epochs = "what was sent after it"
+        epochs = "the rows that were sent after it"
         if self.epochs:
             epochs = f"the epochs of checkpoints {listed(self.epochs)}"
         if self.keep:
-            return f"leave {epochs} in sink {self.sink}: what is computed again is sent there again"
+            return f"leave {epochs} in sink {self.sink}: rows that are computed again are sent there again"
         where = f"in sink {self.sink}{through_spark(bool(self.spark_table))}"
-        return f"undo {epochs} {where}, from what it has kept of them"
+        return f"undo {epochs} {where}, from the history that it keeps"
 
     def act(self, restoring: Restoring) -> None:
         """Bring the mark back.
@@ -303,7 +309,6 @@ def _opened(restoring: Restoring, record: OutsideSink) -> TwoPhaseSink:
     sink = sink_of(record, restoring.own_sinks, restoring.root, restoring.session)
     if sink is None:
         raise Refused(
-            f"sink {record.sink!r} was given when the restore was planned, and is not given any more: give "
-            "it again"
+            f"sink {record.sink!r} was given when the restore was planned, and is missing now: give it again"
         )
     return sink

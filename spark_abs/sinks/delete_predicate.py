@@ -45,7 +45,7 @@ class DeletePredicate:
     """A predicate over the columns of rows; null is false. Needs a session, but not for an empty text."""
 
     def __init__(self, who: str, text: str, session: Callable[[], SparkSession] | None) -> None:
-        """Take the text, which is not looked at yet.
+        """Take the text; the first use parses it.
 
         Args:
             who: the table, for messages.

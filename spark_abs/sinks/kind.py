@@ -24,7 +24,7 @@ Config = TypeVar("Config")
 
 def no_session() -> SparkSession:
     """Stand for a session where none is needed, because nothing is changed."""
-    raise UsageError("this sink needs a Spark session, and there is none")
+    raise UsageError("this sink needs a Spark session, and none was given")
 
 
 class SinkTable(ABC):

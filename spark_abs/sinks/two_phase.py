@@ -2,7 +2,7 @@
 
 The first phase of a two-phase commit is done when a checkpoint is complete: the rows of its epoch lie in the
 channel of the output, durable, and are handed out until the sink has them. So a sink stages nothing and
-leaves nothing open; it commits rows and mark at once, refuses whoever was replaced, and tells its mark.
+leaves nothing open: it commits rows and mark at once, refuses runs that were replaced, and returns its mark.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ class Rows(ABC):
     """The rows of an epoch, in the order in which the output's stage wrote them; may be read again."""
 
     schema: pa.Schema
-    """What every batch has, whichever version of the job wrote it."""
+    """The columns of every batch, whichever version of the job wrote the rows."""
     count: int
-    """How many rows there are."""
+    """The number of rows."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Iterate record batches of at most some ten thousand rows, read while they are asked for.
+        """Iterate record batches of at most some ten thousand rows; each is read when it is asked for.
 
         Raises:
-            DamageError: rows are not there any more.
+            DamageError: a file with rows is missing.
         """
 
     def each_part(self, work: Callable[[Rows], T]) -> list[T]:
-        """Call `work` with parts that together are all rows, and return its results in the order of the rows.
+        """Divide the rows into parts, call `work` with each, and return the results in the order of the rows.
 
-        Many rows are parts for tasks of Spark, on whichever machine: `work` and its results are pickled, what
-        it needs must be installed there, and a call may be repeated, also beside the first, with one result
-        that counts. What it raises may be in Spark's logs. Few rows are one part, in this thread.
+        Many rows are divided among tasks of Spark: `work` and its results are pickled, the modules that it
+        needs must be installed on the executors, and Spark may call it twice for a part, even at the same
+        time, and use one result. Its errors may appear in Spark's logs. Few rows are one part, which is
+        worked on in this thread.
 
         Raises:
-            SinkUnreachable: a task did not come to its end.
+            SinkUnreachable: a task failed or was lost.
             SinkFailed: an executor lacks a module.
         """
         return [work(self)]
@@ -51,51 +52,53 @@ class Rows(ABC):
 class TwoPhaseSink(ABC):
     """A sink that commits an epoch and its mark at once. Used from one thread at a time.
 
-    Every method may be called again after a crash at any of its steps, by this process or another. What is
-    raised decides what becomes of the run: `SinkUnreachable`, `CommitConflict` and `OSError` are tried again,
-    from `recover` on; `Fenced` ends this run, which was replaced; anything else fails it.
+    Every method may be called again after a crash at any of its steps, by this process or another one. The
+    error decides what the run does: after `SinkUnreachable`, `CommitConflict` and `OSError` it tries again,
+    beginning with `recover`; `Fenced` ends the run, which was replaced; any other error fails it.
 
-    `spark_abs.testing.two_phase.check` tests all that is said here.
+    `spark_abs.testing.two_phase.check` tests every promise of this contract.
     """
 
     each_batch: bool = False
-    """Whether each batch is an epoch, sent when its stage has committed it, and not all up to a checkpoint
-    after its completion. What a restore undoes is then more often in the sink."""
+    """Whether each batch is an epoch, which is sent when its stage has committed it. Otherwise an epoch has
+    the rows up to a checkpoint, and is sent when that is complete. With batches, a restore more often finds
+    rows in the sink that it has to undo."""
 
-    def check(self, schema: pa.Schema) -> None:  # noqa: B027 - many take whatever comes
-        """Say before a job starts whether rows of a schema can be taken; changes nothing.
+    def check(self, schema: pa.Schema) -> None:  # noqa: B027 - many take any rows
+        """Check before a job starts that the sink can take rows of a schema; changes nothing.
 
         Raises:
-            UsageError: they cannot; names every column.
+            UsageError: it cannot; names every column that does not fit.
         """
 
     def rows_of_others(self, owner: Owner) -> str:
-        """Say for a person which rows are there, empty if none are or the owner's root has been there.
+        """Describe the rows that the target has from others; empty if it has none, or this root has written.
 
-        Asked before the sink first comes, unless somebody has said that it writes beside them. Changes
-        nothing. Empty, too, where writing beside others is what one does, as with a topic.
+        Called before the sink writes to the target for the first time, unless `existing=` says that it may.
+        Changes nothing. Also empty where several writers are usual, as with a topic.
         """
         del owner
         return ""
 
     @abstractmethod
     def mark(self, owner: Owner) -> Mark | None:
-        """Return what was committed last, None if nothing was; changes nothing, refuses nobody.
+        """Return the mark that was committed last, None if there is none; changes nothing, refuses no run.
 
-        Of an epoch that goes in several parts that is the mark of the epoch, from its first part on.
+        Of an epoch that is committed in several parts, it is the mark of the epoch from the first part on.
         """
 
     @abstractmethod
     def recover(self, owner: Owner) -> Mark | None:
         """Refuse older runs of the owner's sink from now on, and return the mark; None if there is none.
 
-        Of an epoch that goes in several parts that is the mark before it, until its last part is committed.
+        Of an epoch that is committed in several parts, it is the mark before the epoch until the last part is
+        committed.
 
-        Called before anything is sent, and after every failure. When it has returned, no commit of an older
-        run takes place any more, also none that is under way, and the mark is what stays.
+        Called before anything is sent, and after every failure. Once it has returned, no commit of an older
+        run can succeed, not even a commit that is under way, and the mark stays as it is.
 
         Raises:
-            Fenced: a newer run has been here.
+            Fenced: a newer run has recovered the sink.
         """
 
     @abstractmethod
@@ -103,14 +106,14 @@ class TwoPhaseSink(ABC):
         """Commit the rows and `epoch.mark` at once, all or nothing, durably.
 
         Raises:
-            Fenced: a newer run than `epoch.owner.run` has been here.
-            CommitConflict: the mark is not `epoch.after`, or with `epoch.first` there is one.
+            Fenced: a run newer than `epoch.owner.run` has recovered the sink.
+            CommitConflict: the mark is not `epoch.after`; or the sink has a mark, and this is `epoch.first`.
         """
 
     def rests(self, owner: Owner) -> bool:
-        """Say whether a start with nobody to refuse and nothing to send may leave `recover` until it has.
+        """Say whether a start that has no run to refuse and no rows to send may put `recover` off.
 
-        Only where `recover` has nothing to finish: no epoch of which a part is there. Changes nothing.
+        Only if `recover` has nothing to finish: no epoch is committed in part. Changes nothing.
         """
         del owner
         return False
@@ -128,14 +131,14 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
-        """Take back what was committed after `back`, and let that be the mark: the job was restored.
+        """Take back the rows that were committed after `back`, and store `back` as the mark.
 
-        With `keep` the rows stay, and only the mark goes back. Called after `recover`, by a restore.
+        With `keep` the rows stay, and only the mark goes back. Called by a restore, after `recover`.
 
         Raises:
-            Refused: it cannot.
-            Fenced: a newer run has been here.
+            Refused: the rows cannot be taken back.
+            Fenced: a newer run has recovered the sink.
         """
 
     def close(self) -> None:  # noqa: B027 - many have no connections
-        """Let go of connections; nothing is called afterwards but from `recover` on."""
+        """Close connections; the next call is `recover`, or of a method that changes nothing."""

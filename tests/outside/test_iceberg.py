@@ -388,7 +388,7 @@ def test_half_an_answer_is_asked_for_again_and_not_said(
 
         with monkeypatch.context() as patched:
             patched.setattr(requests.Response, "text", property(half))
-            with pytest.raises(SinkUnreachable, match="gave an answer that cannot be read") as refused:
+            with pytest.raises(SinkUnreachable, match="sent a reply that cannot be read") as refused:
                 IcebergSink(ORDERS).mark(Owner("0" * 32, "job", "sent", RunId(1)))
             assert SECRET not in f"{refused.value!r} {refused.value.__cause__!r}"
 
@@ -524,7 +524,7 @@ def test_a_branch_that_was_set_back_is_refused_whoever_has_committed_since(
         table.refresh().manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
         for theirs in range(others):
             table.refresh().append(pa.table({"id": [90 + theirs], "text": ["theirs"]}))
-        with pytest.raises(Refused, match="set the branch forward again"):
+        with pytest.raises(Refused, match="set the branch forward to that snapshot"):
             sending.sink.recover(sending.owner)
 
 
@@ -535,7 +535,7 @@ def test_a_branch_that_begins_anew_is_refused_although_nothing_on_it_is_older(ca
         sending.send(Some([0]), savepoint="release")
         table.refresh().manage_snapshots().remove_branch("main").commit()
         table.refresh().append(pa.table({"id": [99], "text": ["theirs"]}))
-        with pytest.raises(Refused, match="set the branch forward again"):
+        with pytest.raises(Refused, match="set the branch forward to that snapshot"):
             sending.sink.recover(sending.owner)
 
 
@@ -623,7 +623,7 @@ def test_a_branch_that_somebody_has_set_back_is_refused(catalog: Catalog) -> Non
         sending.send(Some([1]))
         table.refresh()
         table.manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
-        with pytest.raises(Refused, match="set the branch forward again"):
+        with pytest.raises(Refused, match="set the branch forward to that snapshot"):
             sending.sink.recover(sending.owner)
 
 

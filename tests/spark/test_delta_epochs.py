@@ -49,7 +49,7 @@ from tests.spark.conftest import Start
 SCHEMA = t.StructType([t.StructField("id", t.LongType()), t.StructField("text", t.StringType())])
 CODE = [module.__file__ or "" for module in (delta_epochs, delta_back, delta_marks, epoch_files)]
 JOB = "job"
-UNSAID = "the log of the table does not say any more which version that is"
+UNSAID = "the log of the table no longer says which version belongs to that checkpoint"
 BY_DELTA = os.environ.get("CONTRACT") == "1"
 """Whether tables that Delta's own writer writes are checked: a step takes it ten seconds. `make soak`
 does; `tests/crash/test_delta.py` kills at their commits each time."""

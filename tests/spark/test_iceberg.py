@@ -210,7 +210,7 @@ def test_tasks_end_when_the_run_does(spark: SparkSession, tmp_path: Path) -> Non
     tasks, pause = SendTasks(spark, "sink out of job lake"), threading.Event()
     other = threading.Thread(target=cancel)
     other.start()
-    with pytest.raises(SinkUnreachable, match="did not come to their end"):
+    with pytest.raises(SinkUnreachable, match="failed or were lost"):
         tasks(work, empty_parts(tmp_path))
     other.join()
     with pytest.raises(SinkUnreachable, match="has stopped"):

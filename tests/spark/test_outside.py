@@ -276,7 +276,7 @@ def test_batches_go_out_as_they_come_and_a_restore_undoes_those_behind_its_check
     run.stop()
     assert found(server) == expected(feed, 5)
 
-    with pytest.raises(Refused, match=r"sink rows \(PostgreSQL\) has committed rows after that one"):
+    with pytest.raises(Refused, match=r"sink rows \(PostgreSQL\) has committed rows after that checkpoint"):
         spark_abs.open(str(root)).restore("early")
     assert found(server) == expected(feed, 5)
     spark_abs.open(str(root)).restore("early", force=["outside"])

@@ -58,5 +58,5 @@ def test_parts_are_all_rows_in_order(
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, [1, 1])
     (tmp_path / "channels" / "a.main" / "1").unlink()
-    with pytest.raises(DamageError, match=r"a\.main/1 is not there any more"):
+    with pytest.raises(DamageError, match=r"a\.main/1 is missing"):
         list(rows)

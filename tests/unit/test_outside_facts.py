@@ -100,7 +100,7 @@ def test_a_table_that_another_root_has_taken_over_stands_in_no_way() -> None:
     """Nothing of this root gets there any more, whatever is restored."""
     found = found_of("own", "", {"sent": Gone(TakenOver("it was taken over by another root"))})
     (step,) = outside_steps([found], force=False)
-    assert step == KeepSink(("sent",), "it was taken over by another root: what it has sent stays")
+    assert step == KeepSink(("sent",), "it was taken over by another root: its rows stay")
 
 
 def test_a_sink_of_ones_own_is_given_in_python_wherever_it_is_asked_for() -> None:

@@ -37,7 +37,7 @@ def last_written(table: Table, query: str) -> BatchId | None:
     for commit in table.backwards():
         if (before := commit.transactions.get(query, FENCED)) != FENCED:
             return BatchId(before)
-    raise DamageError(f"the log of {table.uri} does not say any more which batch query {query} wrote last")
+    raise DamageError(f"the log of {table.uri} no longer says which batch query {query} wrote last")
 
 
 def refuse_running(table: Table, query: str, planned: BatchId) -> BatchId | None:

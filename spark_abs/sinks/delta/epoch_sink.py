@@ -104,7 +104,7 @@ class DeltaEpochSink(MarkedSink[Newest]):
             return ""
         target = version_to(table, owner, back)
         if target is None:
-            return "the log of the table does not say any more which version that is"
+            return "the log of the table no longer says which version belongs to that checkpoint"
         return why_not_back(table, target, _own(owner))
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class DeltaEpochSink(MarkedSink[Newest]):
             return
         target = version_to(table, owner, back)
         if target is None:
-            raise Refused(f"the log of {table.uri} does not say any more which version {back} is")
+            raise Refused(f"the log of {table.uri} no longer says which version belongs to {back}")
         tombstones = said_at(table, target, owner.job, owner.root) or Tombstones((), ())
         mark = replace(mark, note=replace(mark.note, tombstones=tombstones))
         bring_back(table, target, own=_own(owner), mark=mark, session=self._session)

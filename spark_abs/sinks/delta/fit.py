@@ -118,7 +118,7 @@ class Fit:
             return f"table {uri} cannot be that of a sink: {why}"
         now = f"\nIt is:  {shape}" if shape is not None else ""
         return (
-            f"{uri} was changed by others, and cannot take the rows of the job any more: {why}.\n"
+            f"{uri} was changed by others, and no longer takes the rows of the job: {why}.\n"
             f"It was: {self._first}{now}\nThe rows come with the next start, if they fit then: bring the "
             "table back to what it was, or declare the job with rows that fit it or with another table"
         )

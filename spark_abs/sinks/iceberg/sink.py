@@ -109,7 +109,7 @@ class IcebergSink(MarkedSink[IcebergMark]):
                 return ""
             target = snapshot_to(metadata, owner, found, back)
             if target is None:
-                return "which snapshot of the table that is is not known any more"
+                return "the snapshot of the table that belongs to that checkpoint is not known any more"
             if metadata.snapshot_by_id(target) is None:
                 return f"snapshot {target} of the table has expired"
             branch = self._config.branch
@@ -125,7 +125,9 @@ class IcebergSink(MarkedSink[IcebergMark]):
         if others:
             return f"others have committed to the table since: snapshots {', '.join(map(str, others))}"
         if not after.whole:
-            return "snapshots between have expired, so whether others have committed since is not known"
+            return (
+                "snapshots after it have expired, so it is not known whether others have committed meanwhile"
+            )
         return ""
 
     def close(self) -> None:
@@ -169,7 +171,10 @@ class IcebergSink(MarkedSink[IcebergMark]):
             head = head_of(table.metadata, self._config.branch)
             going = head if keep else snapshot_to(table.metadata, owner, known, back)
             if going is None:
-                raise Refused(f"which snapshot of table {self._config.target} that is is not known any more")
+                raise Refused(
+                    f"the snapshot of table {self._config.target} that belongs to checkpoint "
+                    f"{back.checkpoint} is not known any more"
+                )
             kept = (*(k for k in known.kept if k.version < back.version), Kept(back.version, going))
             state = replace(known, mark=back, kept=kept)
             # Where nothing was added after it the branch stays.
@@ -197,9 +202,9 @@ class IcebergSink(MarkedSink[IcebergMark]):
             and since(table.metadata, branch, newest) is None
         ):
             raise Refused(
-                f"branch {branch!r} of table {self._config.table} does not have snapshot {newest} any more, "
-                f"with which sink {owner.sink!r} has committed: set the branch forward again, or give the "
-                "sink another name to begin anew"
+                f"branch {branch!r} of table {self._config.table} was set back behind snapshot {newest}, "
+                f"which sink {owner.sink!r} has committed: set the branch forward to that snapshot again, or "
+                "give the sink another name, under which it begins anew"
             )
         return found
 
@@ -330,7 +335,7 @@ class IcebergSink(MarkedSink[IcebergMark]):
     def _clean(self, error: Exception) -> str:
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, ValidationError):  # quotes the answer, and that may hold a token
-            said = f"catalog {self._config.catalog} gave an answer that cannot be read"
+            said = f"catalog {self._config.catalog} sent a reply that cannot be read"
         return self._hidden(f"table {self._config.target}: {said}")
 
     def _hidden(self, text: str) -> str:

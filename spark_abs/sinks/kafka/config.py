@@ -16,24 +16,25 @@ _LONGEST = 249
 class Kafka:
     """A topic of Kafka that gets a record for each row of an output, after each checkpoint.
 
-    Readers with `isolation.level=read_committed` see each record once. The class has names only, never a secret.
+    Readers with `isolation.level=read_committed` see each record once. The class has names only, never a
+    secret.
 
     Columns are those of Spark's own sink: `value`, and if wanted `key`, `topic`, `partition`, `headers`.
     """
 
     topic: str | None = None
-    """Where rows go; None: each says it in a column `topic`."""
+    """The topic of all rows; None: each row names its topic in a column `topic`."""
     bootstrap: str | None = None
-    """Brokers to ask first, as `host:9092,host:9092`. It is kept in the root: nothing secret."""
+    """Brokers to ask first, as `host:9092,host:9092`. The root stores it, so it must hold no secret."""
     bootstrap_env: str = "KAFKA_BOOTSTRAP_SERVERS"
-    """The name of an environment variable that says it, if `bootstrap` does not."""
+    """The name of an environment variable with these brokers, read if `bootstrap` is not given."""
     client_env: str | None = None
     """The name of an environment variable with librdkafka's settings as JSON: passwords, certificates.
 
-    `bootstrap.servers` in it counts before `bootstrap_env`.
+    `bootstrap.servers` in it wins over `bootstrap_env`.
     """
     marker: str = "spark_abs_marker"
-    """What the name of the compacted topic of marks begins with; sink and root follow."""
+    """The beginning of the name of the compacted topic of marks; the names of sink and root follow."""
     transaction_rows: int = 500_000
     """An epoch of more rows goes in several transactions."""
 

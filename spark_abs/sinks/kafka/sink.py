@@ -40,9 +40,9 @@ from spark_abs.sinks.two_phase import Rows
 
 _ABORT_S = 5.0
 _FOLLOWING = (KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
-"""What is said of a record or a call when its transaction has failed for another reason."""
+"""Errors of a record or a call whose transaction has failed for another reason."""
 _SHARE = 4
-"""A transaction takes rows for this part of its time, and has the rest to be committed."""
+"""A transaction takes rows for this part of its time; the rest is for its commit."""
 
 
 class KafkaSink(MarkedSink[KafkaMark]):
@@ -74,7 +74,9 @@ class KafkaSink(MarkedSink[KafkaMark]):
         with closing(KafkaSink(config)) as look, look._working() as marks:
             partitions = marks.partitions(config.topic)
         if not partitions:
-            raise UsageError(f"there is no topic {config.topic}: make it, with the partitions it should have")
+            raise UsageError(
+                f"topic {config.topic} does not exist: create it, with the partitions that it should have"
+            )
 
     def mark(self, owner: Owner) -> Mark | None:
         """Return the mark; of an epoch that is there in part, its own."""
@@ -87,19 +89,21 @@ class KafkaSink(MarkedSink[KafkaMark]):
         return found is not None and found.part is None and found.topic == (self._config.topic or "")
 
     def why_not(self, owner: Owner, back: Mark) -> str:
-        """Say that no record is taken back, and where those are that would have to be."""
+        """Say that Kafka keeps records, and which offsets the records have that would have to go."""
         found = self._read_mark(owner)
         if found is None or (found.mark == back and found.part is None):
             return ""
         where = found.behind(back.version)
         if where is None:
-            return "Kafka keeps what is committed, and from which offset on is not known any more"
+            return (
+                "Kafka keeps committed records, and the offsets of the later records are not known any more"
+            )
         if not where:  # epochs without rows
             return ""
-        return f"Kafka keeps what is committed; readers may leave it out, it is within these offsets: {where}"
+        return f"Kafka keeps committed records; readers may leave them out, they have these offsets: {where}"
 
     def close(self) -> None:
-        """End the connections; what is open is aborted by the broker, or by whoever comes next."""
+        """End the connections; the broker, or the next run, aborts an open transaction."""
         super().close()
         marks, self._marks, self._producer = self._marks, None, None
         if marks is not None:
@@ -178,7 +182,7 @@ class KafkaSink(MarkedSink[KafkaMark]):
                 if topic not in topics:
                     topics[topic] = marks.partitions(topic)
                     if not topics[topic]:
-                        raise SinkFailed(f"there is no topic {topic}")
+                        raise SinkFailed(f"topic {topic} does not exist: create it")
                 if unknown := misplaced(some, topics[topic]):
                     topics[topic] = marks.partitions(topic)  # there may be more by now
                     if unknown := misplaced(some, topics[topic]):
@@ -189,13 +193,15 @@ class KafkaSink(MarkedSink[KafkaMark]):
         return known.with_ends(epoch, epoch.mark.version, marks.ends(topics))
 
     def _flush(self) -> None:
-        """Wait until every record is with the brokers; where topics end then is behind all of them."""
+        """Wait until the brokers have every record; the ends of topics are then behind all records."""
         assert self._producer is not None
         left = self._producer.flush(self._connection.transaction_s)
         if self._undelivered:
             raise KafkaException(self._undelivered[0])
         if left:
-            raise SinkUnreachable(f"topic {self._config.target}: {left} records are not with the brokers yet")
+            raise SinkUnreachable(
+                f"topic {self._config.target}: the brokers have not yet acknowledged {left} records"
+            )
 
     def _commit(self, owner: Owner, mark: KafkaMark) -> None:
         assert self._producer is not None
@@ -220,11 +226,11 @@ class KafkaSink(MarkedSink[KafkaMark]):
 
     @contextmanager
     def _working(self, owner: Owner | None = None) -> Iterator[MarkerTopic]:
-        """Give out what reads marks; after an error nothing that was open is used again.
+        """Yield the topic of marks; after an error no open connection is used again.
 
         Raises:
-            Fenced: a newer run than the owner's has been here.
-            SinkUnreachable: it may succeed when it is tried again.
+            Fenced: a run newer than the owner's has recovered the sink.
+            SinkUnreachable: the next try may succeed.
             SinkFailed: the cluster refused it.
         """
         try:
@@ -252,9 +258,9 @@ class KafkaSink(MarkedSink[KafkaMark]):
             raise
 
     def _cause(self, error: KafkaError) -> KafkaError:
-        """Return why a transaction cannot go on, where an error only says that it does not.
+        """Return why a transaction has failed, where an error says only that it has.
 
-        librdkafka says so to whoever asks for something that such a transaction does not allow.
+        librdkafka tells the reason when a call asks for a step that a failed transaction does not allow.
         """
         if self._producer is not None and error.code() in _FOLLOWING:
             try:
@@ -265,17 +271,17 @@ class KafkaSink(MarkedSink[KafkaMark]):
         return error
 
     def _give_up(self) -> None:
-        """Abort what is open, so that readers do not wait for it, and let go of everything."""
+        """Abort an open transaction, so that readers do not wait for it, and close all connections."""
         if self._producer is not None:
             with suppress(KafkaException):
                 self._producer.abort_transaction(_ABORT_S)
         self.close()
 
     def _say(self, error: KafkaError, owner: Owner | None) -> NoReturn:
-        """Raise what an error of the client means; whether a run was replaced only the marker topic says.
+        """Raise the error that stands for one of the client's; only the marker topic tells of a newer run.
 
-        librdkafka takes itself for fenced also when it has lost count, and whoever else uses the
-        transactional id fences without being a newer run.
+        librdkafka also reports that it was fenced when it has lost count, or when a program that is no newer
+        run uses the transactional id.
         """
         if error.code() in FENCED and owner is not None:
             with self._working() as marks:

@@ -86,7 +86,7 @@ class Connection:
         try:
             parts = conninfo.conninfo_to_dict(given)
         except psycopg.ProgrammingError:
-            raise UsageError(f"what is in ${config.dsn_env} is no connection string") from None
+            raise UsageError(f"${config.dsn_env} does not hold a connection string") from None
         if config.service is not None:
             parts["service"] = config.service
         password = self._variable(config.password_env)

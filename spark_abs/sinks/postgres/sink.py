@@ -82,7 +82,7 @@ class PostgresSink(MarkedSink["_Row"]):
             unique = bool(config.key) and self._is_unique(server)
         if not columns:
             said = ddl((config.schema, config.table), schema, config.key)
-            raise UsageError(f"table {config.target} was not found; this makes one:\n{said}")
+            raise UsageError(f"table {config.target} was not found; this statement creates it:\n{said}")
         found = list(misfits(schema, columns, config.key, unique, config.changes.sequence_by))
         if found:
             raise UsageError(f"table {config.target} cannot take the rows:\n  " + "\n  ".join(found))
@@ -101,14 +101,16 @@ class PostgresSink(MarkedSink["_Row"]):
         return row is not None and row.target == self._config.target
 
     def why_not(self, owner: Owner, back: Mark) -> str:
-        """Say what keeps committed rows from being taken back."""
+        """Say why committed rows cannot be taken back."""
         config = self._config
         if not config.history:
-            return "it keeps no history (history=True would)"
+            return (
+                "the sink keeps no history of the rows that it replaced: history=True keeps one from now on"
+            )
         with self._connection.working() as server:
             row = self._row(server, owner)
             if row is None or row.history_from is None or row.history_from > back.version:
-                return "its history begins later"
+                return "its history begins after that checkpoint"
             straddling = server.execute(
                 self._statements().straddling(), {**_of(owner), "version": int(back.version)}
             ).fetchall()
@@ -117,7 +119,7 @@ class PostgresSink(MarkedSink["_Row"]):
             return ""
         return (
             f"the epoch of checkpoint {ids} was sent in one transaction, which also has rows from before the "
-            "target, and cannot be undone in part"
+            "checkpoint to go back to, and a transaction cannot be undone in part"
         )
 
     def close(self) -> None:

@@ -46,9 +46,7 @@ class FileRows(Rows):
             try:
                 source = self._root.fs.open_input_file(path)
             except FileNotFoundError:
-                raise DamageError(
-                    f"{path} is not there any more, and holds rows that were not sent"
-                ) from None
+                raise DamageError(f"{path} is missing, and it holds rows that were not sent") from None
             with source:
                 for batch in read_batches(source, self.schema.names, BATCH_ROWS):
                     yield conformed(batch, self.schema)

@@ -35,7 +35,7 @@ class SendTasks:
             SinkFailed: an executor lacks a module.
         """
         if self._cancelled.is_set():
-            raise SinkUnreachable("the run has stopped to send")
+            raise SinkUnreachable("the run has stopped sending")
         context = self._spark.sparkContext
         try:
             make_pool(self._spark, self._name)
@@ -55,7 +55,7 @@ class SendTasks:
                     f"an executor cannot do the work of {self._name}: {cause}. Install there what the driver "
                     "has: spark-abs, with the extra of the sink, as spark-abs[iceberg]"
                 ) from None
-            raise SinkUnreachable(f"tasks of {self._name} did not come to their end: {cause}") from None
+            raise SinkUnreachable(f"tasks of {self._name} failed or were lost: {cause}") from None
 
     def cancel(self) -> None:
         """End what is under way, and begin nothing more."""
