@@ -112,9 +112,9 @@ def test_any_text_is_a_name_and_never_a_statement(
     server.run(f"DROP SCHEMA IF EXISTS {quoted(schema)} CASCADE; CREATE SCHEMA {quoted(schema)}")
     config = Postgres(table, key=(key,), mode="upsert", history=True, schema=schema)
     rows = Some({key: [1], value: ["one"]})
-    with pytest.raises(UsageError, match="this makes one") as refused:
+    with pytest.raises(UsageError, match="this statement creates it") as refused:
         PostgresSink(config).check(rows.schema)
-    server.run(str(refused.value).partition("this makes one:\n")[2])
+    server.run(str(refused.value).partition("this statement creates it:\n")[2])
     with Sending(config) as sending:
         sending.send(rows)
         sending.send(Some({key: [1, 2], value: ["new", "two"]}))
@@ -153,9 +153,9 @@ def test_the_statement_that_is_proposed_makes_a_table_that_takes_the_rows(server
         "counts": pa.map_(pa.string(), pa.int64()),
     }
     sink = PostgresSink(Postgres('Order"s', key=('k"',), mode="upsert"))
-    with pytest.raises(UsageError, match="this makes one") as refused:
+    with pytest.raises(UsageError, match="this statement creates it") as refused:
         sink.check(pa.schema(types))
-    server.run(str(refused.value).partition("this makes one:\n")[2])
+    server.run(str(refused.value).partition("this statement creates it:\n")[2])
     sink.check(pa.schema(types))
 
 

@@ -1,4 +1,4 @@
-"""How an Iceberg sink reaches its catalog: properties out of the environment, and what must not be said."""
+"""How an Iceberg sink reaches its catalog: properties from the environment, which messages must not show."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A catalog, and what no message may say of it."""
+    """A catalog, and the secrets that no message may show."""
 
     catalog: Catalog
     secrets: tuple[str, ...] = field(repr=False)

@@ -40,9 +40,9 @@ _OF_ROWS = (
     NotImplementedError,
     pa.ArrowException,
 )
-"""What rows that the table can never take end with, such as a date after the year 9999."""
+"""Errors of rows that the table can never take, such as a date after the year 9999."""
 _OF_STORE = (OSError, MemoryError, pa.ArrowCancelled, json.JSONDecodeError, ValidationError)
-"""What is some of these too, and may not come again: a connection that broke, half an answer."""
+"""Errors that are subclasses of these, but may not occur again: a broken connection, half a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Wrote:
 
     files: tuple[DataFile, ...] = ()
     error: AbsError | None = None
-    """Why there are none. Returned: what a task raises is in Spark's logs, with whatever it says."""
+    """Why there are no files. Returned, not raised, as Spark logs the errors of tasks with their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class DataFileWriter:
 
     @classmethod
     def of(cls, metadata: TableMetadata, io: FileIO) -> DataFileWriter:
-        """Return a writer for a table; its snapshots, of which there may be many, do not go along."""
+        """Return a writer for a table, without the snapshots of the table, which may be many."""
         without = metadata.model_copy(
             update={
                 "snapshots": [],
@@ -81,7 +81,7 @@ class DataFileWriter:
         return cls(without.model_dump_json(), storage)
 
     def __call__(self, rows: Rows) -> Wrote:
-        """Write all rows of a part, or say why not; what was written before an error is deleted."""
+        """Write all rows of a part, or return the error; files from before the error are deleted."""
         metadata = TableMetadataUtil.parse_raw(self.metadata)
         return write(metadata, load_file_io(dict(self.properties), metadata.location), rows)
 

@@ -46,7 +46,7 @@ class IcebergMark:
     """Of epochs that a restore may undo, oldest first."""
 
     def with_epoch(self, epoch: Epoch, before: int, after: int) -> IcebergMark:
-        """Add an epoch, with the snapshots before and after it; forget what no restore asks for any more."""
+        """Add an epoch, with the snapshots before and after it; forget snapshots that no restore needs."""
         kept = [k for k in self.kept if k.version <= epoch.after.version]
         if epoch.first:
             kept = [Kept(epoch.after.version, before)]
@@ -63,9 +63,9 @@ class IcebergMark:
 
 
 def snapshot_to(metadata: TableMetadata, owner: Owner, known: IcebergMark, back: Mark) -> int | None:
-    """Return the snapshot to which a way back to a mark leads, None if that is not known.
+    """Return the snapshot to which the table goes back with a mark, None if it is not known.
 
-    Before all that the sink has sent that is the one before its first epoch, if it is there still.
+    For a mark from before the first epoch of the sink, it is the snapshot before that epoch, if it exists.
     """
     found = known.snapshot_of(back)
     if found is None and known.kept and back.version < known.kept[0].version:
@@ -90,7 +90,7 @@ def property_of(owner: Owner) -> str:
 
 
 def summary_of(owner: Owner) -> str:
-    """Return what the snapshots of a sink say."""
+    """Return the text by which the snapshots of a sink are known."""
     return f"{owner.root}/{owner.sink}"
 
 
@@ -122,7 +122,7 @@ def head_of(metadata: TableMetadata, branch: str) -> int | None:
 
 
 def has_marks(metadata: TableMetadata, root: str) -> bool:
-    """Say whether a sink of a root has come to a table."""
+    """Say whether a sink of a root has a mark in a table."""
     named = (text for name, text in metadata.properties.items() if _MARK.fullmatch(name))
     return any(from_json(IcebergMark, text).root == root for text in named)
 
@@ -148,10 +148,11 @@ class Since:
 
 
 def since(metadata: TableMetadata, branch: str, target: int) -> Since | None:
-    """Return what a branch has after a snapshot, None if that is not on it.
+    """Return the snapshots of a branch after a target snapshot, None if the target is not on the branch.
 
-    Parents are followed until one has expired. Where all are newer than the target, and one between may have
-    expired, it was reached. A branch that was set back has something older, or nothing between has expired.
+    Parents are followed until one has expired. If all of them are newer than the target, and a snapshot in
+    between may have expired, the target counts as reached. A branch that was set back has an older snapshot,
+    or no snapshot in between has expired.
     """
     found: list[Snapshot] = []
     at = head_of(metadata, branch)
@@ -170,10 +171,10 @@ def since(metadata: TableMetadata, branch: str, target: int) -> Since | None:
 
 
 def _expired_between(metadata: TableMetadata, older: Snapshot, newer: Snapshot) -> bool:
-    """Say whether a snapshot between two may have expired; not if they are in another order.
+    """Say whether a snapshot between two may have expired; not if they are in the other order.
 
-    Each snapshot of a table has the next sequence number, so one that is missing has expired. In a table of
-    format 1 all are 0, and time is what is left.
+    Each snapshot of a table has the next sequence number, so a missing number has expired. In a table of
+    format 1 all numbers are 0, and only the times tell.
     """
     first, last = older.sequence_number or 0, newer.sequence_number or 0
     if not first:

@@ -1,8 +1,8 @@
 """Iceberg as a sink: the rows of an epoch and its mark in one snapshot, after the checkpoint.
 
-Every commit asks that the branch still ends with the snapshot from which it was made, and says itself that it
-is not to be tried again: pyiceberg's own repetition would put the rows on top of whatever had come meanwhile.
-A run that takes over adds an empty snapshot, so no older one can commit any more.
+Every commit requires that the branch still ends with the snapshot on which it is based, and is tried once:
+pyiceberg's own repetition would add the rows after commits of other writers. A run that takes over adds an
+empty snapshot, so the commits of older runs fail.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class IcebergSink(MarkedSink[IcebergMark]):
         return True
 
     def why_not(self, owner: Owner, back: Mark) -> str:
-        """Say what keeps the branch from going back."""
+        """Say why the branch cannot go back."""
         with self._working() as catalog:
             metadata = catalog.load_table(self._config.table).metadata
             found = mark_in(metadata, owner)
@@ -145,7 +145,7 @@ class IcebergSink(MarkedSink[IcebergMark]):
             return mark_in(catalog.load_table(self._config.table).metadata, owner)
 
     def _fence(self, owner: Owner) -> IcebergMark:
-        """Add an empty snapshot that says the newest run: what an older one has made fits no more."""
+        """Add an empty snapshot with the number of the run, after which the commits of older runs fail."""
         with self._working() as catalog:
             table = catalog.load_table(self._config.table)
             found = self._mark_of(table, owner) or IcebergMark(FORMAT, owner.root, owner.sink, 0)
@@ -184,10 +184,10 @@ class IcebergSink(MarkedSink[IcebergMark]):
         return state
 
     def _mark_of(self, table: Table, owner: Owner) -> IcebergMark | None:
-        """Read the mark, and refuse a table that does not hold what it says.
+        """Read the mark, and refuse a table without the snapshot that the mark names.
 
         Raises:
-            Fenced: a newer run has been here.
+            Fenced: a newer run has recovered the sink.
             Refused: somebody has set the branch back.
         """
         found = mark_in(table.metadata, owner)
@@ -305,12 +305,12 @@ class IcebergSink(MarkedSink[IcebergMark]):
 
     @contextmanager
     def _working(self) -> Iterator[Catalog]:
-        """Give out the catalog, and say what its errors mean.
+        """Yield the catalog, and raise errors that say how to go on for those of pyiceberg.
 
         Raises:
-            CommitConflict: the branch has moved.
-            CommitStateUnknown: the catalog did not say what became of a commit.
-            SinkUnreachable: it may succeed when it is tried again.
+            CommitConflict: another writer has committed to the branch.
+            CommitStateUnknown: the catalog did not answer whether it committed.
+            SinkUnreachable: the next try may succeed.
             SinkFailed: the catalog refused it.
         """
         try:
@@ -343,6 +343,6 @@ class IcebergSink(MarkedSink[IcebergMark]):
 
 
 def _commit_once(catalog: Catalog, table: Table, making: Transaction, *required: AssertRefSnapshotId) -> None:
-    """Commit what a transaction has made, if the table is still what it was made from; try once."""
+    """Commit a transaction if the table has not changed since it began; try once."""
     requirements = (*making._requirements, *required, AssertTableUUID(uuid=table.metadata.table_uuid))
     catalog.commit_table(table, requirements, making._updates)

@@ -1,4 +1,4 @@
-"""How a Kafka sink reaches its cluster: settings out of the environment, and what errors mean."""
+"""How a Kafka sink reaches its cluster: settings from the environment, and the meaning of errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FENCED = frozenset(
         KafkaError.TRANSACTION_COORDINATOR_FENCED,
     )
 )
-"""The producer is of no use any more: maybe another one took its place, maybe only librdkafka lost count."""
+"""The producer is unusable: another producer has fenced it, or librdkafka has lost count."""
 _REFUSED = frozenset(
     (
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -87,7 +87,7 @@ _TRANSACTION_TIMEOUT_MS = 60_000
 
 @dataclass(slots=True)
 class Connection:
-    """A cluster, and what is known of it from the environment. Makes clients; holds none."""
+    """A cluster with its settings from the environment. Makes clients; keeps none."""
 
     settings: Mapping[str, object] = field(repr=False)
     """librdkafka's, of every client."""
@@ -111,7 +111,7 @@ class Connection:
         return Producer({**settings, "on_delivery": report}, logger=log)
 
     def consumer(self, *, committed: bool) -> Consumer:
-        """Make a consumer; of what was committed, or of all that is there."""
+        """Make a consumer of committed records, or of all records."""
         level = "read_committed" if committed else "read_uncommitted"
         return Consumer({**self._not_producing(), **_READING, "isolation.level": level}, logger=log)
 
@@ -120,11 +120,11 @@ class Connection:
         return AdminClient(self._not_producing(), logger=log)
 
     def available(self, wanted: Mapping[Partition, int]) -> Mapping[Partition, Available]:
-        """Ask for the records of partitions; those that are not there are left out.
+        """Ask for the records of partitions; partitions that do not exist are left out.
 
         Raises:
             SinkUnreachable: the cluster does not answer.
-            SinkFailed: it refuses to.
+            SinkFailed: the cluster refuses.
         """
         try:
             admin = self.admin()
@@ -139,11 +139,11 @@ class Connection:
         return {(at.topic, at.partition): Available(earliest[at], ends[at]) for at in asked}
 
     def say(self, error: KafkaError, topic: str) -> NoReturn:
-        """Raise what an error means, without a secret.
+        """Raise the error that stands for one of the client's, without secrets.
 
         Raises:
-            SinkUnreachable: it may succeed when it is tried again.
-            SinkFailed: it would fail again.
+            SinkUnreachable: the next try may succeed.
+            SinkFailed: the next try would fail, too.
         """
         text = self.clean(f"topic {topic}: {error.str()} ({error.name()})")
         # From None: what it was caused by may hold settings.
@@ -168,7 +168,7 @@ class Connection:
 
 
 def connection(bootstrap: str | None, bootstrap_env: str, client_env: str | None) -> Connection:
-    """Read from the environment how the cluster is reached.
+    """Read the settings of a cluster from the environment.
 
     Raises:
         UsageError: a variable is not set, or does not hold what it should.
@@ -210,6 +210,6 @@ def offsets(
 
 
 def error_of(raised: KafkaException) -> KafkaError:
-    """Return what an exception of the client is about."""
+    """Return the error inside an exception of the client."""
     error: KafkaError = raised.args[0]
     return error

@@ -72,7 +72,7 @@ class KafkaMark:
     """Of epochs that a restore may undo, oldest first."""
 
     def with_ends(self, epoch: Epoch, version: Version, offsets: Mapping[str, tuple[int, ...]]) -> KafkaMark:
-        """Add where topics end with an epoch or its part, and forget what no restore asks for any more."""
+        """Add the ends of topics after an epoch or its part, and forget ends that no restore needs."""
         before = [e for e in self.ends if e.version <= epoch.after.version and e.version != version]
         last = dict(self.ends[-1].offsets) if self.ends else {}
         ends = [*before, Ends(version, {**last, **offsets})]
@@ -84,10 +84,10 @@ class KafkaMark:
         return replace(self, ends=tuple(ends))
 
     def behind(self, back: Version) -> str | None:
-        """Say which offsets hold what was committed after an entry, for a person.
+        """Name the offsets of the records that were committed after an entry, for a message.
 
         Returns:
-            Empty if nothing was sent, None if it is not known what was.
+            Empty if no record was sent, None if the offsets are not known.
         """
         then = next((e.offsets for e in self.ends if e.version == back), None)
         if then is None:
@@ -125,10 +125,10 @@ def name_of(prefix: str, owner: Owner) -> str:
 
 
 class MarkerTopic:
-    """Reads the mark of a sink, and makes the topic that it is in. Not thread-safe.
+    """Reads the mark of a sink, and creates the topic of the mark. Not thread-safe.
 
-    Each sink has a topic of its own: what is committed in one stays hidden behind any transaction that is
-    open there, and another sink's may be open until the brokers end it.
+    Each sink has its own topic: an open transaction hides all records behind it, and a transaction of another
+    sink could stay open until the brokers end it.
     """
 
     def __init__(self, connection: Connection, prefix: str) -> None:
@@ -151,7 +151,7 @@ class MarkerTopic:
         self._reader.close()
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has, 0 if there is none. Makes no topic, as a producer might."""
+        """Return the number of partitions of a topic, 0 if there is none. Creates none, unlike a producer."""
         found = self._reader.list_topics(topic, timeout=PATIENCE_S).topics[topic]
         if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise KafkaException(found.error)
@@ -166,10 +166,10 @@ class MarkerTopic:
         return {topic: tuple(ends[p] for p in sorted(ends)) for topic, ends in found.items()}
 
     def ensure(self, owner: Owner) -> None:
-        """Make the topic of a sink if there is none.
+        """Create the topic of a sink if there is none.
 
         Raises:
-            Refused: one is there in which marks do not stay.
+            Refused: the topic exists, and does not keep marks.
         """
         topic = self.topic(owner)
         if not self.partitions(topic):
@@ -199,9 +199,9 @@ class MarkerTopic:
             _pause()
 
     def read(self, owner: Owner) -> KafkaMark | None:
-        """Return what was committed last for a sink.
+        """Return the mark that was committed last for a sink.
 
-        A transaction that is open hides what lies behind it, and that is nothing: a sink has one at a time.
+        An open transaction hides no mark: a sink has one transaction at a time, so no record is behind it.
 
         Raises:
             SinkUnreachable: the topic cannot be read now.

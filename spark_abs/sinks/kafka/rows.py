@@ -1,4 +1,4 @@
-"""The rows of an output as records of Kafka: which columns there may be, and how they are handed over."""
+"""The rows of an output as records of Kafka: the columns that rows may have, and how the client gets them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def misfits(schema: pa.Schema, topic: str | None) -> Iterator[str]:
-    """Iterate what keeps rows from being records, a line each: columns are those of Spark's own sink."""
+    """Iterate the reasons why rows cannot be records, a line each: columns are those of Spark's own sink."""
     names = set(schema.names)
     if "value" not in names:
         yield f"there is no column 'value' ({_TEXT})"
@@ -46,7 +46,7 @@ def misfits(schema: pa.Schema, topic: str | None) -> Iterator[str]:
 
 
 def proposal(schema: pa.Schema) -> str:
-    """Say what makes records of any rows, for a person."""
+    """Return a hint how any rows become records, for a message."""
     key = next((name for name in schema.names if name not in _KINDS), "id")
     return (
         "this makes records of any rows:\n  "
@@ -62,7 +62,7 @@ def slices(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
 
 
 def misplaced(batch: pa.RecordBatch, partitions: int) -> str:
-    """Name a partition that rows say and that a topic of so many does not have; empty if there is none."""
+    """Name a partition of the rows that a topic with so many partitions lacks; empty if it has them all."""
     if "partition" not in batch.schema.names:
         return ""
     least, most = pc.min_max(batch.column("partition")).as_py().values()
@@ -75,7 +75,7 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
     """Iterate the rows for each topic, in their order.
 
     Raises:
-        SinkFailed: a row names none, or what cannot be one.
+        SinkFailed: a row has no topic, or no valid name of one.
     """
     if topic is not None:
         yield topic, batch
@@ -97,7 +97,7 @@ def hand_over(producer: Producer, topic: str, batch: pa.RecordBatch, patience_s:
 
     Raises:
         SinkFailed: a record is too large, or its partition is not there.
-        SinkUnreachable: nothing left the queue for so long.
+        SinkUnreachable: no record left the queue for so long.
     """
     until = time.monotonic() + patience_s
     if not {"headers", "partition"} & set(batch.schema.names):

@@ -48,8 +48,8 @@ _SHARE = 4
 class KafkaSink(MarkedSink[KafkaMark]):
     """The sink behind `Kafka`. Not thread-safe.
 
-    One transactional id stands for the sink, whoever runs it: initialising it ends every older transaction,
-    and lets no older producer commit. So what the marker topic then says stays.
+    Every run uses the same transactional id: initialising it ends older transactions, and older producers
+    cannot commit any more. So the mark that the marker topic has then stays.
     """
 
     def __init__(self, config: Kafka) -> None:
@@ -62,7 +62,7 @@ class KafkaSink(MarkedSink[KafkaMark]):
     # -- what the job and a restore call
 
     def check(self, schema: pa.Schema) -> None:
-        """Compare the columns with what a record has, and look for the topic; changes nothing."""
+        """Compare the columns with the fields of a record, and look for the topic; changes nothing."""
         config = self._config
         found = list(misfits(schema, config.topic))
         if found:
@@ -79,12 +79,12 @@ class KafkaSink(MarkedSink[KafkaMark]):
             )
 
     def mark(self, owner: Owner) -> Mark | None:
-        """Return the mark; of an epoch that is there in part, its own."""
+        """Return the mark; of an epoch that is committed in part, the mark of that epoch."""
         found = self._read_mark(owner)
         return None if found is None else found.part.mark if found.part is not None else found.mark
 
     def rests(self, owner: Owner) -> bool:
-        """Say whether no epoch is there in part, and the mark is about this topic."""
+        """Say whether no epoch is committed in part, and the mark is about this topic."""
         found = self._read_mark(owner)
         return found is not None and found.part is None and found.topic == (self._config.topic or "")
 

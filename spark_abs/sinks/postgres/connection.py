@@ -28,7 +28,7 @@ _LIMITED: Mapping[str, str] = {
     "25P04": _SHORT.format("transaction_timeout"),
     UNIQUE_VIOLATION: "another writer adds the same keys, or another unique index refuses them",
 }
-"""What is tried again only so often, and what to do then."""
+"""Errors after which only so many tries follow, and what to do afterwards."""
 _TRIES = 5
 _CONNECTION = {
     "connect_timeout": "10",
@@ -52,10 +52,10 @@ class Connection:
 
     @contextmanager
     def working(self) -> Iterator[Server]:
-        """Give out the connection; what fails is said without secrets, and the connection is not used again.
+        """Yield the connection; errors have no secrets, and after an error the connection is not used again.
 
         Raises:
-            SinkUnreachable: it may succeed when it is tried again.
+            SinkUnreachable: the next try may succeed.
             SinkFailed: the server refused it, or failed in the same way again and again.
         """
         try:

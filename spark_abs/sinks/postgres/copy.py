@@ -1,4 +1,4 @@
-"""Arrow to what PostgreSQL's COPY reads: CSV, a column at a time."""
+"""Arrow to the CSV that PostgreSQL's COPY reads, a column at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a table of PostgreSQL takes the rows of an output, and what a type of Arrow is there."""
+"""Whether a table of PostgreSQL takes the rows of an output, and which types stand for those of Arrow."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Column:
     generated: bool
     """Whether no value may be given."""
     computed: bool = False
-    """Whether none can be given, whatever one says."""
+    """Whether no value can be given, not even with `OVERRIDING SYSTEM VALUE`."""
 
     @property
     def is_text(self) -> bool:
@@ -71,7 +71,7 @@ class Column:
 
 
 def ddl(table: Sequence[str], schema: pa.Schema, key: Sequence[str]) -> str:
-    """Return a statement that makes a table which takes the rows, for a person.
+    """Return a statement that creates a table for the rows, for a message.
 
     Args:
         table: its schema's name and its own.
@@ -96,7 +96,7 @@ def misfits(
     unique: bool,
     sequence: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Iterate what keeps a table from taking the rows, a line each."""
+    """Iterate the reasons why a table cannot take the rows, a line each."""
     there: Mapping[str, Column] = {column.name: column for column in columns}
     for field in schema:
         column = there.get(field.name)
@@ -158,7 +158,7 @@ _SCALARS: Sequence[tuple[pa.DataType, tuple[str, ...]]] = (
 
 
 def _takers(kind: pa.DataType) -> tuple[str, ...]:
-    """Return the types that take a value, the one to choose first."""
+    """Return the types that take a value, the recommended type first."""
     if pa.types.is_decimal(kind):
         return ("numeric",)
     if pa.types.is_nested(kind):

@@ -96,7 +96,7 @@ class PostgresSink(MarkedSink["_Row"]):
             return "rows" if server.execute(of.look()).fetchone() is not None else ""
 
     def rests(self, owner: Owner) -> bool:
-        """Say whether the mark is about this table: no epoch is ever there in part."""
+        """Say whether the mark is about this table: an epoch is never committed in part."""
         row = self._read_mark(owner)
         return row is not None and row.target == self._config.target
 
@@ -163,7 +163,7 @@ class PostgresSink(MarkedSink["_Row"]):
             return replace(row, run=owner.run, history_from=begins)
 
     def _add(self, epoch: Epoch, known: _Row, rows: Rows) -> _Row:
-        """Lock the mark, take the rows, move the mark: one transaction."""
+        """Lock the mark, write the rows, store the mark: one transaction."""
         with self._connection.working() as server, server.transaction():
             row = self._lock(server, epoch.owner, known)
             if rows.count:

@@ -30,7 +30,7 @@ _OF_SINK = SQL("h.spark_abs_root = %(root)s AND h.spark_abs_sink = %(sink)s")
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The statements for one table; parameters are `root`, `sink` and what each says."""
+    """The statements for one table; parameters are `root`, `sink` and those that each statement names."""
 
     schema: str
     table: str
@@ -65,11 +65,11 @@ class Statements:
         return Identifier(self.schema, self.table)
 
     def look(self) -> Composed:
-        """Read whether there is a row."""
+        """Read whether the table has a row."""
         return SQL("SELECT 1 FROM {} LIMIT 1").format(self.target)
 
     def look_for_root(self) -> Composed:
-        """Read whether a sink of a root has come to the table; `root`, `target`."""
+        """Read whether a sink of a root has a mark for the table; `root`, `target`."""
         return SQL("SELECT 1 FROM {} WHERE root = %(root)s AND target = %(target)s LIMIT 1").format(
             self.marker
         )
@@ -90,7 +90,7 @@ class Statements:
         ).format(self.marker)
 
     def read_marker(self, lock: bool = False) -> Composed:
-        """Read the row of a sink: run, target, where the history that is there begins, and the mark."""
+        """Read the row of a sink: run, target, the beginning of the history, and the mark."""
         return SQL(
             "SELECT run, target, CASE WHEN history_table = {} THEN history_from END, attempt, checkpoint, "
             "version FROM {} WHERE {}{}"
@@ -116,7 +116,7 @@ class Statements:
         return SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, columns)
 
     def make_stage(self) -> Sequence[Composed]:
-        """Make a table of the transaction's own for rows before they are merged, numbered as they come."""
+        """Create a temporary table for rows before they are merged, numbered in their order."""
         made = SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
         return (
             made.format(self.made_stage, listed_names(self.columns), self.target),
@@ -127,7 +127,7 @@ class Statements:
         )
 
     def append(self) -> Composed:
-        """Add what was staged."""
+        """Append the staged rows."""
         return SQL("INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY spark_abs_n").format(
             self.target, listed_names(self.columns), listed_names(self.columns), self.stage
         )
@@ -174,7 +174,7 @@ class Statements:
     # -- history
 
     def make_history(self) -> Composed:
-        """Make the table of what rows replaced."""
+        """Create the table of the rows that others replaced."""
         return SQL(
             "CREATE TABLE IF NOT EXISTS {} AS SELECT ''::text AS spark_abs_root, ''::text AS spark_abs_sink, "
             "0::bigint AS spark_abs_checkpoint, 0::bigint AS spark_abs_after, 0::bigint AS spark_abs_until, "
@@ -219,7 +219,7 @@ class Statements:
         )
 
     def forget_history(self) -> Composed:
-        """Forget what no restore needs any more; `floor`."""
+        """Delete history that no restore needs; `floor`."""
         return SQL("DELETE FROM {} h WHERE {} AND h.spark_abs_until <= %(floor)s").format(
             self.history, _OF_SINK
         )
@@ -232,7 +232,7 @@ class Statements:
         ).format(self.history, _OF_SINK)
 
     def epochs_behind(self) -> Composed:
-        """Find what is to be undone, newest first, with its key and columns; `version`."""
+        """Find the epochs to undo, newest first, with their keys and columns; `version`."""
         return SQL(
             "SELECT DISTINCT h.spark_abs_until, h.spark_abs_key, h.spark_abs_columns FROM {} h WHERE {} AND "
             "h.spark_abs_until > %(version)s ORDER BY 1 DESC"
@@ -272,13 +272,13 @@ class Statements:
         return found
 
     def drop_history(self) -> Composed:
-        """Forget what is kept of epochs after a mark; `version`."""
+        """Delete the history of epochs after a mark; `version`."""
         return SQL("DELETE FROM {} h WHERE {} AND h.spark_abs_until > %(version)s").format(
             self.history, _OF_SINK
         )
 
     def _history_id(self) -> Composed:
-        """Return what tells the history from another table of its name; null if there is none."""
+        """Return the id of the history table, which a new table of the same name does not have; else null."""
         name = ".".join(quoted(part) for part in (self.schema, self.table + HISTORY))
         return SQL("to_regclass({})::oid::bigint").format(Literal(name.replace("%", "%%")))
 

@@ -21,13 +21,13 @@ from spark_abs.sinks.two_phase import Rows
 
 
 class EpochWriter:
-    """Writes epochs to one table: appended, the last row of a key, or what its changes make of it."""
+    """Writes epochs to one table: appends rows, replaces the row of each key, or applies its changes."""
 
     def __init__(self, config: Postgres, deletes: DeletePredicate) -> None:
         self._config, self._deletes = config, deletes
 
     def write(self, server: Server, table: Sequence[Column], epoch: Epoch, rows: Rows) -> None:
-        """Write the rows of an epoch, and keep what they replace if the sink has a history.
+        """Write the rows of an epoch, and keep the rows that they replace if the sink has a history.
 
         Args:
             server: in a transaction.

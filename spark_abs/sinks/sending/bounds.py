@@ -1,4 +1,4 @@
-"""What a sink outside has read of its channel, beside the checkpoints that are kept."""
+"""How far a sink outside has read its channel, compared with the checkpoints that are kept."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from spark_abs.protocol.path import NOTHING, channel_path
 
 @dataclass(frozen=True, slots=True)
 class MarkBounds:
-    """What follows from a mark and the checkpoints that are kept."""
+    """The bounds of a sink that follow from its mark and the checkpoints that are kept."""
 
     line: tuple[Branch, ...]
     needed: Version
     """The entry after which the sink may still read."""
     undone: Version
-    """The entry after which a restore may undo what it has committed."""
+    """The entry after which a restore may undo rows that the sink has committed."""
     asked: tuple[Version, ...]
-    """The entries to which a restore may take it back, oldest first."""
+    """The entries to which a restore may bring the sink back, oldest first."""
 
 
 def cuts_of(manifests: Iterable[Manifest], channel: ChannelId) -> Iterator[Mark]:
-    """Iterate the cuts of checkpoints in a channel; those that do not have it are left out."""
+    """Iterate the cuts of checkpoints in a channel; checkpoints without the channel are left out."""
     for manifest in manifests:
         version = manifest.channel_cuts().get(channel)
         if version is not None:
@@ -35,7 +35,7 @@ def cuts_of(manifests: Iterable[Manifest], channel: ChannelId) -> Iterator[Mark]
 
 
 def path_to(state: ControlState, manifest: Manifest, channel: ChannelId) -> tuple[Branch, ...]:
-    """Return the path to the cut of a checkpoint; of a channel that it does not have nothing of it counts."""
+    """Return the path to the cut of a checkpoint; if it lacks the channel, no entry of the channel counts."""
     path = channel_path(state, channel, manifest.cut.attempt)
     version = next((cut.version for cut in cuts_of([manifest], channel)), NOTHING)
     return (*path[:-1], replace(path[-1], until=version))
@@ -44,7 +44,7 @@ def path_to(state: ControlState, manifest: Manifest, channel: ChannelId) -> tupl
 def bounds_of(
     state: ControlState, channel: ChannelId, mark: Mark, manifests: Iterable[Manifest]
 ) -> MarkBounds:
-    """Say what a mark means for the channel."""
+    """Return the bounds that a mark sets in the channel."""
     line = outside.line_to(channel_path(state, channel, mark.attempt), mark)
     kept = [path_to(state, manifest, channel) for manifest in manifests]
     needed, undone = outside.needed_from(mark, line, kept), outside.undone_from(line, kept)

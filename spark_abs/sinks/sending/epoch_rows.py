@@ -1,4 +1,4 @@
-"""The rows of an epoch, read out of the files of its entries without Spark, all at once or in parts."""
+"""The rows of an epoch, read without Spark from the files of its entries, in one part or several."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from spark_abs.store.row_batches import read_batches
 
 BATCH_ROWS = 32_768
 PART_BYTES = 64 * 2**20
-"""Uncompressed bytes for which a task of Spark is worth what it costs, see ADR 10."""
+"""Uncompressed bytes from which a task of Spark is worth its cost, see ADR 10."""
 
 T = TypeVar("T")
 
 
 class Tasks(Protocol):
-    """Calls a function with each of some parts, in tasks of Spark."""
+    """Calls a function with each part, in tasks of Spark."""
 
     def __call__(self, work: Callable[[Rows], T], parts: Sequence[Rows]) -> list[T]:
         """Return the results in the order of the parts; raises what `Rows.each_part` raises."""
@@ -31,7 +31,7 @@ class Tasks(Protocol):
 
 
 class FileRows(Rows):
-    """The rows of some files of a channel. Picklable: whoever reads them reaches the root by himself."""
+    """The rows of some files of a channel. Picklable: each reader opens the root itself."""
 
     def __init__(self, root: Root, channel: ChannelId, files: Sequence[DataFile], schema: pa.Schema) -> None:
         self._root, self._channel, self._files = root, channel, tuple(files)
@@ -65,7 +65,7 @@ class FileRows(Rows):
 
 
 class EpochRows(FileRows):
-    """The rows of the entries of a channel between two versions, as far as they count on a path."""
+    """The rows of the entries of a channel between two versions that count on a path."""
 
     def __init__(
         self,

@@ -34,9 +34,9 @@ from spark_abs.store.control import Control
 log = logging.getLogger(__name__)
 
 AGAIN = (SinkUnreachable, CommitConflict, CommitStateUnknown, OSError)
-"""What is tried again."""
+"""Errors after which a sender tries again."""
 WAIT_S = 0.1
-"""How long one waits before that, the first time."""
+"""The first wait before a new try."""
 _LONGEST_WAIT_S = 10.0
 
 
@@ -51,7 +51,7 @@ class Sending:
     sink: TwoPhaseSink
     kind: str
     settings: str
-    """What makes it again, as JSON; empty for one of the user's own."""
+    """The config of the sink as JSON; empty for a sink that a user has written."""
 
     @property
     def channel(self) -> ChannelId:
@@ -72,7 +72,7 @@ class Sending:
 
 
 _at_work: dict[int, threading.Thread] = {}
-"""The threads that use a sink, by its `id`: one whose run has ended may be in the middle of a commit."""
+"""The threads that use a sink, by its `id`: the thread of a run that has ended may still be committing."""
 
 
 def require_free(sending: Sending, patience_s: float) -> None:
@@ -125,22 +125,22 @@ class Sender:
         self._ctx, self._sending, self._path = ctx, sending, path
         self._record, self._owner = record, owner
         self.floor = FIRST_ENTRY
-        """The entry up to which no restore undoes anything, 0 if that is not known."""
+        """The entry up to which no restore undoes rows, 0 if it is not known."""
         self.asked: tuple[Version, ...] = ()
         """The entries to which a restore may go back, see `Epoch`."""
         self._cuts, self._savepoints = list(cuts), dict(savepoints)
         self._committed: Mark | None = None
         self._known = self._rests = False
-        """Whether the mark is what this run left there; whether it was only read, with nothing to send."""
+        """Whether this run has stored the mark; whether the mark was only read, with no rows to send."""
         self._gone = FIRST_ENTRY
-        """The entry up to which the channel was trimmed, where nothing of that was to be sent."""
+        """The entry up to which the channel was trimmed, if no row up to there was to be sent."""
         self._wake = threading.Condition()
         self._closing = self._abandoned = False
         self._trouble = ""
         self._troubled_at = 0.0
         """When `_trouble` began, by `time.monotonic`."""
         self.troubled_s = 0.0
-        """For how long every try had failed when the last one failed; one under way does not count."""
+        """For how long every try had failed when the last try failed; a try under way does not count."""
         self._batches = follow(ctx.root, sending.channel, path) if sending.sink.each_batch else None
         self._looked, self._newest = self._batches is None, FIRST_ENTRY
         """Whether the log was read, and the newest entry with rows that is known: which there are between the
@@ -154,17 +154,17 @@ class Sender:
 
     @property
     def each_batch(self) -> bool:
-        """Whether it sends each batch, and not all up to a checkpoint after its completion."""
+        """Whether the sink gets each batch, rather than all rows up to a completed checkpoint."""
         return self._batches is not None
 
     @property
     def mark(self) -> Mark:
-        """What is durable in the sink, or where it begins."""
+        """The mark up to which the rows are durable in the sink, or at which the sink begins."""
         return self._committed or self._record.first
 
     @property
     def waits(self) -> bool:
-        """Whether something can be sent that has not been."""
+        """Whether rows wait that can be sent."""
         mark = self.mark
         if not self._looked or self._newest > mark.version:
             return True
@@ -221,7 +221,7 @@ class Sender:
         self._committed = found
 
     def _require_kept(self, mark: Mark) -> None:
-        """Refuse a mark after which rows are gone; what does not count on the path may be."""
+        """Refuse a mark after which rows are gone that count on the path."""
         left = left_after(self._ctx.root, self.channel, mark.version)
         if left is None:
             return
@@ -234,14 +234,14 @@ class Sender:
         self._gone = Version(left.version - 1)
 
     def start(self, on_failure: Callable[[Exception], None]) -> None:
-        """Start to send; `on_failure` is called once, from the thread, if it cannot go on."""
+        """Start to send; `on_failure` is called once, from the thread, if it cannot continue."""
         name = f"spark-abs-send-{self._sending.name}"
         self._thread = threading.Thread(target=self._run, args=(on_failure,), name=name, daemon=True)
         _at_work[id(self._sending.sink)] = self._thread
         self._thread.start()
 
     def completed(self, cut: Mark, savepoint: str | None) -> None:
-        """Hear of a checkpoint that is complete, and of its name if it is a savepoint."""
+        """Take note of a completed checkpoint, and of its name if it is a savepoint."""
         with self._wake:
             if savepoint is not None:
                 self._savepoints[cut.checkpoint] = savepoint
@@ -249,7 +249,7 @@ class Sender:
             self._wake.notify_all()
 
     def wrote(self, version: Version) -> None:
-        """Hear of an entry with rows that stands in the channel; one may be told twice."""
+        """Take note of an entry with rows in the channel; the same entry may be told twice."""
         if self._batches is None:
             return
         with self._wake:
@@ -257,7 +257,7 @@ class Sender:
             self._wake.notify_all()
 
     def close(self, patience_s: float) -> str:
-        """Send what can be sent, at most for so long; return what is left, for a person."""
+        """Send the rows that can be sent, at most for so long; return a sentence if rows are left."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -310,7 +310,7 @@ class Sender:
         self._trouble = trouble
 
     def _send(self) -> None:
-        """Send epoch by epoch what is complete; from an unknown mark on, read it first."""
+        """Send epochs that are complete, one by one; read the mark first if it is not known."""
         if self._rests and not self.waits:
             return
         self._rests = False
@@ -324,7 +324,7 @@ class Sender:
             self._send_one(after, until)
 
     def _next(self) -> Sequence[tuple[Mark, Mark]]:
-        """Return what can be sent now; to a sink that takes each batch, what the log has by now."""
+        """Return the epochs to send now; of a sink that gets each batch, those of the entries in the log."""
         mark = self.mark
         if self._batches is None:
             return outside.next_epochs(mark, list(self._cuts), self._path)
@@ -378,7 +378,7 @@ class Sender:
         self._note_begun()
 
     def _note_begun(self) -> None:
-        """Record, once, that the sink has a mark: from then on a start is refused that does not find it."""
+        """Record, once, that the sink has a mark: later starts are refused if the mark is missing."""
         ctx = self._ctx
         if not self._record.begun:
             record = replace(self._record, begun=True)

@@ -26,7 +26,7 @@ from spark_abs.store.control import Control
 
 _START_PATIENCE_S = 10.0
 NOTHING_WAITS = Version(2**62)
-"""How far a sink has read, as credit counts it, while it has sent all that can be sent."""
+"""How far a sink has read, as credit counts it, while no rows wait that can be sent."""
 
 
 class Senders:
@@ -36,18 +36,18 @@ class Senders:
         self._senders = tuple(senders)
 
     def start(self, on_failure: Callable[[Exception], None]) -> None:
-        """Start to send; `on_failure` is called, from a sink's thread, if that cannot go on."""
+        """Start to send; `on_failure` is called, from a sink's thread, if the thread cannot continue."""
         for sender in self._senders:
             sender.start(on_failure)
 
     def completed(self, manifest: Manifest) -> None:
-        """Hear of a checkpoint that is complete."""
+        """Take note of a completed checkpoint."""
         for sender in self._senders:
             for cut in cuts_of([manifest], sender.channel):
                 sender.completed(cut, manifest.name)
 
     def wrote(self, entries: Mapping[ChannelId, Entry]) -> None:
-        """Hear of a batch that stands in the channels."""
+        """Take note of a batch that is in the channels."""
         for sender in self._senders:
             entry = entries.get(sender.channel)
             if entry is not None and entry.files:
@@ -56,8 +56,8 @@ class Senders:
     def unsent(self, channel: ChannelId) -> tuple[Version, ...]:
         """Return how far each sink has read a channel, as credit counts it.
 
-        What lies after the newest complete checkpoint cannot be sent yet, and holds nobody back, but where a
-        sink takes each batch.
+        Rows after the newest complete checkpoint cannot be sent yet, so they block no producer, unless a sink
+        gets each batch.
         """
         mine = [sender for sender in self._senders if sender.channel == channel]
         return tuple(sender.mark.version if sender.waits else NOTHING_WAITS for sender in mine)
@@ -83,7 +83,7 @@ class Senders:
         return any(sender.waits and sender.troubled_s <= patience_s for sender in self._senders)
 
     def close(self, patience_s: float) -> tuple[str, ...]:
-        """Send what can be sent, at most for so long; return what is left, for a person."""
+        """Send the rows that can be sent, at most for so long; return a sentence for each sink with more."""
         until = time.monotonic() + patience_s
         left = [sender.close(max(0.0, until - time.monotonic())) for sender in self._senders]
         return tuple(said for said in left if said)
@@ -101,7 +101,7 @@ def open_senders(
     Raises:
         Refused: see `Sender.recover`.
         UsageError: see `require_supported`.
-        SinkUnreachable: one cannot be reached.
+        SinkUnreachable: a sink cannot be reached.
         Fenced: a newer run has taken over.
     """
     if not sendings:
@@ -120,7 +120,7 @@ def open_senders(
         if before is not None and (before.stage, before.output) != (sending.stage, sending.output):
             raise Refused(
                 f"sink {sending.name!r} took output {before.output!r} of stage {before.stage!r}, and its "
-                "mark is about that channel: give it another name, and a Delta table that it has for itself"
+                "mark is about that channel: give the sink another name, and a Delta table of its own"
             )
         gone = None if before is not None else away(state, sending.channel, manifests)
         first = _first(before, path, cuts, state) if gone is None else _behind(ctx, sending, path, gone)
@@ -165,7 +165,7 @@ def _recover(sender: Sender) -> None:
 
 
 def _behind(ctx: RunContext, sending: Sending, path: Sequence[Branch], newest: Manifest) -> Mark:
-    """Return where a sink begins whose channel the newest checkpoint does not have: after what is older."""
+    """Return where a sink begins whose channel is not in the newest checkpoint: after all older entries."""
     version = written_by(ctx.root, sending.channel, newest.completed_ms)
     return Mark(path[-1].attempt, newest.id, version)
 
@@ -173,7 +173,7 @@ def _behind(ctx: RunContext, sending: Sending, path: Sequence[Branch], newest: M
 def _first(
     before: OutsideSink | None, path: Sequence[Branch], cuts: Sequence[Mark], state: ControlState
 ) -> Mark:
-    """Return where a sink begins: at the newest cut of a channel that was there, else where that begins."""
+    """Return where a sink begins: at the newest cut in its channel, else at the beginning of the channel."""
     if before is not None:
         channel = channel_id(before.stage, before.output)
         line = outside.line_to(channel_path(state, channel, before.first.attempt), before.first)

@@ -58,7 +58,7 @@ class SendTasks:
             raise SinkUnreachable(f"tasks of {self._name} failed or were lost: {cause}") from None
 
     def cancel(self) -> None:
-        """End what is under way, and begin nothing more."""
+        """Cancel the jobs that run, and begin no other."""
         self._cancelled.set()
         try:
             self._spark.sparkContext.cancelJobsWithTag(self._tag)
