@@ -449,7 +449,7 @@ def expire(table: Table) -> None:
     table.refresh()
 
 
-UNKNOWN = "snapshots between have expired, so whether others have committed since is not known"
+UNKNOWN = "snapshots after it have expired, so it is not known whether others have committed meanwhile"
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
