@@ -1,4 +1,4 @@
-"""A micro-batch of a stage as values: its cause, its markers, and the reasons why it may not begin."""
+"""A micro-batch of a stage as values: its cause, and what it carries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_abs.alignment.cut import Emission
-from spark_abs.model import NO_EPOCH, Barrier, BatchId, ChannelId, CheckpointId, Entry, Position
+from spark_abs.model import NO_EPOCH, Barrier, BatchId, CheckpointId, Entry, Position
 from spark_abs.snapshots.layout import OffsetFile
 
 
@@ -44,21 +44,6 @@ class Planned:
     after: tuple[Position, ...]
     emission: Emission
     """The marker for the outputs at its end, as far as the positions determine it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Whether a batch may begin, or the reasons why it waits (P19)."""
-
-    captures: bool = False
-    """It waits for copies of the state of earlier cuts."""
-    full: tuple[ChannelId, ...] = ()
-    """The channels that have no credit for it."""
-
-    @property
-    def granted(self) -> bool:
-        """Whether it may begin."""
-        return not self.captures and not self.full
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
 
@@ -41,9 +39,6 @@ from spark_abs.stages.held import StageLogs
 from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.watched import WatchedTables
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +124,7 @@ class Outputs:
             self._searched = first.version
             if first.marker is not None and every < first.epoch:  # a barrier that is to be completed
                 self._searched = Version(first.marker.version - 1)
-        self._evaluator = Evaluator(
+        self.evaluated = Evaluator(
             ctx,
             spec,
             channels=self.channels,
@@ -137,7 +132,7 @@ class Outputs:
             functions=self._functions,
             repeatable=repeatable,
             lookups=lookups,
-        )
+        ).evaluated
         self._lookups = lookups
         self._certain = repeatable and lookups is None
 
@@ -166,12 +161,6 @@ class Outputs:
             if table.note_of_batch(batch) is not None:
                 found.append(f"sink {sink.name!r} (version {table.version_at(batch)} of {table.uri})")
         return tuple(found)
-
-    def evaluated(
-        self, frame: DataFrame, batch: BatchId, *, idle: bool = False
-    ) -> AbstractContextManager[Evaluated]:
-        """Evaluate every output once and write the files of all that lack the batch, see `Evaluator`."""
-        return self._evaluator.evaluated(frame, batch, idle=idle)
 
     @property
     def replaces(self) -> bool:

@@ -36,7 +36,7 @@ from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.alignment_backlog import AlignmentWatch, CheckpointProgress
 from spark_abs.stages.barriers import BarrierChoice, Barriers
-from spark_abs.stages.batch import Admission, BatchFacts, Planned
+from spark_abs.stages.batch import BatchFacts, Planned
 from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
@@ -148,20 +148,14 @@ class StageRunner:
         )
 
     def _admit(self, planned: Planned) -> bool:
-        """Let a batch begin, or count how long it waits for credit."""
-        admission = self._admission(planned)
-        if not admission.captures:
-            self.credit.waits_for(admission.full)
-        return admission.granted
-
-    def _admission(self, planned: Planned) -> Admission:
-        """Say whether a batch may begin now (P19)."""
+        """Say whether a batch may begin now (P19); what it waits for credit is counted."""
         if not self._snapshots.permits(self.name, planned.facts.batch):
-            return Admission(captures=True)
+            return False
         offered = self._choice.offered(planned)
-        if self.only is not None or at_once(planned.emission, self.progress.every, offered):
-            return Admission()
-        return Admission(full=self.credit.full())
+        exempt = self.only is not None or at_once(planned.emission, self.progress.every, offered)
+        full = () if exempt else self.credit.full()
+        self.credit.waits_for(full)
+        return not full
 
     def _run(self, frame: DataFrame, planned: Planned, waited_ms: int) -> None:
         began, failpoint = now_ms(), self._ctx.failpoint
@@ -175,7 +169,9 @@ class StageRunner:
             marker = self._choice.of_inputs(planned)
         self._watch_alignment(after, began)
         failpoint(f"batch.{self.name}.files.before")  # 4
-        with self._outputs.evaluated(frame, batch, idle=self._is_idle(planned)) as given:
+        seen, now = planned.offsets_before, planned.offsets
+        idle = seen is not None and self._outputs.replaces and not reads_rows(self._ctx.root, seen, now)
+        with self._outputs.evaluated(frame, batch, idle=idle) as given:
             failpoint(f"batch.{self.name}.files.after")
             if marker is None:  # 5: what is open now, not what was open before the rows were there
                 done = self._outputs.commit_free(given, facts, self._choice.now(after))
@@ -193,13 +189,6 @@ class StageRunner:
                 done.barrier, batch, positions=after, channels=versions, began_ms=began, waited_ms=waited_ms
             )
         failpoint(f"batch.{self.name}.handover.after")
-
-    def _is_idle(self, planned: Planned) -> bool:
-        """Say whether a batch reads no rows; looked at only where each batch replaces a table."""
-        before = planned.offsets_before
-        if before is None or not self._outputs.replaces:
-            return False
-        return not reads_rows(self._ctx.root, before, planned.offsets)
 
     def _take_ahead(self, batch: BatchId, before: tuple[Position, ...]) -> None:
         """Take unaligned barriers ahead of a batch that no output holds yet (P16)."""

@@ -66,7 +66,7 @@ class Both:
         spec: Any = SimpleNamespace(name=StageId("both"), outputs={})
         writers = [make_writer(root, "both", output) for output in outputs or ("main",)]
         written = Outputs(ctx, spec, channels=writers, tables={}, sinks=[])
-        written.evaluated = self._evaluated  # type: ignore[method-assign,assignment]
+        written.evaluated = self._evaluated  # type: ignore[assignment]
         snapshots: Any = SimpleNamespace(submit=self.taken.append, permits=lambda *_: True)
         first = (position("a.main", 0), position("b.main", 0))
         credit = Credit(ctx, (), Consumers(ctx, {}), Version(0), 0)
