@@ -40,6 +40,7 @@ from spark_abs.settings_keywords import JobSettings
 from spark_abs.sinks.delta.options import Delta
 from spark_abs.sinks.registry import SinkKinds, described, keywords, made_again
 from spark_abs.sinks.two_phase import TwoPhaseSink
+from spark_abs.spark.session import require_classic
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
@@ -57,7 +58,8 @@ class Job:
         name: the job's name; a root belongs to one job.
         root: the directory for channels, state and checkpoints: a path or `s3://BUCKET/PATH`. The driver and
             all executors must reach it.
-        spark: a classic session made by `spark_abs.spark_session` or `spark_abs.configure`.
+        spark: a classic session: that of the notebook or cluster, or one from `spark_abs.spark_session` or
+            `spark_abs.configure`. The job never stops it.
         config: settings as read from YAML: areas, and settings below them.
         settings: any setting by its short name, for example `interval="10s"`. These win over settings from
             elsewhere.
@@ -84,6 +86,7 @@ class Job:
         **settings: Unpack[JobSettings],
     ) -> None:
         self.name = checked_name(name, "job")
+        require_classic(spark, f"job {name!r}")
         self.spark = spark
         self.config = config or {}
         self.settings = settings

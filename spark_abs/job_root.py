@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import pyarrow as pa
 
+from spark_abs.errors import UsageError
 from spark_abs.logs import speak
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.model import CheckpointId
@@ -19,7 +20,7 @@ from spark_abs.observe.listing import checkpoint_table
 from spark_abs.observe.live_run import lease_timeout_ms
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.status import JobStatus, job_status
-from spark_abs.observe.tables import active_session, create_views, read_sink, tables_at
+from spark_abs.observe.tables import create_views, read_sink, tables_at
 from spark_abs.observe.verification import finding_table, verify_one, verify_root
 from spark_abs.protocol.control import CommandKind
 from spark_abs.restore.forget import forget_query
@@ -50,6 +51,7 @@ def open(root: str, spark: SparkSession | None = None, **storage: Unpack[Storage
     Args:
         root: the job's root.
         spark: a session, for methods that return or take frames; None: the active session of this thread.
+            `read` and `views` also take a session of Spark Connect.
         storage: how an object store is reached, if neither the environment nor the session says so.
 
     Raises:
@@ -215,7 +217,8 @@ class JobRoot:
         from spark_abs.observe.state import state_frame
         from spark_abs.observe.state_at import find_state, same_at
 
-        session, found = self._session(), find_state(self.root, stage, checkpoint, operator, store)
+        session = self._classic("state of a checkpoint")
+        found = find_state(self.root, stage, checkpoint, operator, store)
         return state_frame(
             session, self.root, found, None if diff is None else same_at(self.root, found, diff)
         )
@@ -303,7 +306,7 @@ class JobRoot:
         from spark_abs.manifests.find import lookup
         from spark_abs.restore.edit import Edit
 
-        return Edit(self._session(), self.root, lookup(self.root, from_).manifest)
+        return Edit(self._classic("an edit"), self.root, lookup(self.root, from_).manifest)
 
     def savepoint(self, name: str, timeout: float | None = None) -> CheckpointId:
         """Take a savepoint of the running job and return its id when it is complete.
@@ -378,7 +381,17 @@ class JobRoot:
         return dispose_savepoint(self.root, savepoint, self.clock_ms).id
 
     def _session(self) -> SparkSession:
-        return self.spark if self.spark is not None else active_session()
+        session = self.spark if self.spark is not None else _active_session()
+        if session is None:
+            raise UsageError("no Spark session is active: pass spark=spark_abs.spark_session(...)")
+        return session
+
+    def _classic(self, what: str) -> SparkSession:
+        from spark_abs.spark.session import require_classic
+
+        session = self._session()
+        require_classic(session, what)
+        return session
 
 
 def _active_session() -> SparkSession | None:

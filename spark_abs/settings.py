@@ -518,9 +518,12 @@ class Settings:
 def session_settings(spark: SparkSession) -> dict[str, str]:
     """Return the settings of this package that a session has, by their names in Spark.
 
-    `spark.conf.getAll` would call into the JVM three times for each setting, Spark's included, and end with a
-    Java exception.
+    `spark.conf.getAll` of a classic session would call into the JVM three times for each setting, Spark's
+    included, and end with a Java exception. A session of Spark Connect has nothing else.
     """
+    if getattr(spark, "_jsparkSession", None) is None:
+        found = spark.conf.getAll
+        return {name: str(value) for name, value in found.items() if name.startswith(SPARK_PREFIX)}
     names = str(spark._jsparkSession.conf().getAllAsJava().keySet().toString()).strip("[]").split(", ")
     return {name: str(spark.conf.get(name)) for name in names if name.startswith(SPARK_PREFIX)}
 

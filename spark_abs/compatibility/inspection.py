@@ -33,7 +33,7 @@ from spark_abs.settings import WatermarkCheck
 from spark_abs.sinks.delta.create import check_sink
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.spark.plans import refuse_unsupported_session
-from spark_abs.spark.session import apply_storage_conf, check_session
+from spark_abs.spark.session import apply_storage_conf, check_session, refuse_connect
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -57,11 +57,12 @@ instead_of_start: ContextVar[Check] = ContextVar("spark_abs.instead_of_start")
 
 
 def refuse_wrapped() -> None:
-    """Refuse what a wrapped query calls, while `spark-abs check` runs its script.
+    """Refuse what a wrapped query calls, while `spark-abs check` runs its script, and under Spark Connect.
 
     Raises:
-        UsageError: it does.
+        UsageError: it is one of both.
     """
+    refuse_connect("a wrapped query")
     if instead_of_start.get(None) is not None:
         raise UsageError(
             "check looks at jobs, which it does not start; a wrapped query starts by itself: nothing was made"

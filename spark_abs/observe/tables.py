@@ -96,20 +96,6 @@ def create_views(session: SparkSession, root: Root, checkpoint: str | int, prefi
     )
 
 
-def active_session() -> SparkSession:
-    """Return the session of this thread.
-
-    Raises:
-        UsageError: there is none.
-    """
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    if session is None:
-        raise UsageError("no Spark session is active: pass spark=spark_abs.spark_session(...)")
-    return session
-
-
 def _tables(root: Root, manifest: Manifest) -> tuple[TableAt, ...]:
     found = [
         _checked(root, manifest, stage.stage, output, output.version)

@@ -79,6 +79,10 @@ def apply(
             spark=spark,
         )
         if plan.needs_spark:
+            if spark is not None:
+                from spark_abs.spark.session import require_classic
+
+                require_classic(spark, f"nothing was changed: this restore of {plan.job}")
             restoring.session()
         try:
             _carry_out(restoring, failpoint, progress)

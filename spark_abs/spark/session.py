@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 
 from pyspark import SparkContext
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_abs.errors import SparkNotStarted, UsageError
 from spark_abs.model import PROVIDER_KEY, Provider
 from spark_abs.spark.gateway import KnownJars, may_name_jars, quiet_log
-from spark_abs.spark.versions import DELTA_CONNECTOR, PYSPARK, S3_CONNECTOR, release_of, require_supported
-from spark_abs.store.storage import Storage, in_object_store
+from spark_abs.spark.versions import (
+    DELTA_CONNECTOR,
+    PYSPARK,
+    S3_CONNECTOR,
+    class_there,
+    release_of,
+    require_supported,
+)
+from spark_abs.store.storage import DATABRICKS, Storage, in_object_store
 
 SESSION_CONF: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -43,13 +51,25 @@ SESSION_CONF: Mapping[str, str] = {
 }
 """Settings that a session needs, or that make it much faster."""
 
+OF_DELTA = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog")
+"""Settings without which a session has no Delta. Spark reads them once, when a session begins."""
+AT_START = frozenset(
+    (*OF_DELTA, "spark.scheduler.mode", "spark.hadoop.fs.file.impl", "spark.ui.showConsoleProgress")
+)
+"""Those of `SESSION_CONF` without effect on a session that is there. A job runs without the last three."""
+
 _PANDAS = "2."
+
+log = logging.getLogger(__name__)
 
 
 def spark_session(
     app_name: str, master: str | None = None, *, packages: Sequence[str] = (), **conf: str
 ) -> SparkSession:
     """Build a session with Delta, or return the session that this process has.
+
+    A session that is there is used as it is: it gets those settings of `SESSION_CONF` that can be set while
+    it runs and that nobody has set, and `conf`. Whoever began it ends it.
 
     Args:
         app_name: the name shown by Spark.
@@ -59,10 +79,13 @@ def spark_session(
         **conf: further settings, which override `SESSION_CONF`.
 
     Raises:
-        UsageError: this is Spark Connect, or a version that spark_abs does not support.
+        UsageError: this is Spark Connect, a version that spark_abs does not support, or the session that is
+            there has no Delta.
         SparkNotStarted: Spark finds no Java that it can use.
     """
     builder = _prepared(SparkSession.builder.appName(app_name))
+    if SparkContext._active_spark_context is not None:
+        return _set_up(SparkSession.builder.getOrCreate(), conf)
     if master is not None:
         builder = builder.master(master)
     known = KnownJars([PYSPARK, DELTA_CONNECTOR, *packages])
@@ -71,7 +94,6 @@ def spark_session(
         builder = builder.config("spark.jars", ",".join(jars))
     else:
         builder = _fetching(builder, packages)
-    fresh = SparkContext._active_spark_context is None
     try:
         with quiet_log():
             session = builder.config(map=dict(conf)).getOrCreate()
@@ -84,9 +106,25 @@ def spark_session(
             f"Spark could not be started: Java 17 is missing, or JAVA_HOME is wrong ({where}); what the JVM "
             "said, if there was one, stands above"
         ) from error
-    if fresh and not jars and may_name_jars(conf):
+    if not jars and may_name_jars(conf):
         known.keep(session.sparkContext.getConf().get("spark.jars", "") or "")
     check_session(session)
+    return session
+
+
+def _set_up(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
+    """Give a session that is there what it can still take, once it can run a job."""
+    check_session(session)
+    ours = {name: value for name, value in SESSION_CONF.items() if name not in AT_START}
+    unset = {name: value for name, value in ours.items() if session.conf.get(name, None) is None}
+    kept = []
+    for name, value in {**unset, **conf}.items():
+        try:
+            session.conf.set(name, value)
+        except AnalysisException:
+            kept.append(name)
+    if changed := [name for name in kept if session.conf.get(name, None) != conf.get(name)]:
+        log.warning("the session that is there keeps its %s: Spark takes them when it starts", changed)
     return session
 
 
@@ -113,8 +151,9 @@ def _fetching(builder: SparkSession.Builder, packages: Sequence[str]) -> SparkSe
 
 
 def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
-    if type(builder) is not SparkSession.Builder or _connect_requested():
-        raise UsageError(_NO_CONNECT)
+    refuse_connect("a session for jobs")
+    if type(builder) is not SparkSession.Builder:
+        raise UsageError(_NO_CONNECT.format("a session for jobs"))
     _check_versions()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return builder.config(map=dict(SESSION_CONF))
@@ -153,54 +192,93 @@ def old_versions(session: SparkSession) -> Iterator[None]:
 
 
 def read_version(session: SparkSession, uri: str, at: int) -> DataFrame:
-    """Return a Delta table as of a version, however old; see `old_versions`."""
-    with old_versions(session):
+    """Return a Delta table as of a version, however old; see `old_versions`.
+
+    A session of Connect looks at the table when the frame is used: there Delta says itself what is too old.
+    """
+    with old_versions(session) if isinstance(session, SparkSession) else nullcontext():
         return session.read.format("delta").option("versionAsOf", int(at)).load(uri)
 
 
-def check_session(session: SparkSession) -> None:
+def require_classic(session: object, what: str) -> None:
+    """Refuse a session of Spark Connect, which has no JVM in this process.
+
+    Args:
+        session: any session.
+        what: the subject of the error: what needs the JVM.
+
+    Raises:
+        UsageError: says which session to take.
+    """
+    if not isinstance(session, SparkSession):
+        raise UsageError(_NO_CONNECT.format(what))
+
+
+def refuse_connect(what: str) -> None:
+    """Refuse what needs the JVM where the environment asks for Spark Connect; errors as `require_classic`."""
+    if _connect_requested():
+        raise UsageError(_NO_CONNECT.format(what))
+
+
+def check_session(session: SparkSession, what: str = "a job") -> None:
     """Refuse a session that a job cannot run on.
+
+    Args:
+        session: the session.
+        what: the subject of the error: what runs on it.
 
     Raises:
         UsageError: it is a Spark Connect session, its version is not pyspark's, or it has no Delta.
     """
-    if not isinstance(session, SparkSession):
-        raise UsageError(_NO_CONNECT)
+    require_classic(session, what)
     _check_versions()
     if release_of(session.version) != PYSPARK:
         raise UsageError(
             f"the cluster runs Spark {session.version}, this Python has pyspark {PYSPARK}: "
             "install the same version on both"
         )
-    lacking = [
-        name
-        for name in _OF_DELTA
-        if SESSION_CONF[name] not in (session.conf.get(name, "") or "").replace(" ", "").split(",")
-    ]
-    if lacking:
-        raise UsageError(_without_delta(lacking))
+    if DATABRICKS in os.environ:  # whose sessions have Delta without these settings
+        return
+    found = {name: session.conf.get(name, "") or "" for name in OF_DELTA}
+    lacking = delta_settings(found)
+    jar = class_there(session._jvm, SESSION_CONF[OF_DELTA[0]])
+    if lacking or not jar:
+        raise UsageError(_without_delta(lacking, () if jar else (DELTA_CONNECTOR,)))
 
 
-_OF_DELTA = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog")
-"""Settings that give a session Delta. They can be set only before the session starts."""
+def delta_settings(found: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that give a session Delta, beside what it has of `OF_DELTA`; none if it has all."""
+    lacking = {}
+    for name in OF_DELTA:
+        there = [part.strip() for part in found[name].split(",") if part.strip()]
+        if SESSION_CONF[name] not in there:
+            kept = there if name == "spark.sql.extensions" else []
+            lacking[name] = ",".join((*kept, SESSION_CONF[name]))
+    return lacking
 
 
-def _without_delta(lacking: Sequence[str]) -> str:
-    wanted = [f"{name}={SESSION_CONF[name]}" for name in lacking]
+def _without_delta(lacking: Mapping[str, str], packages: Sequence[str]) -> str:
+    wanted = {**lacking, **({"spark.jars.packages": ",".join(packages)} if packages else {})}
+    submit = [f"--packages {package}" for package in packages]
+    submit += [f"--conf {name}={value}" for name, value in lacking.items()]
     return "\n  ".join(
         [
-            "the session was built without Delta, and Spark takes these settings only when it starts:",
-            *wanted,
-            f"spark.jars.packages={DELTA_CONNECTOR} (or that jar on the class path)",
-            "In a script or notebook, stop it with spark.stop() and call spark_abs.spark_session(...). On a "
-            "cluster, put them into its Spark configuration or spark-defaults.conf, or give them to "
-            "spark-submit with --conf. Other spark.sql.extensions stay beside it, separated by commas.",
+            "the session that is there has no Delta, and Spark takes it only when it starts. On a cluster, "
+            "add to its Spark configuration (spark-defaults.conf) and restart it:",
+            *(f"{name} {value}" for name, value in wanted.items()),
+            "or start the program with:",
+            f"spark-submit {' '.join(submit)} ...",
+            "A jar that is on the class path already needs no package. A program or notebook that builds its "
+            "session itself uses spark_abs.configure(SparkSession.builder), in a new process: a JVM takes a "
+            "jar only when it starts",
         ]
     )
 
 
 _NO_CONNECT = (
-    "spark_abs needs a classic session, Spark Connect is not supported: unset SPARK_REMOTE and spark.remote"
+    "{} needs the driver's JVM, which a session of Spark Connect does not have. Take a classic session: "
+    "unset SPARK_REMOTE, SPARK_API_MODE and spark.remote; on Databricks, use compute with dedicated access "
+    "mode, not standard access mode and not serverless"
 )
 
 

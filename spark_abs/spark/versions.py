@@ -156,14 +156,20 @@ def class_in(jvm: Any, names: Iterable[str]) -> str:
         UsageError: it has none of them.
     """
     for name in names:
-        try:
-            jvm.py4j.reflection.ReflectionUtil.classForName(name)
-        except Py4JError:
-            continue
-        return name
+        if class_there(jvm, name):
+            return name
     raise UsageError(
         f"this Spark has no class {' or '.join(names)}: spark_abs runs on Spark {', '.join(SUPPORTED)}"
     )
+
+
+def class_there(jvm: Any, name: str) -> bool:
+    """Say whether the JVM has a class of a name."""
+    try:
+        jvm.py4j.reflection.ReflectionUtil.classForName(name)
+    except Py4JError:
+        return False
+    return True
 
 
 _TAKES_ZONE = "timezone" in inspect.signature(arrow_types.to_arrow_schema).parameters

@@ -154,7 +154,7 @@ class _Host:
     """The run that the wrapped queries of one root share. Batch threads come in; it has two of its own."""
 
     def __init__(self, root: Root, spark: SparkSession, settings: JobSettings) -> None:
-        check_session(spark)
+        check_session(spark, "a wrapped query")
         speak()
         hush(spark)
         refuse_unsupported_session(spark)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +20,10 @@ from spark_abs.job import Job
 from spark_abs.settings import session_settings
 from spark_abs.spark import session as session_module
 from spark_abs.spark.driver import close_state_stores
-from spark_abs.spark.session import apply_storage_conf, check_session, configure
+from spark_abs.spark.session import apply_storage_conf, check_session, configure, spark_session
 from spark_abs.spark.versions import DELTA_CONNECTOR, S3_CONNECTOR
-from spark_abs.store.storage import Storage
+from spark_abs.store.storage import DATABRICKS, Storage
+from tests.jvm import java_options
 
 
 def test_a_delta_table_can_be_written_and_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -77,20 +80,101 @@ def test_the_session_passes_its_own_check(spark: SparkSession) -> None:
     check_session(spark)
 
 
-def test_a_session_is_told_what_it_lacks_and_where_to_set_it(
+PLAIN = """
+import sys
+import spark_abs
+from pyspark.sql import SparkSession
+from spark_abs.spark.session import SESSION_CONF
+
+root, *given = sys.argv[1:]
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+for setting in given:
+    builder = builder.config(*setting.split("=", 1))
+plain = builder.getOrCreate()
+before = {key: plain.conf.get(key, None) for key in SESSION_CONF}
+for ask in (
+    lambda: spark_abs.spark_session("own"),
+    lambda: spark_abs.Job("j", root=root, spark=plain).start(),
+):
+    try:
+        ask()
+    except spark_abs.UsageError as error:
+        print(f"{error}\\n====")
+assert plain.range(3).count() == 3
+assert before == {key: plain.conf.get(key, None) for key in before}
+plain.stop()
+"""
+
+
+@pytest.mark.parametrize("theirs", [(), ("org.example.Theirs",)], ids=["no jar", "jar and another extension"])
+def test_a_plain_session_is_told_what_it_lacks_and_where_to_set_it(
+    spark: SparkSession, tmp_path: Path, theirs: tuple[str, ...]
+) -> None:
+    """It was there before anybody asked for ours: it stays as it is, and goes on."""
+    jars = spark.sparkContext.getConf().get("spark.jars", "") or ""
+    given = [f"spark.jars={jars}", f"spark.sql.extensions={theirs[0]}"] if theirs else []
+    root = tmp_path / "root"
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": java_options()}
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(root), *given], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    own, start = [text.strip() for text in done.stdout.split("====")][:-1]
+    assert own == start
+    lines = [line.strip() for line in own.splitlines()]
+    extension, catalog = (session_module.SESSION_CONF[name] for name in session_module.OF_DELTA)
+    settings = {
+        "spark.sql.extensions": ",".join((*theirs, extension)),
+        "spark.sql.catalog.spark_catalog": catalog,
+    }
+    (submit,) = [line for line in lines if line.startswith("spark-submit ")]
+    for name, value in settings.items():
+        assert f"{name} {value}" in lines
+        assert f"--conf {name}={value}" in submit
+    packages = f"spark.jars.packages {DELTA_CONNECTOR}" in lines, f"--packages {DELTA_CONNECTOR}" in submit
+    assert packages == ((False, False) if theirs else (True, True))
+    assert "spark_session" not in own
+    assert not root.exists()
+
+
+def test_a_session_that_is_there_takes_what_can_be_set_while_it_runs(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What decides is Spark: every setting of ours outside of `AT_START` must reach a session that runs."""
+    ours = {n: v for n, v in session_module.SESSION_CONF.items() if n not in session_module.AT_START}
+    before = {name: spark.conf.get(name, None) for name in (*ours, "spark.sql.shuffle.partitions")}
+    polling, provider = "spark.sql.streaming.pollingDelay", "spark.sql.streaming.stateStore.providerClass"
+    try:
+        for name in ours:
+            spark.conf.unset(name)
+        spark.conf.set(polling, "70ms")
+        given = {
+            "spark.sql.shuffle.partitions": "3",
+            "spark.executor.memory": "3g",
+            "spark.app.name": "other",
+        }
+        assert spark_session("again", "local[7]", **given) is spark
+        found = {name: spark.conf.get(name) for name in ours}
+        assert found == {**ours, polling: "70ms"}, "what somebody has set stays"
+        assert str(found[provider]).endswith(".RocksDBStateStoreProvider")
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
+        assert "['spark.executor.memory'" in caplog.text
+        assert spark.sparkContext.defaultParallelism == 2
+    finally:
+        for name, value in before.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+def test_the_sessions_of_databricks_have_delta_in_their_own_way(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a one was there before anybody asked for ours: advice to ask again would lead nowhere."""
-    wanted = {**session_module.SESSION_CONF, "spark.sql.catalog.spark_catalog": "a.Catalog"}
+    monkeypatch.setattr(session_module, "OF_DELTA", ("spark.sql.extensions", "spark.example.catalog"))
+    wanted = {**session_module.SESSION_CONF, "spark.example.catalog": "a.Catalog"}
     monkeypatch.setattr(session_module, "SESSION_CONF", wanted)
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=r"spark\.example\.catalog a\.Catalog"):
         check_session(spark)
-    said = str(refused.value)
-    assert "\n  spark.sql.catalog.spark_catalog=a.Catalog\n" in said
-    assert f"\n  spark.jars.packages={DELTA_CONNECTOR} " in said
-    assert "spark.sql.extensions=" not in said  # that one it has
-    assert "spark.stop()" in said
-    assert "--conf" in said
+    monkeypatch.setenv(DATABRICKS, "17.3")
+    check_session(spark)
 
 
 def test_what_is_set_on_the_builder_afterwards_wins(spark: SparkSession) -> None:
@@ -106,12 +190,14 @@ def test_spark_connect_is_refused_before_anything_starts(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="Spark Connect is not supported"):
+    with pytest.raises(UsageError, match="dedicated access mode"):
         configure(SparkSession.builder)
+    with pytest.raises(UsageError, match="dedicated access mode"):
+        spark_session("asked")
 
 
 def test_a_session_of_another_kind_is_refused() -> None:
-    with pytest.raises(UsageError, match="Spark Connect is not supported"):
+    with pytest.raises(UsageError, match=r"a job needs the driver's JVM.*dedicated access mode"):
         check_session(cast(SparkSession, object()))
 
 
