@@ -88,8 +88,8 @@ $(VENV)/.installed-s3: $(VENV)/.installed
 OLDER := 4.0 4.1
 ON_OLDER := tests/spark/test_gate.py tests/spark/test_job_life.py tests/spark/test_session.py \
   tests/spark/test_stored_shapes.py tests/spark/test_state_functions.py tests/spark/test_wrapped.py \
-  tests/spark/test_restore.py tests/spark/test_delta_tables.py tests/crash/test_functions.py \
-  tests/crash/test_leftovers.py tests/spark/test_guide_code.py
+  tests/spark/test_restore.py tests/spark/test_delta_tables.py tests/spark/test_databricks.py \
+  tests/crash/test_functions.py tests/crash/test_leftovers.py tests/spark/test_guide_code.py
 # Two pages of the guide change state, which needs Spark 4.2. pyspark 4.0 itself leaves a socket open with each
 # collect().
 test-versions: venv $(OLDER:%=$(VENV)/versions/%/.installed)
