@@ -14,6 +14,7 @@ from spark_abs.advice import command_line
 from spark_abs.cli.check import check
 from spark_abs.cli.checkpoints import list_checkpoints
 from spark_abs.cli.dispose import dispose
+from spark_abs.cli.doctor import doctor
 from spark_abs.cli.forget import forget
 from spark_abs.cli.guide import guide
 from spark_abs.cli.history import history
@@ -86,7 +87,7 @@ def _wants_json(args: Sequence[str]) -> bool:
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
-    Every command but `check` and `guide` takes the root of the job first: the directory or URI
+    Every command but `check`, `doctor` and `guide` takes the root of the job first: the directory or URI
     given as `root=` to the job.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found, 4 a savepoint that
@@ -109,6 +110,7 @@ for command in (
     restore,
     verify,
     check,
+    doctor,
     guide,
 ):
     main.add_command(command)

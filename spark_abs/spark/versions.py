@@ -71,8 +71,15 @@ def tells_start() -> bool:
     return find_spec("pyspark.sql.streaming.datasource") is not None
 
 
-STATE_REWRITER = "_streamingCheckpointManager"
+_STATE_REWRITER = "_streamingCheckpointManager"
 """What a session of pyspark has where Spark writes state anew."""
+
+
+def rewrites_state() -> bool:
+    """Say whether Spark writes state anew: from 4.2."""
+    from pyspark.sql import SparkSession
+
+    return hasattr(SparkSession, _STATE_REWRITER)
 
 
 def require_state_rewriter(what: str) -> None:
@@ -84,9 +91,7 @@ def require_state_rewriter(what: str) -> None:
     Raises:
         Refused: names the first Spark that can.
     """
-    from pyspark.sql import SparkSession
-
-    if not hasattr(SparkSession, STATE_REWRITER):
+    if not rewrites_state():
         raise Refused(
             f"nothing was changed: {what} needs Spark 4.2, the first that writes state anew, and this Python "
             f"has pyspark {PYSPARK}. Do it where there is pyspark 4.2; the job then goes on in this one"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pyspark.sql import SparkSession
 
 from spark_abs.errors import Refused, UsageError
 from spark_abs.spark import versions
@@ -51,6 +50,6 @@ def test_sql_of_an_older_spark_is_written_as_the_newest_writes_it(older: str, ne
 
 
 def test_state_is_not_written_anew_by_a_spark_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(SparkSession, versions.STATE_REWRITER, raising=False)
+    monkeypatch.setattr(versions, "rewrites_state", lambda: False)
     with pytest.raises(Refused, match=r"nothing was changed: an edit needs Spark 4\.2, .* has pyspark"):
         require_state_rewriter("an edit")
