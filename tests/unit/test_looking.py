@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 import spark_abs
@@ -20,7 +21,7 @@ def test_the_package_lists_its_public_names_and_no_others() -> None:
 
 def test_objects_say_in_one_line_what_they_are_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark_abs.settings.session_settings", lambda _: {})
-    session: Any = SimpleNamespace()
+    session: Any = SparkSession.__new__(SparkSession)
     frame: Any = SimpleNamespace(isStreaming=True)
     keys: dict[str, Any] = {"access_key_id": "one-key", "secret_access_key": "its-secret"}
     job = Job("shop", root="s3://bucket/shop", spark=session, **keys)
