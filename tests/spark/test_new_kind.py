@@ -65,11 +65,11 @@ def test_a_job_declares_it_sends_to_it_goes_back_and_reads_it(
 
     feed.write({"id": 1}, {"id": 2})
     run = start(declared())
+    eventually(run, lambda: run.checkpoint() and ids(table) == [1, 2], "the rows of the first file")
     early = run.savepoint("early")
-    eventually(run, lambda: ids(table) == [1, 2], "the rows of the first checkpoint")
     feed.write({"id": 3})
+    eventually(run, lambda: run.checkpoint() and ids(table) == [1, 2, 3], "the rows of the second file")
     later = run.checkpoint()
-    eventually(run, lambda: ids(table) == [1, 2, 3], "the rows of the second checkpoint")
     run.stop()
 
     handle = spark_abs.open(str(root), spark=spark)
