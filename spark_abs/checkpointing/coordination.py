@@ -378,7 +378,7 @@ class Coordination:
         return f"{changed}; at its next start the job takes its own configuration again"
 
     def check_name(self, name: str | None) -> None:
-        """Refuse a savepoint name that is no name or is taken."""
+        """Refuse a savepoint name that is invalid or in use."""
         check_savepoint_name(name or "")
         if any(s.name == name for s in Checkpoints.open(self._ctx.root, self._ctx.job).summaries()):
             raise UsageError(

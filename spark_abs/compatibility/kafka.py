@@ -52,7 +52,7 @@ def require_records(
             )
             continue
         if gone and source.goes_on_without:
-            log.warning("stage %s continues without lost records: %s", stage, "; ".join(gone))
+            log.warning("stage %s skips records that Kafka no longer has: %s", stage, "; ".join(gone))
         elif gone:
             raise Refused(
                 f"stage {stage!r} needs records that Kafka no longer has: {'; '.join(gone)}. Restore "

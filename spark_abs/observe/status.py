@@ -1,4 +1,4 @@
-"""The status of a job: its run, its stages, its newest checkpoint."""
+"""The status of a job: its run, its checkpoints, and the stages that make no progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OpenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The status of a job: its run, its stages, its newest checkpoint."""
+    """The status of a job: its run, its checkpoints, and the stages that make no progress."""
 
     root: str
     job: str

@@ -120,7 +120,8 @@ class Newest:
 def arrive(known: Newest | None, change: Change, options: ChangeOptions) -> Newest:
     """Apply a change to what is known of its key.
 
-    One that is older than what is known is late and loses whole; of two of one sequence the later one wins.
+    A change with a lower sequence than the known one is late: all of it is ignored. Of two changes with one
+    sequence, the one that arrives last wins.
     """
     if known is not None and change.sequence < known.sequence:
         return known

@@ -46,7 +46,7 @@ def require_shared(spark: SparkSession, directory: Place) -> None:
 
 
 def _ask(spark: SparkSession, directory: Place, token: str) -> dict[str, str]:
-    """Return the hosts of all executors by a name that each makes for itself."""
+    """Return the host of each executor, by a name that is unique to the executor."""
     context, answers = spark.sparkContext, dict[str, str]()
     for _ in range(_ROUNDS):
         executors = executor_count(spark)

@@ -1,7 +1,8 @@
 """The registry of the kinds of sinks outside, and how a sink is made again from what `control/` keeps of it.
 
 A new kind is a folder beside this module and a line in `SinkKinds`. The folder has a module `kind` with a
-`KIND`, see `spark_abs.sinks.kind`; nothing else in the package names a kind.
+`KIND`, see `spark_abs.sinks.kind`. Nothing else in the package names a kind, but for the class that users
+import: it is a line in `spark_abs/__init__.pyi`, too.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def test_a_drain_ends_also_where_timers_of_processing_time_never_rest(
         clicks.write(*clicks_of(file))
     runs.append(start(declare()))
     runs[0].query("clicks").processAllAvailable()
-    with pytest.raises(Refused, match="stopped while it was being drained: the next start goes on"):
+    with pytest.raises(Refused, match="stopped while it was being drained: the next start resumes the drain"):
         runs[0].stop(savepoint="last", drain=True)
     runs.append(start(declare()))
     assert runs[1].await_termination(240)

@@ -419,5 +419,5 @@ def test_without_a_checkpoint_a_start_from_one_looks_at_the_table_too(
     shutil.rmtree(uri)
     with pytest.raises(TableChanged, match="is gone"):
         job().start(available_now=True, restart="checkpoint")
-    assert "has none: it goes on from where its stages are" in caplog.text
+    assert "its stages resume where they were" in caplog.text
     assert not Path(uri).exists()

@@ -274,7 +274,10 @@ def index_tombstones(of: Statements) -> Sequence[Composed]:
 
 
 def forget_tombstones(of: Statements) -> Sequence[Composed]:
-    """Forget tombstones that are old (`kept`, in milliseconds), and ended ones up to `floor`."""
+    """Return the statements that delete tombstones older than `kept` ms, and those that ended up to `floor`.
+
+    Both are parameters of the SQL.
+    """
     table = tombstones(of)
     return (
         SQL(

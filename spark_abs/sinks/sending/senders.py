@@ -119,8 +119,9 @@ def open_senders(
             require_supported(before.kind, before.settings)
         if before is not None and (before.stage, before.output) != (sending.stage, sending.output):
             raise Refused(
-                f"sink {sending.name!r} took output {before.output!r} of stage {before.stage!r}, and its "
-                "mark is about that channel: give the sink another name, and a Delta table of its own"
+                f"sink {sending.name!r} has received output {before.output!r} of stage {before.stage!r}, to "
+                f"which its mark refers, and is now declared on output {sending.output!r} of stage "
+                f"{sending.stage!r}: give the sink another name, and another Delta table"
             )
         gone = None if before is not None else away(state, sending.channel, manifests)
         first = _first(before, path, cuts, state) if gone is None else _behind(ctx, sending, path, gone)
