@@ -64,9 +64,8 @@ def doctor(root: str | None) -> None:
     own. Exit code 0: all works; 1: something does not.
     """
     context = click.get_current_context().ensure_object(Context)
-    at = None if root is None else Root(root, Storage.given())
     found = []
-    for finding in examine(at):
+    for finding in examine(root):
         context.out.say(f"{finding.part}: {finding.verdict}")
         found.append(finding)
     context.out.result(found, lambda out: _show(out, found))
@@ -79,7 +78,7 @@ def _show(out: Output, found: list[Finding]) -> None:
         out.line(f"{finding.verdict:{_WIDTH}}  {finding.part}: {finding.says}")
 
 
-def examine(root: Root | None) -> Iterator[Finding]:
+def examine(root: str | None) -> Iterator[Finding]:
     """Try the parts one after another.
 
     Args:
@@ -93,7 +92,7 @@ def examine(root: Root | None) -> Iterator[Finding]:
     libraries = ", ".join(f"{name} {_version(name)}" for name in _LIBRARIES)
     yield Finding("libraries", Verdict.WORKS, libraries)
     if root is not None:
-        yield _tried("commits in the root", lambda: _commit(root))
+        yield _tried("commits in the root", lambda: _commit(Root(root, Storage.given())))
     yield from _with_spark()
 
 

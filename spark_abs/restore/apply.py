@@ -80,9 +80,9 @@ def apply(
         )
         if plan.needs_spark:
             if spark is not None:
-                from spark_abs.spark.session import require_classic
+                from spark_abs.spark.session import check_session
 
-                require_classic(spark, f"nothing was changed: this restore of {plan.job}")
+                check_session(spark, f"nothing was changed: this restore of {plan.job}")
             restoring.session()
         try:
             _carry_out(restoring, failpoint, progress)

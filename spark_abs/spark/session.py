@@ -8,8 +8,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import version
 
+import pandas
 from pyspark import SparkContext
 from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
@@ -291,6 +291,6 @@ def _connect_requested() -> bool:
 
 def _check_versions() -> None:
     require_supported()
-    found = version("pandas")
+    found = str(pandas.__version__)
     if not found.startswith(_PANDAS):
         raise UsageError(f"spark_abs needs pandas {_PANDAS}*, found {found}: install it with pip")

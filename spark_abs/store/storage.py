@@ -63,6 +63,11 @@ def root_location(uri: str) -> str:
             f"a root cannot be in {location}: Databricks' file systems cannot create a file only where there "
             "is none, as each commit must; give a directory in an object store, s3://BUCKET/PATH"
         )
+    if os.path.isabs(location) and DATABRICKS in os.environ:
+        raise UsageError(
+            f"a root on Databricks cannot be at {location}: Spark there looks for such a path in dbfs:, and "
+            "commits of a root go to the driver's disk; give a directory in an object store, s3://BUCKET/PATH"
+        )
     if not os.path.isabs(location) and not in_object_store(location):
         raise UsageError(
             f"a root cannot be in {urlparse(location).scheme}: give a path (as ./NAME if it has a colon), "

@@ -82,7 +82,11 @@ class Table:
     def ensure(
         cls, place: Place, schema: pa.Schema, configuration: Mapping[str, str] = LOG_PROPERTIES
     ) -> Table:
-        """Open the table, creating it empty if there is none. Two creators end with one table."""
+        """Open the table, creating it empty if there is none. Two creators end with one table.
+
+        Raises:
+            OSError: it cannot be created, as where the store may not be written.
+        """
         try:
             return cls.open(place)
         except FileNotFoundError:
@@ -96,8 +100,11 @@ class Table:
                 configuration=dict(configuration),
                 storage_options=place.options,
             )
-        except (DeltaError, OSError):
-            return cls.open(place)
+        except (DeltaError, OSError) as error:
+            try:
+                return cls.open(place)
+            except FileNotFoundError:
+                raise OSError(f"no table can be created at {place}: {error}") from error
         return cls.open(place)
 
     @property

@@ -11,7 +11,6 @@ import pytest
 
 from spark_abs.cli.doctor import Verdict, examine
 from spark_abs.errors import CommitConflict
-from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
 WITHOUT = "import sys; sys.modules.update(pyspark=None, py4j=None)\n"
@@ -51,6 +50,15 @@ def test_a_store_that_takes_two_commits_of_one_version_fails(
             return self.version
 
     monkeypatch.setattr(Table, "commit_next", lax)
-    found = next(one for one in examine(Root(str(tmp_path))) if one.part == "commits in the root")
+    found = next(one for one in examine(str(tmp_path)) if one.part == "commits in the root")
     assert found.verdict is Verdict.FAILS
     assert "took two commits of one version" in found.says
+
+
+@pytest.mark.parametrize(
+    ("root", "says"),
+    [("dbfs:/roots/shop", "cannot be in dbfs:/roots/shop"), ("/proc/shop", "no table can be created at")],
+)
+def test_a_root_that_cannot_be_is_a_part_that_fails_with_its_reason(root: str, says: str) -> None:
+    found = next(one for one in examine(root) if one.part == "commits in the root")
+    assert (found.verdict, says in found.says) == (Verdict.FAILS, True), found.says

@@ -138,6 +138,8 @@ def test_a_root_is_in_no_file_system_of_databricks(monkeypatch: pytest.MonkeyPat
     for uri in ("dbfs:/root", *mounts):
         with pytest.raises(UsageError, match=r"cannot create a file only where .*s3://BUCKET/PATH"):
             root_location(uri)
+    with pytest.raises(UsageError, match=r"looks for such a path in dbfs:, .*s3://BUCKET/PATH"):
+        root_location("/tmp/root")
     assert root_location("s3://bucket/a") == "s3a://bucket/a"
 
 
