@@ -19,6 +19,7 @@ _TOKEN = re.compile(r"\w+|\W")
 _LABEL = re.compile(r"\b[^\W\d]\w*:(?= )")
 _SEED = re.compile(r"\b(randn?)\(-?\d+L?\)")
 """Spark gives `rand()` another seed with each analysis."""
+_COMMON = re.compile(r"\b_common_expr_\d+\b")
 _UNTRUE = re.compile(r"'(?:[^'\\]|\\.)* is not true!'", re.DOTALL)
 """The message of `assert_true` repeats the condition: in Spark 4.0 with numbers of columns, which
 differ in each session."""
@@ -83,9 +84,15 @@ def _listed(operators: Sequence[OperatorShape]) -> str:
 def _comparable(parts: Sequence[str]) -> tuple[str, ...]:
     """Return the parts of an operator without the seeds of random columns: a salt stays a salt.
 
-    And without the messages of conditions that must be true.
+    And without the messages of conditions that must be true, and the counts in Spark's own names.
     """
-    return tuple(_UNTRUE.sub("'is not true!'", _SEED.sub(r"\1()", part)) for part in parts)
+    return tuple(_UNTRUE.sub("'is not true!'", _SEED.sub(r"\1()", recounted(part))) for part in parts)
+
+
+def recounted(sql: str) -> str:
+    """Number the names that Spark gives to common expressions from 0: it counts them over a whole process."""
+    numbers: dict[str, str] = {}
+    return _COMMON.sub(lambda name: numbers.setdefault(name[0], f"_common_expr_{len(numbers)}"), sql)
 
 
 def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> bool:

@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql.pandas import types as arrow_types
 
 from spark_abs.errors import Refused, UsageError
+from spark_abs.protocol.state_compatibility import recounted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,12 +132,12 @@ def sql_of(expression: Any) -> str:
 
 
 def canonical_sql(sql: str) -> str:
-    """Return SQL of any supported Spark as the newest one writes it."""
+    """Return SQL of any supported Spark as the newest one writes it; see `recounted`, too."""
     while (at := sql.find(_RAISED_IN_4_1)) >= 0:
         begin = at + len(_RAISED_IN_4_1)
         end = _end_of_call(sql, begin)
         sql = f"{sql[:at]}raise_error({sql[begin:end]}{sql[end + 1 :]}"
-    return sql
+    return recounted(sql)
 
 
 def _end_of_call(sql: str, begin: int) -> int:

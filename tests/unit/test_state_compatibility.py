@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_abs.protocol.state_compatibility import contrasted
+from spark_abs.protocol.state_compatibility import contrasted, recounted
 
 COLUMNS = [f"coalesce(column_{n}, CAST(NULL AS STRING)) AS key_{n} string" for n in range(14)]
 
@@ -30,6 +30,12 @@ def test_the_part_in_which_they_differ_is_named() -> None:
     )
     assert re.fullmatch(r"Join\(on a; left: .* 0; right: .* 1\)", was)
     assert re.fullmatch(r"Join\(on a; left: .* 1; right: .* 0\)", are)
+
+
+def test_spark_s_count_of_common_expressions_is_not_part_of_an_expression() -> None:
+    """It counts over the whole process: another job before this one, and the numbers differ."""
+    was, now = (f"f(_common_expr_{n}, _common_expr_{n + 1}, _common_expr_{n})" for n in (3, 34))
+    assert recounted(was) == recounted(now) == "f(_common_expr_0, _common_expr_1, _common_expr_0)"
 
 
 def test_short_texts_are_shown_whole() -> None:
