@@ -20,6 +20,12 @@ from tests.cli.conftest import Cli
 from tests.root_support import SmallJob
 
 CLIENTS = {"postgres": "psycopg", "kafka": "confluent_kafka", "iceberg": "pyiceberg"}
+SETTINGS = {
+    "postgres": '{"table": "sent"}',
+    "kafka": '{"topic": "sent"}',
+    "iceberg": '{"table": "shop.sent"}',
+}
+"""What `control/` keeps of a sink of each kind, at least."""
 
 
 @pytest.fixture(params=CLIENTS)
@@ -35,7 +41,7 @@ def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_restore_names_it_and_can_be_forced(job: SmallJob, cli: Cli, missing: str) -> None:
     begin = Mark(AttemptId(1), CheckpointId(0), Version(0))
-    record = OutsideSink("sent", StageId("b"), "main", missing, "{}", begin, begun=True)
+    record = OutsideSink("sent", StageId("b"), "main", missing, SETTINGS[missing], begin, begun=True)
     Control.open(job.root).update(lambda s: replace(s, outside=(record,)))
     job.checkpoint(1)
     job.step(2)

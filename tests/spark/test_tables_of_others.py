@@ -393,7 +393,7 @@ def test_a_start_notices_a_table_that_is_not_what_the_last_run_left(
     assert rows(spark, uri) == (4, 5)
     put_there(None)
     spark.range(0).selectExpr("id AS n").write.format("delta").save(uri)
-    with pytest.raises(TableChanged, match=r"another name with existing='take_over', .* counted in run \d+;"):
+    with pytest.raises(TableChanged, match=r"another name with existing='take_over', .* used up by run \d+;"):
         run_all(existing="take_over")
     feed.write({"n": 6})
     job("anew", existing="take_over").start(available_now=True).await_termination()
