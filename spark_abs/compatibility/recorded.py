@@ -45,7 +45,7 @@ from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.rearrange import source_offsets
 from spark_abs.spark.plan_facts import PlanFacts
-from spark_abs.stages.held import StageLogs
+from spark_abs.stages.held import open_logs
 from spark_abs.stages.native import NativeLog, check_native, native_of
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -139,7 +139,8 @@ class Knowledge:
         if change.layout is None or self._at_checkpoint:
             return change
         shape = next(s for s in shapes if s.stage == change.stage)
-        finding = check_native(self._native(change.stage), max([self._cut(change.stage), *self._held(shape)]))
+        least = max([self._cut(change.stage), *_held(self._outputs(shape))])
+        finding = check_native(self._native(change.stage), least)
         if finding is None:
             return change
         said = f"its inputs differ, and its native checkpoint is lost ({finding}): {REBUILD_FIRST}"
@@ -183,11 +184,12 @@ class Knowledge:
         log = NativeLog(native)
         finished, planned = log.newest_committed(), log.newest_planned()
         there = native.read(METADATA) is not None
-        held = self._held(shape) if planned > finished or not there else []
+        outputs = self._outputs(shape) if planned > finished or not there else ()
+        held = _held(outputs)
         if planned < cut or (not there and max(held, default=NO_BATCH) != NO_BATCH):
             return StageProgress(self._sources(shape, at_cut), cut, stateful=stateful, lost=True)
         way = under_way(finished, planned, held)
-        if way is UnderWay.TORN and self._named(shape, planned):
+        if way is UnderWay.TORN and _named(outputs, planned):
             way = UnderWay.NAMED
         newest, stands = sources_after(finished, planned, way)
         text = log.offsets_text(newest) if newest != NO_BATCH else None
@@ -197,7 +199,11 @@ class Knowledge:
             way,
             stateful=native.below("state").exists(),
             calls_functions=bool(shape.sinks.keys() - self._tables(shape).keys()),
-            lacks=self._lacking(shape, planned) if way is UnderWay.NAMED else (),
+            lacks=tuple(
+                channel_id(shape.stage, output)
+                for output, last in zip(shape.channels, held, strict=False)
+                if way is UnderWay.NAMED and last < planned
+            ),
             first=self._sources(shape, text, False) if finished == NO_BATCH else (),
         )
 
@@ -233,28 +239,17 @@ class Knowledge:
         attached = {s.sink: s.table for s in self._state.sinks if s.stage == shape.stage}
         return shape.tables or {sink: attached[sink] for sink in shape.sinks if sink in attached}
 
-    def _outputs(self, shape: StageShape) -> Iterator[ChannelLog | SinkLog | None]:
-        """Iterate the logs of a stage's outputs, channels first; None for one that is not there."""
-        writer = partial(self._state.writer, self._attempt)
-        logs = StageLogs(self._root, self._state.job, self._attempt.id, writer)
-        return logs.of(shape.stage, shape.channels, self._tables(shape))
-
-    def _lacking(self, shape: StageShape, batch: BatchId) -> tuple[ChannelId, ...]:
-        """Return the channels of a stage that do not hold a batch."""
-        return tuple(
-            channel_id(shape.stage, output)
-            for output, newest in zip(shape.channels, self._held(shape), strict=False)
-            if newest < batch
+    def _outputs(self, shape: StageShape) -> tuple[ChannelLog | SinkLog | None, ...]:
+        """Open the log of each output of a stage, channels first; None for one that is not there."""
+        return open_logs(
+            self._root,
+            self._state.job,
+            shape.stage,
+            attempt=self._attempt.id,
+            writer=partial(self._state.writer, self._attempt),
+            channels=shape.channels,
+            sinks=self._tables(shape),
         )
-
-    def _named(self, shape: StageShape, batch: BatchId) -> bool:
-        """Say whether a commit of a batch names the files of all its outputs."""
-        notes = (output.note_of_batch(batch) for output in self._outputs(shape) if output is not None)
-        return any(note.evaluated for note in notes if note is not None)
-
-    def _held(self, shape: StageShape) -> list[BatchId]:
-        """Return the newest batch that each output holds, channels first."""
-        return [NO_BATCH if o is None else o.last_batch() for o in self._outputs(shape)]
 
     def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
         """Return the last entry after which a stage that begins now reads."""
@@ -283,6 +278,17 @@ class Knowledge:
 
     def _cuts(self) -> dict[ChannelId, Version]:
         return self._manifest.channel_cuts() if self._manifest is not None else {}
+
+
+def _held(outputs: Sequence[ChannelLog | SinkLog | None]) -> list[BatchId]:
+    """Return the newest batch that each output holds."""
+    return [NO_BATCH if output is None else output.last_batch() for output in outputs]
+
+
+def _named(outputs: Sequence[ChannelLog | SinkLog | None], batch: BatchId) -> bool:
+    """Say whether a commit of a batch names the files of all its outputs."""
+    notes = (output.note_of_batch(batch) for output in outputs if output is not None)
+    return any(note.evaluated for note in notes if note is not None)
 
 
 def _newest_first(table: Table) -> Iterator[Entry | None]:

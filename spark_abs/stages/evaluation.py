@@ -268,12 +268,11 @@ class Evaluator:
             return None
         if found.batch > batch:
             return _Committed(frozenset(found.last), ())  # one after it had no rows
-        named = found.named
-        lookups = next((note.lookups for note in found.notes if note.lookups), ())
+        notes = tuple(found.notes())
         return _Committed(
             frozenset(table for table in found.last if not found.lacks(table)),
-            named.evaluated if named is not None else (),
-            lookups,
+            next((note.evaluated for note in notes if note.evaluated), ()),
+            next((note.lookups for note in notes if note.lookups), ()),
         )
 
     def _outputs(self) -> Mapping[str, ChannelWriter | DeltaSink]:

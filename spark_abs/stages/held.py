@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from spark_abs.model import NO_BATCH, AttemptId, BatchId, SinkWriter, StageId, a
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata
 from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 
@@ -34,13 +34,19 @@ class Held:
     """`NO_BATCH` if none holds any."""
     last: Mapping[str, BatchId]
     """The newest batch of each output."""
-    notes: tuple[EntryMetadata | SinkMetadata, ...]
-    """The metadata of the batch's commits, in the order of the outputs: the first commit names the files."""
+    outputs: Mapping[str, Output]
+
+    def notes(self) -> Iterator[EntryMetadata | SinkMetadata]:
+        """Read the batch's commits one by one, in the order of the outputs: the first one names the files."""
+        for name, output in self.outputs.items():
+            holds = NO_BATCH < self.last[name] == self.batch
+            if holds and (note := output.note_of_batch(self.batch)) is not None:
+                yield note
 
     @property
     def named(self) -> EntryMetadata | SinkMetadata | None:
         """The commit that names the files of all outputs, the first one; earlier versions named none."""
-        return next((note for note in self.notes if note.evaluated), None)
+        return next((note for note in self.notes() if note.evaluated), None)
 
     def lacks(self, output: str) -> bool:
         """Say whether an output lacks the batch; one that is not known does."""
@@ -50,48 +56,43 @@ class Held:
 def held(outputs: Mapping[str, Output]) -> Held:
     """Look at the outputs of a stage, as of the versions last read."""
     last = {name: output.last_batch() for name, output in outputs.items()}
-    batch = max(last.values(), default=NO_BATCH)
-    holding = [outputs[name] for name in outputs if last[name] == batch and batch != NO_BATCH]
-    notes = (output.note_of_batch(batch) for output in holding)
-    return Held(batch, last, tuple(note for note in notes if note is not None))
+    return Held(max(last.values(), default=NO_BATCH), last, outputs)
 
 
-class StageLogs:
-    """The logs of the outputs of a stage, opened to be looked at when no query of the stage runs."""
+def open_logs(
+    root: Root,
+    job: str,
+    stage: StageId,
+    *,
+    attempt: AttemptId,
+    writer: Callable[[StageId, str], SinkWriter],
+    channels: Iterable[str],
+    sinks: Mapping[str, str],
+) -> tuple[ChannelLog | SinkLog | None, ...]:
+    """Open the log of each output of a stage of which no query runs; None for one that is not there yet.
 
-    def __init__(
-        self,
-        root: Root,
-        job: str,
-        attempt: AttemptId,
-        writer: Callable[[StageId, str], SinkWriter],
-    ) -> None:
-        """Take what tells an attempt's batches from those of others.
+    Args:
+        root: the job's root.
+        job: its name.
+        stage: the stage.
+        attempt: whose batches are looked up.
+        writer: as whom it commits to a sink of a stage.
+        channels: the outputs that are channels, which come first.
+        sinks: the tables of the Delta sinks.
+    """
+    found: list[ChannelLog | SinkLog | None] = []
+    for output in channels:
+        table = _opened(root.place(root.channel(channel_id(stage, output))))
+        app = app_id(job, stage, output, attempt)
+        found.append(None if table is None else ChannelLog(table, app, attempt))
+    for sink, uri in sinks.items():
+        table = _opened(root.storage.place(uri))
+        found.append(None if table is None else SinkLog(table, writer(stage, sink)))
+    return tuple(found)
 
-        Args:
-            root: the job's root.
-            job: its name.
-            attempt: the attempt.
-            writer: as whom it commits to the sink of a stage.
-        """
-        self._root, self._job, self._attempt, self._writer = root, job, attempt, writer
 
-    def channel(self, stage: StageId, output: str) -> ChannelLog | None:
-        """Open the log of a channel, None if there is no such channel yet."""
-        with suppress(FileNotFoundError):
-            table = Table.open(self._root.place(self._root.channel(channel_id(stage, output))))
-            return ChannelLog(table, app_id(self._job, stage, output, self._attempt), self._attempt)
+def _opened(place: Place) -> Table | None:
+    try:
+        return Table.open(place)
+    except FileNotFoundError:
         return None
-
-    def sink(self, stage: StageId, sink: str, uri: str) -> SinkLog | None:
-        """Open the log of a Delta sink, None if there is no such table yet."""
-        with suppress(FileNotFoundError):
-            return SinkLog(Table.open(self._root.storage.place(uri)), self._writer(stage, sink))
-        return None
-
-    def of(
-        self, stage: StageId, channels: Iterable[str], sinks: Mapping[str, str]
-    ) -> Iterator[ChannelLog | SinkLog | None]:
-        """Open the log of each output, channels first; None for one that is not there yet."""
-        yield from (self.channel(stage, output) for output in channels)
-        yield from (self.sink(stage, sink, uri) for sink, uri in sinks.items())

@@ -35,7 +35,7 @@ from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.batch import BatchFacts, Committed, Marker
 from spark_abs.stages.current import Current, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
-from spark_abs.stages.held import StageLogs
+from spark_abs.stages.held import open_logs
 from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.watched import WatchedTables
@@ -68,8 +68,16 @@ def open_writers(ctx: RunContext, spec: StageSpec, channels: Sequence[str]) -> t
 def output_logs(ctx: RunContext, graph: JobGraph, stage: StageId) -> list[ChannelLog | SinkLog]:
     """Open the logs of a stage's outputs, those that are there already."""
     sinks = {sink.name: sink.table for sink in graph.sinks_of(stage) if sink.table is not None}
-    logs = StageLogs(ctx.root, ctx.job, ctx.attempt, ctx.writer)
-    return [log for log in logs.of(stage, graph.consumed(stage), sinks) if log is not None]
+    found = open_logs(
+        ctx.root,
+        ctx.job,
+        stage,
+        attempt=ctx.attempt,
+        writer=ctx.writer,
+        channels=graph.consumed(stage),
+        sinks=sinks,
+    )
+    return [log for log in found if log is not None]
 
 
 def newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
