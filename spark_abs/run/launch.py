@@ -425,9 +425,8 @@ class Launch:
         if self._drain_to is not None:
             drain.ask(self._drain_to, None)
         starts = []
-        for decl in reversed(
-            self._graph.order()
-        ):  # consumers first: a source that is ahead takes their cores
+        # Consumers first: a source that is ahead takes their cores.
+        for decl in reversed(self._graph.order()):
             if self._drain_to is not None and not decl.inputs:
                 stages[decl.name].read_no_more()
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from spark_abs.compatibility.adoption import refuse_progress
 from spark_abs.compatibility.changed import carry_out, end_batches, fence_recorded
@@ -37,9 +37,6 @@ from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.lease import holding_lease
 from spark_abs.store.storage import location_of
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

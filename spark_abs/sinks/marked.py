@@ -91,7 +91,7 @@ class MarkedSink(TwoPhaseSink, Generic[Stored]):
         return known.mark is None or known.mark == back
 
     def close(self) -> None:
-        """Forget the mark; a kind with connections ends them first."""
+        """Forget the mark; a kind with connections closes them, too."""
         self._known = None
 
 

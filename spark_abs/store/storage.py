@@ -58,12 +58,13 @@ def root_location(uri: str) -> str:
         UsageError: it cannot, or as `location_of`.
     """
     location = location_of(uri)
-    if location.startswith("dbfs:") or (DATABRICKS in os.environ and location.startswith(_MOUNTS)):
+    on_databricks = DATABRICKS in os.environ and os.path.isabs(location)
+    if location.startswith("dbfs:") or (on_databricks and location.startswith(_MOUNTS)):
         raise UsageError(
             f"a root cannot be in {location}: Databricks' file systems cannot create a file only where there "
             "is none, as each commit must; give a directory in an object store, s3://BUCKET/PATH"
         )
-    if os.path.isabs(location) and DATABRICKS in os.environ:
+    if on_databricks:
         raise UsageError(
             f"a root on Databricks cannot be at {location}: Spark there looks for such a path in dbfs:, and "
             "commits of a root go to the driver's disk; give a directory in an object store, s3://BUCKET/PATH"
