@@ -8,6 +8,7 @@ from spark_abs.codec import to_json
 from spark_abs.errors import AbortReason
 from spark_abs.model import FENCED, NO_BATCH, AttemptId, BatchId, CheckpointId, RunId
 from spark_abs.protocol import attempt_changes, control
+from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import BranchPoint
 from spark_abs.protocol.rebuild import LostStage, Repeat
 from tests.simulator.cluster import Checkpoint, Native, Stage, Storage
@@ -43,21 +44,24 @@ def abort_open(storage: Storage, run: RunId) -> Iterator[None]:
         yield
 
 
+def begun_from(state: ControlState, checkpoint: Checkpoint, plan: str, clock: Clock) -> ControlState:
+    """Begin the attempt of a restore to a checkpoint."""
+    return attempt_changes.begin_attempt(
+        state,
+        checkpoint.attempt,
+        checkpoint=checkpoint.id,
+        plan=plan,
+        host="sim",
+        pid=1,
+        now_ms=clock(),
+    )
+
+
 def restore(storage: Storage, checkpoint: Checkpoint, clock: Clock) -> Iterator[None]:
     """Bring everything back to a checkpoint under a new attempt; each step may be repeated."""
     channels = (channel for stage in storage.graph for channel in stage.channels)
     plan = to_json(BranchPoint({c: storage.cut_version(checkpoint.id, c) for c in channels}))
-    storage.control.append(
-        attempt_changes.begin_attempt(
-            storage.state,
-            checkpoint.attempt,
-            checkpoint=checkpoint.id,
-            plan=plan,
-            host="sim",
-            pid=1,
-            now_ms=clock(),
-        )
-    )
+    storage.control.append(begun_from(storage.state, checkpoint, plan, clock))
     yield
     run, attempt = storage.state.run, storage.state.attempt
     assert run is not None

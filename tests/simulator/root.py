@@ -33,7 +33,7 @@ from spark_abs.protocol.path import BranchPoint
 from spark_abs.protocol.stage_progress import begins_at, current_cut, sources_after, whole_after
 from tests.simulator.cluster import Checkpoint, Graph, Native, Stage, Storage
 from tests.simulator.parts import Parts
-from tests.simulator.recovery import Clock, abort_open
+from tests.simulator.recovery import Clock, abort_open, begun_from
 from tests.simulator.rewiring import parted
 from tests.simulator.table import JOB, Planned, Table
 
@@ -249,17 +249,7 @@ class Root(Storage):
         """Bring everything back to a checkpoint under a new attempt."""
         outputs = (o for s in checkpoint.snapshots for o in s.outputs if o.kind == CHANNEL)
         plan = to_json(BranchPoint({o.table: o.version for o in outputs if o.version is not None}))
-        self.control.append(
-            attempt_changes.begin_attempt(
-                self.state,
-                checkpoint.attempt,
-                checkpoint=checkpoint.id,
-                plan=plan,
-                host="sim",
-                pid=1,
-                now_ms=clock(),
-            )
-        )
+        self.control.append(begun_from(self.state, checkpoint, plan, clock))
         yield
         run, attempt = self.state.run, self.state.attempt
         assert run is not None
