@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.5
+_STOPPING = "the run at this root is stopping its queries; start the query again when it has ended"
 
 
 def foreach_batch(
@@ -117,14 +118,22 @@ class _Wrapped:
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
         """Join the root's run with the first batch, then run the batch as a stage does."""
         if self._joined is None or not self._joined[0].has(self._joined[1]):
-            host = _host_of(self, frame.sparkSession)
-            try:
-                self._joined = (host, host.join(self, frame.sparkSession, BatchId(batch_id)))
-            finally:
-                host.watch()
+            self._joined = self._join(frame.sparkSession, BatchId(batch_id))
         host, runner = self._joined
         host.raise_failure()
         runner.run_batch(frame, batch_id)
+
+    def _join(self, session: SparkSession, batch: BatchId) -> tuple[_Host, StageRunner]:
+        """Join the root's run; wait for the end of a run that no query was left in, and begin the next."""
+        while True:
+            host = _host_of(self, session)
+            try:
+                runner = host.join(self, session, batch)
+            finally:
+                host.watch()
+            if runner is not None:
+                return host, runner
+            host.await_end()
 
 
 _hosts: dict[str, _Host] = {}
@@ -210,7 +219,10 @@ class _Host:
         )
         self._lock = threading.Lock()
         self._watched = False
-        self._ending = False
+        self._left = False
+        """No query was left: the run ends by itself."""
+        self._stopping = False
+        """The run ends, and stops its queries."""
         self._coordination.start()
 
     @property
@@ -218,8 +230,15 @@ class _Host:
         """Whether the run has not ended."""
         return not self._termination.over.is_set()
 
-    def join(self, wrapped: _Wrapped, session: SparkSession, batch: BatchId) -> StageRunner:
+    def await_end(self) -> None:
+        """Wait until the run has ended."""
+        self._termination.over.wait()
+
+    def join(self, wrapped: _Wrapped, session: SparkSession, batch: BatchId) -> StageRunner | None:
         """Add a query with its first batch of this run; it takes the place of its recorded part.
+
+        Returns:
+            Its runner; None if the run is ending since no query was left.
 
         Raises:
             UsageError: the query does not use the checkpoint location of the current attempt, or a text names
@@ -227,7 +246,7 @@ class _Host:
             Refused: the name of a table leads to another table than before, or a table is older than its
                 newest checkpoint.
             GraphError: it cannot be together with another query of the root: see `refuse_together`.
-            StageStopped: the run is ending.
+            StageStopped: the run is stopping its queries.
         """
         ctx, stage, storage = self._ctx, wrapped.stage, self._ctx.root.storage
         native = NativeLog(ctx.native(stage))
@@ -244,8 +263,10 @@ class _Host:
         uses = Uses(stage, native.tables_read(batch), tuple(table.uri for table in tables))
         guest = _Guest(self._runner(wrapped, session, tables), native.query_id(), uses)
         with self._lock:
-            if self._ending:
-                raise StageStopped("the run of the root is ending; start the query again")
+            if self._left:
+                return None
+            if self._stopping:
+                raise StageStopped(_STOPPING)
             parts = (Uses.of_part(d.part) for d in self._dormant.values())
             refuse_together(uses, [*(g.uses for g in self._guests.values()), *parts], storage)
             found = attached(stage, tables, control.state, storage)
@@ -256,7 +277,7 @@ class _Host:
             welcomed = self._coordination.join(guest.runner)
         if not self._coordination.await_done(welcomed):
             self.raise_failure()
-            raise StageStopped("the run of the root is ending; start the query again")
+            raise StageStopped(_STOPPING)
         return guest.runner
 
     def watch(self) -> None:
@@ -342,8 +363,8 @@ class _Host:
     def _goes_on(self) -> bool:
         """Say whether a query is left; if not, none will join any more."""
         with self._lock:
-            self._ending = not any(self._is_active(guest) for guest in self._guests.values())
-            return not self._ending
+            self._left = not any(self._is_active(guest) for guest in self._guests.values())
+            return not self._left
 
     def _is_active(self, guest: _Guest) -> bool:
         return active_query(self._spark, guest.query) is not None
@@ -370,7 +391,9 @@ class _Host:
 
     def _stop_queries(self) -> None:
         with self._lock:
-            self._ending = True
+            if self._left:
+                return  # a query that has started since waits for the end of this run
+            self._stopping = True
         end_all(partial(self._stop_query, guest) for guest in list(self._guests.values()))
 
     def _stop_query(self, guest: _Guest) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import cast
 
+import pandas
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
@@ -202,7 +203,7 @@ def test_a_session_of_another_kind_is_refused() -> None:
 
 
 def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "version", lambda package: "1.5.3")
+    monkeypatch.setattr(pandas, "__version__", "1.5.3")
     with pytest.raises(UsageError, match=r"needs pandas 2\.\*, found 1\.5\.3: install it with pip"):
         configure(SparkSession.builder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from pyspark.sql import SparkSession
 
 import spark_abs
 from spark_abs.errors import Refused, UsageError
+from spark_abs.stages.snapshotter import Snapshotter
+from spark_abs.wrapped import foreach_batch
 from tests.job_support import Feed
 from tests.wrapped_support import SCHEMA, begin, command, covers, holds, ids, newest, running, stop, wait
 
@@ -109,3 +112,33 @@ def test_one_table_has_one_query_until_that_is_forgotten(spark: SparkSession, tm
     found = newest(root)
     assert found is not None
     assert [s.stage for s in found.stages] == ["second"]
+
+
+def test_a_query_that_starts_while_a_run_ends_begins_the_next_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failure: the query stops, and is started again before its run has ended."""
+    waits, close, await_end = threading.Event(), Snapshotter.close, foreach_batch._Host.await_end
+
+    def closed_late(self: Snapshotter) -> None:
+        assert waits.wait(60), "the second start waits for the run"
+        close(self)
+
+    def awaited(self: foreach_batch._Host) -> None:
+        waits.set()
+        await_end(self)
+
+    pair = Pair(spark, tmp_path)
+    pair.feeds["a"].write({"id": 1})
+    query = begin(pair.feeds["a"].stream(), pair.root, "a", pair.tables["a"])
+    wait(partial(covers, pair.root, "a"), "a checkpoint", query)
+    monkeypatch.setattr(Snapshotter, "close", closed_late)
+    monkeypatch.setattr(foreach_batch._Host, "await_end", awaited)
+    host = foreach_batch._hosts[pair.root]
+    query.stop()
+    wait(lambda: host._left, "no query is left")
+    pair.feeds["a"].write({"id": 2})
+    query = begin(pair.feeds["a"].stream(), pair.root, "a", pair.tables["a"])
+    wait(partial(holds, pair.tables["a"], [1, 2]), "its row", query)
+    assert not host.alive
+    stop(pair.root, query)
