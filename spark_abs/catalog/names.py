@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from spark_abs.channels.quoting import quoted
-
 MOST_PARTS = 3
 """`catalog.schema.table`."""
 
@@ -53,6 +51,11 @@ def parse(text: str) -> TableName | str | None:
         if text[found.end()] != ".":
             break
     return None
+
+
+def quoted(name: str) -> str:
+    """Return a name, of a column or a part of a table's, in backticks: Spark takes it whatever is in it."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def readings(text: str, name: str) -> str:

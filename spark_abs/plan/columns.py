@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
-from spark_abs.channels.quoting import quoted
+from spark_abs.catalog.names import quoted
 from spark_abs.model import ChannelId
 from spark_abs.spark.plans import items, nodes
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.quoting import quoted
+from spark_abs.catalog.names import quoted
 from spark_abs.errors import DamageError
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import LookupVersion, StageId

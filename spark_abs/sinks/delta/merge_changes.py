@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.quoting import quoted
+from spark_abs.catalog.names import quoted
 from spark_abs.codec import to_json
 from spark_abs.errors import UsageError
 from spark_abs.protocol.change_data import ChangeOptions

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.quoting import quoted
+from spark_abs.catalog.names import quoted
 from spark_abs.protocol.change_data import END_AT, START_AT
 from spark_abs.sinks.delta.merge_keys import StoredKey, named_struct
 from spark_abs.sinks.delta.spark_writer import Clauses

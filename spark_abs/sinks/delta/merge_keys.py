@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spark_abs.channels.quoting import quoted
+from spark_abs.catalog.names import quoted
 from spark_abs.store.table import Table
 
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_abs.channels.quoting import quoted
+from spark_abs.catalog.names import quoted
 from spark_abs.model import NO_TABLE
 from spark_abs.sinks.delta.options import Delta
 from spark_abs.spark.delta import SparkDeltaTable, conflicts, create_table
