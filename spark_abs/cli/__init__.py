@@ -1,1 +1,1 @@
-"""The command `spark-abs`: one module per command."""
+"""The command `spark-abs`, in modules by subject."""

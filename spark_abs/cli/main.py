@@ -12,21 +12,13 @@ import click
 
 from spark_abs.advice import command_line
 from spark_abs.cli.check import check
-from spark_abs.cli.checkpoints import list_checkpoints
-from spark_abs.cli.dispose import dispose
 from spark_abs.cli.doctor import doctor
-from spark_abs.cli.forget import forget
 from spark_abs.cli.guide import guide
-from spark_abs.cli.history import history
-from spark_abs.cli.restore import restore
+from spark_abs.cli.observe import history, list_checkpoints, show, status, verify
+from spark_abs.cli.restore import dispose, forget, restore
 from spark_abs.cli.root_command import Context, output_option, storage_errors
-from spark_abs.cli.savepoint import savepoint
-from spark_abs.cli.set import set_settings
-from spark_abs.cli.show import show
+from spark_abs.cli.running import savepoint, set_settings, stop
 from spark_abs.cli.state import state
-from spark_abs.cli.status import status
-from spark_abs.cli.stop import stop
-from spark_abs.cli.verify import verify
 from spark_abs.errors import AbsError, UsageError, lacks_spark
 
 

@@ -1,4 +1,4 @@
-"""`spark-abs restore`: bring a job back to a checkpoint."""
+"""Commands that change what a root holds, without a run: `restore`, `dispose`, `forget`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 from spark_abs.cli.output import Output
 from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import UsageError
+from spark_abs.restore.dispose import dispose_savepoint
+from spark_abs.restore.forget import forget_query
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted
 from spark_abs.store.root import Root
@@ -141,3 +143,35 @@ def confirmed(out: Output, question: str) -> bool:
 
 def _silent(_: Output) -> None:
     """Print nothing."""
+
+
+@click.command
+@root_command
+@click.argument("savepoint", metavar="ID|NAME")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def dispose(ctx: Context, root: Root, savepoint: str, yes: bool) -> None:
+    """Remove a savepoint: nobody can go back to it any more. The job may run.
+
+    What only it needed, of state and of channels, goes with the next clean-up of a run. Do not use its name
+    again: the tag that it has in an Iceberg table stays.
+    """
+    if not (yes or confirmed(ctx.out, f"Remove savepoint {savepoint!r} for good?")):
+        raise UsageError("nothing was changed: give --yes to remove it")
+    gone = dispose_savepoint(root, savepoint, ctx.now_ms)
+    ctx.out.result(
+        {"checkpoint": gone.id, "name": gone.name},
+        lambda out: out.line(f"savepoint {gone.name!r}, checkpoint {gone.id}, is removed"),
+    )
+
+
+@click.command
+@root_command
+@click.argument("query")
+def forget(ctx: Context, root: Root, query: str) -> None:
+    """Leave a wrapped query that is gone for good out of later checkpoints; its tables stay as they are.
+
+    While a query does not run, each checkpoint carries its last part over, until it runs again or is
+    forgotten.
+    """
+    done = forget_query(root, query, ctx.now_ms, ctx.pause)
+    ctx.out.result(done, lambda out: out.line(f"query {query!r} is forgotten: no later checkpoint has it"))

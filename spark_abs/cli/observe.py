@@ -1,0 +1,283 @@
+"""Commands that read what a root records: `list`, `show`, `status`, `history`, `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import click
+
+from spark_abs.advice import named
+from spark_abs.cli.output import Output, duration, moment, one_line, size, text_of
+from spark_abs.cli.root_command import Context, root_command
+from spark_abs.errors import DamageError
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifests.find import lookup
+from spark_abs.model import NO_BATCH, CheckpointMode, RunKind
+from spark_abs.observe.events import event_rows
+from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
+from spark_abs.observe.live_run import lease_timeout_ms
+from spark_abs.observe.sources import SourcePosition, source_positions
+from spark_abs.observe.status import JobStatus, job_status
+from spark_abs.observe.verification import verify_one, verify_root
+from spark_abs.snapshots.layout import END_OF_TIME_MS
+from spark_abs.store.history import HistoryRow
+from spark_abs.store.root import Root
+
+CHECKPOINTS = (
+    ("id", True),
+    ("kind", False),
+    ("name", False),
+    ("attempt", True),
+    ("completed (UTC)", False),
+    ("age", True),
+    ("duration", True),
+    ("new", True),
+    ("full", True),
+    ("", False),
+)
+
+
+@click.command("list")
+@root_command
+def list_checkpoints(ctx: Context, root: Root) -> None:
+    """List completed checkpoints and savepoints by id.
+
+    Those that a restore left behind are marked, and those that an edit made.
+    """
+    rows = checkpoint_rows(root, ctx.now_ms())
+
+    def text(out: Output) -> None:
+        if rows:
+            out.table(CHECKPOINTS, map(_checkpoint_cells, rows))
+        else:
+            out.line("no checkpoint was completed yet")
+
+    ctx.out.result(rows, text)
+
+
+def _checkpoint_cells(row: CheckpointRow) -> tuple[str, ...]:
+    said = "abandoned" if row.abandoned else "edited" if row.edited else ""
+    mark = f"damaged: {one_line(row.damage)}" if row.damage else said
+    return (
+        text_of(row.id),
+        text_of(row.kind),
+        text_of(row.name),
+        text_of(row.attempt),
+        moment(row.completed_ms),
+        duration(row.age_ms),
+        duration(row.duration_ms),
+        size(row.size_new),
+        size(row.size_full),
+        mark,
+    )
+
+
+SNAPSHOTS = (
+    ("stage", False),
+    ("batch", True),
+    ("partitions", True),
+    ("watermark (UTC)", True),
+    ("start delay", True),
+    ("alignment", True),
+    ("waited", True),
+    ("sync", True),
+    ("async", True),
+    ("new", True),
+    ("full", True),
+    ("files", True),
+)
+SOURCES = (("stage", False), ("source", False), ("position", False), ("last files", False))
+FILES_SHOWN = 3
+OUTPUTS = (("stage", False), ("output", False), ("kind", False), ("version", True), ("table", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A manifest and where it stands."""
+
+    abandoned: bool
+    manifest: Manifest
+    sources: tuple[SourcePosition, ...]
+
+
+@click.command
+@root_command
+@click.argument("checkpoint", metavar="ID|NAME|latest")
+def show(ctx: Context, root: Root, checkpoint: str) -> None:
+    """Show one checkpoint: its stages, what each took, where sources stand, and the versions of outputs."""
+    found = lookup(root, checkpoint)
+    sources = (s for stage in found.manifest.stages for s in source_positions(root, stage))
+    shown = Shown(found.abandoned, found.manifest, tuple(sources))
+    ctx.out.result(shown, lambda out: _checkpoint_text(out, shown))
+
+
+def _checkpoint_text(out: Output, shown: Shown) -> None:
+    manifest = shown.manifest
+    out.pairs(_checkpoint_pairs(shown))
+    out.line("")
+    out.table(SNAPSHOTS, (_stage(s) for s in manifest.stages))
+    if shown.sources:
+        out.line("")
+        out.table(SOURCES, map(_source, shown.sources))
+    out.line("")
+    out.table(
+        OUTPUTS,
+        (
+            (s.stage, o.output, o.kind, text_of(o.version), named(o.name, o.table))
+            for s in manifest.stages
+            for o in s.outputs
+        ),
+    )
+
+
+def _checkpoint_pairs(shown: Shown) -> Iterator[tuple[str, str]]:
+    found = shown.manifest
+    name = f" {found.name!r}" if found.name else ""
+    mode = "" if found.mode is CheckpointMode.ALIGNED else f", {found.mode}"
+    yield found.kind.value, f"{found.id}{name}{mode}{', abandoned' if shown.abandoned else ''}"
+    if found.edited is None:
+        yield "job", f"{found.job}, attempt {found.attempt}, run {found.run}"
+    else:
+        origin = f"checkpoint {found.edited.checkpoint} of attempt {found.edited.attempt}"
+        yield "job", f"{found.job}, made from {origin} by an edit"
+    yield "completed", f"{moment(found.completed_ms)} UTC"
+    yield "completed in", duration(found.completed_ms - found.triggered_ms)
+    yield "size", f"{size(found.size_full)}, of which new {size(found.size_new)}"
+    late = sum(s.dropped_late for s in found.stages)
+    yield "dropped late", f"{late} rows"
+
+
+def _watermark(ms: int | None) -> str:
+    return "end of time" if ms == END_OF_TIME_MS else moment(ms)
+
+
+def _source(found: SourcePosition) -> tuple[str, ...]:
+    names = [unquote(uri.rpartition("/")[2]) for uri in found.files]
+    more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
+    return found.stage, found.source, found.said, ", ".join(names[:FILES_SHOWN]) + more
+
+
+def _stage(found: StageSnapshot) -> tuple[str, ...]:
+    timings = found.timings
+    return (
+        found.stage if found.carried is None else f"{found.stage} (as of checkpoint {found.carried})",
+        "-" if found.cut_batch == NO_BATCH else str(found.cut_batch),
+        str(found.shuffle_partitions or "-"),
+        _watermark(found.watermark_ms),
+        duration(timings.start_delay_ms),
+        duration(timings.alignment_ms),
+        duration(timings.backpressured_ms),
+        duration(timings.sync_ms),
+        duration(timings.async_ms),
+        size(found.size_new),
+        size(found.size_full),
+        str(len(found.files)),
+    )
+
+
+@click.command
+@root_command
+def status(ctx: Context, root: Root) -> None:
+    """Show the attempt and run of a job, whether it is alive, and its open and last checkpoints."""
+    found = job_status(root, ctx.now_ms(), lease_timeout_ms())
+    ctx.out.result(found, lambda out: out.pairs(_status_pairs(found, ctx.now_ms())))
+
+
+def _status_pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
+    yield "job", f"{found.job} at {found.root}"
+    origin = f", restored from checkpoint {found.restored_from}" if found.restored_from is not None else ""
+    yield "attempt", f"{found.attempt}{origin}{'' if found.ready else ', restore not finished: run it again'}"
+    if found.run is not None:
+        run, began = found.run, duration(now_ms - found.run.started_ms)
+        kind = "" if run.kind is RunKind.JOB else f", a{'n' if run.kind is RunKind.EDIT else ''} {run.kind}"
+        how = f"ended: {run.ended}" if run.ended is not None else "at work"
+        if found.killed:
+            how = "killed, or its machine was lost: it recorded no end"
+        yield "run", f"{run.id}{kind}, begun {began} ago by process {run.pid} on {run.host}, {how}"
+    if found.alive is not None:
+        yield "alive", f"yes, heard of {duration(found.alive.heard_ms)} ago"
+    else:
+        yield "alive", "no"
+    for stuck in found.stuck:
+        times = "once" if stuck.restarts == 1 else f"{stuck.restarts} times"
+        where = "its first batch" if stuck.batch == NO_BATCH else f"batch {stuck.batch}"
+        said = f"stage {stuck.stage!r} has been restarted {times} without finishing {where}: {stuck.cause}"
+        yield "no progress", said
+    for claim in found.open:
+        name = f" {claim.name!r}" if claim.name else ""
+        yield "open checkpoint", f"{claim.id}, {claim.kind}{name}, for {duration(claim.age_ms)}"
+    if found.last is not None:
+        yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago"
+    else:
+        yield "last completed", "none"
+    if found.last_aborted is not None:
+        aborted = found.last_aborted
+        yield (
+            "last aborted",
+            f"{aborted.id}, {aborted.reason}{': ' if aborted.detail else ''}{aborted.detail}",
+        )
+    for command in found.pending:
+        name = f" {command.name!r}" if command.name else ""
+        yield "waiting command", f"{command.kind}{name}, for {duration(now_ms - command.asked_ms)}"
+
+
+EVENTS = (
+    ("time (UTC)", False),
+    ("event", False),
+    ("id", True),
+    ("attempt", True),
+    ("run", True),
+    ("stage", False),
+    ("duration", True),
+    ("new", True),
+    ("full", True),
+    ("", False),
+)
+
+
+@click.command
+@root_command
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show only the newest N events.")
+def history(ctx: Context, root: Root, limit: int | None) -> None:
+    """List the events of all checkpoints, oldest first, also of those that are gone."""
+    rows = event_rows(root, limit)
+    ctx.out.result(rows, lambda out: out.table(EVENTS, map(_event_cells, rows)))
+
+
+def _event_cells(row: HistoryRow) -> tuple[str, ...]:
+    return (
+        moment(row.at_ms),
+        row.event.value,
+        text_of(row.checkpoint),
+        text_of(row.attempt),
+        text_of(row.run),
+        row.stage or "",
+        duration(row.duration_ms),
+        size(row.size_new),
+        size(row.size_full),
+        one_line(": ".join(part for part in (row.name, row.reason, row.detail) if part)),
+    )
+
+
+FINDINGS = (("path", False), ("checkpoint", True), ("stage", False), ("problem", False))
+
+
+@click.command
+@root_command
+@click.argument("checkpoint", metavar="[ID|NAME|latest]", required=False)
+def verify(ctx: Context, root: Root, checkpoint: str | None) -> None:
+    """Read every byte of one checkpoint, or of all and whatever else the job needs; exit code 3 on damage."""
+    found = verify_root(root, ctx.out) if checkpoint is None else verify_one(root, checkpoint, ctx.out)
+
+    def text(out: Output) -> None:
+        if not found:
+            out.line("nothing is damaged")
+            return
+        rows = ((f.path, text_of(f.checkpoint), text_of(f.stage), one_line(f.problem)) for f in found)
+        out.table(FINDINGS, rows)
+
+    ctx.out.result({"findings": found}, text)
+    if found:
+        click.get_current_context().exit(DamageError.exit_code)

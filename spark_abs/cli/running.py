@@ -1,0 +1,83 @@
+"""Commands for a running job: `savepoint`, `set`, `stop`."""
+
+from __future__ import annotations
+
+import click
+
+from spark_abs.cli.root_command import Context, root_command
+from spark_abs.codec import to_plain
+from spark_abs.errors import UsageError
+from spark_abs.manifests.find import check_savepoint_name
+from spark_abs.observe.client import ask_run, new_command, set_live, stop_run
+from spark_abs.protocol.control import CommandKind
+from spark_abs.quantities import duration_ms
+from spark_abs.store.root import Root
+
+
+@click.command
+@root_command
+@click.argument("name")
+@click.option(
+    "--timeout", metavar="DURATION", help="How long to wait, e.g. 5m; by default until the job ends."
+)
+def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:
+    """Take a savepoint of the running job, and wait until it is complete.
+
+    Exit code 4: that took longer than the timeout, and it may still complete.
+    """
+    check_savepoint_name(name)
+    patience_s = None if timeout is None else _seconds(timeout)
+    with ctx.out.waiting(f"waiting for savepoint {name!r}"):
+        command = new_command(CommandKind.SAVEPOINT, ctx.now_ms(), name)
+        answer = ask_run(root, command, ctx.now_ms, ctx.pause, patience_s)
+    said = f"savepoint {name!r} is checkpoint {answer.checkpoint}{answer.message.removeprefix('completed')}"
+    ctx.out.result(answer, lambda out: out.line(said))
+
+
+def _seconds(timeout: str) -> float:
+    try:
+        return duration_ms(timeout) / 1000
+    except ValueError as error:
+        raise UsageError(f"--timeout {timeout!r}: {error}") from None
+
+
+@click.command("set")
+@root_command
+@click.argument("changes", metavar="KEY=VALUE...", nargs=-1)
+def set_settings(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
+    """Change settings of the running job, e.g. interval=30s mode=unaligned.
+
+    They hold at once and until the run ends: at its next start the job takes its own configuration again.
+    """
+    given: dict[str, str] = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise UsageError(f"{change!r} is not KEY=VALUE, such as interval=30s")
+        given[key.strip()] = value
+    with ctx.out.waiting("waiting for the job to take the settings"):
+        answer = set_live(root, given, ctx.now_ms, ctx.pause)
+    ctx.out.result(answer, lambda out: out.line(answer.message))
+
+
+@click.command
+@root_command
+@click.option(
+    "--savepoint",
+    "name",
+    metavar="NAME",
+    help="Take a savepoint first; nothing after its barrier is processed.",
+)
+@click.option(
+    "--drain",
+    is_flag=True,
+    help="Before the savepoint, stop the sources, advance the watermark to its end and emit every open "
+    "window. Not for resuming with the same event time: rows that come later count as late.",
+)
+def stop(ctx: Context, root: Root, name: str | None, drain: bool) -> None:
+    """Stop the running job gracefully, and wait until it has ended."""
+    with ctx.out.waiting("waiting for the job to stop" + (f" with savepoint {name!r}" if name else "")):
+        answer, how = stop_run(root, name, drain, ctx.now_ms, ctx.pause)
+    taken = f"; savepoint {name!r} is checkpoint {answer.checkpoint}" if name else ""
+    stopped = how if how.startswith("stopped") else "stopped"
+    ctx.out.result({**to_plain(answer), "ended": how}, lambda out: out.line(f"{stopped}{taken}"))
