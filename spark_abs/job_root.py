@@ -15,11 +15,9 @@ from spark_abs.logs import speak
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.model import CheckpointId
 from spark_abs.observe.client import ask_run, new_command, set_live, stop_run
-from spark_abs.observe.events import event_table
-from spark_abs.observe.listing import checkpoint_table
-from spark_abs.observe.live_run import lease_timeout_ms
+from spark_abs.observe.listing import checkpoint_table, event_table
 from spark_abs.observe.progress import SILENT, Progress
-from spark_abs.observe.status import JobStatus, job_status
+from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
 from spark_abs.observe.tables import create_views, read_sink, tables_at
 from spark_abs.observe.verification import finding_table, verify_one, verify_root
 from spark_abs.protocol.control import CommandKind

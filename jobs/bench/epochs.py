@@ -15,7 +15,7 @@ import spark_abs
 from bench.figures import Figure, figure
 from bench.processes import gate_megabytes
 from bench.slow_consumer import driver_memory
-from spark_abs.observe.events import event_rows
+from spark_abs.observe.listing import event_rows
 from spark_abs.store.history import HistoryEvent
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from bench import wide
 from bench.figures import Figure, figure, ratios
 from bench.processes import cpu_seconds
 from bench.traffic import write_events
-from spark_abs.observe.events import event_rows
+from spark_abs.observe.listing import event_rows
 from spark_abs.store.history import HistoryEvent
 
 if TYPE_CHECKING:

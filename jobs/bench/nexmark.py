@@ -25,7 +25,7 @@ from rich.console import Console
 from bench import nexmark_events
 from bench.figures import Figure, figure, ratios
 from bench.nexmark_queries import QUERIES, Query, declare
-from spark_abs.observe.events import event_rows
+from spark_abs.observe.listing import event_rows
 from spark_abs.sinks.delta.commit_metadata import note_of
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.log import read_commit, versions_in

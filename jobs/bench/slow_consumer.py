@@ -17,7 +17,7 @@ from rich.console import Console
 import spark_abs
 from bench.backlog import unread
 from bench.figures import Figure, figure
-from spark_abs.observe.events import event_rows
+from spark_abs.observe.listing import event_rows
 from spark_abs.store.history import HistoryEvent
 
 if TYPE_CHECKING:

@@ -15,11 +15,9 @@ from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.find import lookup
 from spark_abs.model import NO_BATCH, CheckpointMode, RunKind
-from spark_abs.observe.events import event_rows
-from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
-from spark_abs.observe.live_run import lease_timeout_ms
+from spark_abs.observe.listing import CheckpointRow, checkpoint_rows, event_rows
 from spark_abs.observe.sources import SourcePosition, source_positions
-from spark_abs.observe.status import JobStatus, job_status
+from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
 from spark_abs.observe.verification import verify_one, verify_root
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.history import HistoryRow

@@ -17,7 +17,7 @@ from spark_abs.restore.rescale import Wanted
 from spark_abs.store.root import Root
 
 if TYPE_CHECKING:
-    from spark_abs.restore.steps import RestorePlan
+    from spark_abs.restore.restoring import RestorePlan
 
 
 @click.command

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from spark_abs.advice import way
 from spark_abs.errors import CheckpointPending, Refused, UsageError
 from spark_abs.manifests.find import check_savepoint_name
-from spark_abs.observe.live_run import lease_timeout_ms, live_run
+from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.protocol.control import Command, CommandKind, ControlState, ask
 from spark_abs.settings import Settings
 from spark_abs.store.control import Control

@@ -1,4 +1,4 @@
-"""The checkpoints of a root as rows, and as a table."""
+"""The checkpoints of a root and the events of its history, as rows and as tables."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
+from spark_abs.codec import from_plain
+from spark_abs.errors import DamageError
 from spark_abs.manifests.find import list_manifests
 from spark_abs.model import NO_ATTEMPT, AttemptId, CheckpointId, RunId
+from spark_abs.store import history
 from spark_abs.store.control import Control
+from spark_abs.store.history import PATH, History, HistoryRow
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +101,33 @@ def checkpoint_rows(root: Root, now_ms: int) -> tuple[CheckpointRow, ...]:
     ]
     rows += [CheckpointRow(d.id, damage=f"{d.path}: {d.error}") for d in found.damaged]
     return tuple(sorted(rows, key=lambda row: row.id or 0))
+
+
+def event_table(root: Root, limit: int | None = None) -> pa.Table:
+    """Return the newest `limit` events by time, all if None, in the columns of `history/`.
+
+    Raises:
+        UsageError: there is no job at this root.
+        DamageError: the history cannot be read.
+    """
+    Control.open(root)
+    try:
+        Table.open(root.place(PATH))
+    except FileNotFoundError:
+        return history.SCHEMA.empty_table()
+    events = History(root).read()
+    return events if limit is None else events.slice(max(0, events.num_rows - limit))
+
+
+def event_rows(root: Root, limit: int | None = None) -> tuple[HistoryRow, ...]:
+    """Return the newest `limit` events by time, all if None.
+
+    Raises:
+        UsageError: there is no job at this root.
+        DamageError: the history cannot be read.
+    """
+    events = event_table(root, limit)
+    try:
+        return tuple(from_plain(HistoryRow, row) for row in events.to_pylist())
+    except DamageError as error:
+        raise DamageError(f"{root.uri}/{PATH} holds a row that is no event: {error}") from error

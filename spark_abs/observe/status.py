@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
-from spark_abs.model import AttemptId, CheckpointId, RunId, RunKind
+from spark_abs.model import NO_BATCH, AttemptId, BatchId, CheckpointId, RunId, RunKind, StageId
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
-from spark_abs.observe.live_run import LiveRun, live_run
-from spark_abs.observe.stuck import StuckStage, stuck_stages
-from spark_abs.protocol.control import Aborted, Command, Run
+from spark_abs.protocol.control import Aborted, Command, ControlState, Run
+from spark_abs.settings import Settings
 from spark_abs.store.control import Control
+from spark_abs.store.history import PATH, History
+from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that is at work."""
+
+    run: RunId
+    host: str
+    pid: int
+    heard_ms: int
+    """Since it last renewed its lease."""
+
+
+def lease_timeout_ms() -> int:
+    """Return the silence after which a run on another host counts as dead, where no job says it itself.
+
+    Raises:
+        ConfigError: a variable of the environment is no setting or cannot be read.
+    """
+    return Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
+
+
+def live_run(root: Root, now_ms: int, timeout_ms: int) -> LiveRun | None:
+    """Return the run whose lease holds, None if there is none.
+
+    Args:
+        root: the root of the job.
+        now_ms: the wall clock.
+        timeout_ms: silence after which a run on another host counts as dead (`spark.abs.run.leaseTimeout`).
+    """
+    lease = read_lease(root)
+    if lease is None or not lease.alive(now_ms, timeout_ms):
+        return None
+    return LiveRun(lease.run, lease.host, lease.pid, max(0, now_ms - lease.beat_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class StuckStage:
+    """A stage without progress."""
+
+    stage: StageId
+    batch: BatchId
+    restarts: int
+    """In a row, at this batch."""
+    cause: str
+    """Of its last failure that was followed by a restart."""
+
+
+def stuck_stages(root: Root, state: ControlState, run: RunId) -> tuple[StuckStage, ...]:
+    """Return the stages of a run that have not finished the batch at which they failed last."""
+    if not root.place(PATH).exists():
+        return ()
+    found: dict[StageId, StuckStage] = {}
+    for stage, batch, cause in History(root).restarts(run):
+        before = found.get(stage)
+        in_row = before.restarts + 1 if before is not None and before.batch == batch else 1
+        found[stage] = StuckStage(stage, batch, in_row, cause)
+    return tuple(each for each in found.values() if not _finished(root, state, each))
+
+
+def _finished(root: Root, state: ControlState, stuck: StuckStage) -> bool:
+    attempt = state.attempt
+    place = root.native(attempt.natives, attempt.id, attempt.directory(stuck.stage))
+    batch = 0 if stuck.batch == NO_BATCH else int(stuck.batch)
+    return place.read(f"commits/{batch}") is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from spark_abs.protocol import control as ledger
 from spark_abs.restore.outside import ReturnOutside
 from spark_abs.restore.prepare import Prepared
 from spark_abs.restore.refusals import Force
-from spark_abs.restore.steps import BeginAttempt, RestorePlan, RestoreSink, Restoring
+from spark_abs.restore.restoring import RestorePlan, Restoring
+from spark_abs.restore.steps import BeginAttempt, RestoreSink
 from spark_abs.store.clock import now_ms
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.lease import own_lease, renew

@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
+import os
+import socket
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_abs.errors import DamageError, Refused, UsageError
-from spark_abs.manifest import Manifest, StateFunction
+from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive, UsageError
+from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
+from spark_abs.manifests.checkpoints import Checkpoints, abort_open
 from spark_abs.manifests.find import check_savepoint_name
-from spark_abs.model import PROVIDERS, CheckpointId, Provider, ProviderName, StageId
+from spark_abs.model import (
+    NO_ATTEMPT,
+    PROVIDERS,
+    Barrier,
+    CheckpointId,
+    CheckpointKind,
+    Provider,
+    ProviderName,
+    RunId,
+    RunKind,
+    StageId,
+)
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.state import form_of, state_frame
 from spark_abs.observe.state_at import StateAt, choose_operator, find_stage, find_state
-from spark_abs.restore.edited import StageChange, write_edited
-from spark_abs.restore.edited_rows import corrected, fitted, form_of_frame, require_one_row_a_key
-from spark_abs.restore.rewrite import NewState, require_rewritable
+from spark_abs.observe.status import lease_timeout_ms, live_run
+from spark_abs.observe.verification import damaged_rows, require_intact
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.control import Aborted
+from spark_abs.restore.edited_rows import (
+    corrected,
+    fitted,
+    form_of_frame,
+    require_one_row_a_key,
+    require_something,
+)
+from spark_abs.restore.rewrite import NewState, OperatorChange, require_rewritable, rewrite_stage
+from spark_abs.snapshots.materialise import clear_ahead, passing_place
 from spark_abs.snapshots.operators import TRANSFORM
+from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.spark.versions import require_state_rewriter
 from spark_abs.state.rows import StateRows
+from spark_abs.store.clock import now_ms
+from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.lease import holding_lease, own_lease, renew
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,7 +96,7 @@ class Edit:
         """
         found = self._function(stage, operator)
         form = form_of(self._session, self._root, found)
-        return self._take(found, form, fitted(rows, form, _named(found, form)))
+        return self._take(found, form, fitted(rows, form, _function_name(found, form)))
 
     def correct(self, stage: str, rows: DataFrame, *, operator: int | str | None = None) -> Edit:
         """Let the keys of these rows have what they say; a row without value and timeout removes its key.
@@ -76,8 +109,8 @@ class Edit:
         """
         found = self._function(stage, operator)
         form, before = self._so_far(found)
-        changed = fitted(rows, form, _named(found, form))
-        require_one_row_a_key(changed, _named(found, form))
+        changed = fitted(rows, form, _function_name(found, form))
+        require_one_row_a_key(changed, _function_name(found, form))
         kept = [column for column in before.columns if column not in rows.columns]
         return self._take(found, form, corrected(before, changed, kept))
 
@@ -100,7 +133,7 @@ class Edit:
         found = self._function(stage, operator)
         old = form_of(self._session, self._root, found)
         form = form_of_frame(rows, old if key_groups is None else replace(old, key_groups=key_groups))
-        return self._take(found, form, fitted(rows, form, _named(found, form)))
+        return self._take(found, form, fitted(rows, form, _function_name(found, form)))
 
     def remove(self, stage: str, *, operator: int | str | None = None) -> Edit:
         """Remove all state of a stage, or of one of its operators: it goes on from its positions with none.
@@ -213,5 +246,272 @@ class Edit:
         return {number: uid for number, uid in found.items() if uid}
 
 
-def _named(found: StateAt, form: StateFunction) -> str:
+def _function_name(found: StateAt, form: StateFunction) -> str:
     return f"stage {found.snapshot.stage!r}, function {form.uid!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageChange:
+    """What an edit does to one stage."""
+
+    operators: dict[int, OperatorChange]
+    functions: dict[str, StateFunction | None]
+    """New forms of its functions, by their uids; None: of that one nothing is left."""
+    places: dict[int, str]
+    """The uids of its functions, by the numbers of their operators, as they were."""
+    provider: Provider | None = None
+    """What keeps its state from then on; None if that stays."""
+
+
+def write_edited(
+    session: SparkSession,
+    root: Root,
+    *,
+    manifest: Manifest,
+    changes: Mapping[StageId, StageChange],
+    name: str,
+    progress: Progress,
+) -> CheckpointId:
+    """Write a savepoint with some state changed; see `Edit.write`."""
+    control = Control.open(root)
+    newest = _require_free(root, control, name)
+    changes = {stage: _settled(stage, change) for stage, change in changes.items()}
+    with progress.count(f"verifying checkpoint {manifest.id}", manifest.size_full) as counted:
+        require_intact(root, manifest, damaged_rows(root), counted)
+    state = _begin(root, control, newest)
+    run, asked = state.runs[-1].id, frozenset(c.id for c in state.commands)
+    how = "failed: the edit did not end"
+    try:
+        with holding_lease(root, run):
+            checkpoints = Checkpoints.open(root, state.job)
+            checkpoints.fence(run)
+            clear_ahead(root.anywhere(state.attempt.natives), run)
+            abort_open(control, checkpoints, run)
+            kept = StateStorage.open(root, state.job, run, checkpoints.load_all())
+            editor = _Editor(session, root, control=control, checkpoints=checkpoints, kept=kept, run=run)
+            written = editor.write(manifest, changes, name, progress)
+        how = f"edited: savepoint {name!r}"
+    finally:
+        try:
+            control.update(lambda s: _ended(s, run, how, asked))
+        finally:
+            renew(root, own_lease(run, now_ms()), now_ms(), ended=True)
+    return written
+
+
+def _require_free(root: Root, control: Control, name: str) -> RunId | None:
+    """Refuse beside a run that is alive, and a name that is taken; return the newest run, None for none."""
+    state = control.state
+    _require_quiet(root, state.job)
+    if any(s.name == name for s in Checkpoints.open(root, state.job).summaries()):
+        raise Refused(f"job {state.job!r} has a savepoint {name!r}: give the new one another name")
+    return state.newest_run
+
+
+def _require_quiet(root: Root, job: str) -> None:
+    alive = live_run(root, now_ms(), lease_timeout_ms())
+    if alive is not None:
+        raise RunAlive(
+            f"run {alive.run} of job {job!r} is alive: process {alive.pid} on {alive.host}; an edit writes "
+            "as the owner of the root: stop the job, with run.stop() where it was started or with "
+            "`spark-abs stop ROOT`, edit, then restore"
+        )
+
+
+def _begin(root: Root, control: Control, newest: RunId | None) -> ledger.ControlState:
+    """Take a run, unless somebody has taken one while rows were computed and bytes read: his goes on."""
+
+    def begin(state: ledger.ControlState) -> ledger.ControlState:
+        now = state.newest_run
+        if now != newest:
+            raise Refused(f"run {now} of job {state.job!r} has begun meanwhile: stop it, then edit again")
+        return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms(), RunKind.EDIT)
+
+    _require_quiet(root, control.state.job)
+    return control.update(begin)
+
+
+def _ended(state: ledger.ControlState, run: RunId, how: str, before: Collection[str]) -> ledger.ControlState:
+    """End the run, and answer who took it for the job and asked it something: the next run is not meant."""
+    if state.newest_run == run:
+        state = ledger.dismiss(state, f"run {run} was an edit, which has ended: nothing was done", before)
+    return ledger.end_run(state, run, how)
+
+
+def _settled(stage: StageId, change: StageChange) -> StageChange:
+    """Compute the new rows, once and before anything is written, and check what no type says."""
+    operators = dict(change.operators)
+    for number, new in operators.items():
+        if isinstance(new, NewState):
+            frame = new.frame.localCheckpoint(eager=True)
+            who = f"stage {stage!r}, function {new.rows.function.uid!r}"
+            require_one_row_a_key(frame, who)
+            require_something(frame, who)
+            operators[number] = replace(new, frame=frame)
+    return replace(change, operators=operators)
+
+
+@dataclass(frozen=True, slots=True)
+class _Editor:
+    """The hands of an edit, once it owns the root."""
+
+    session: SparkSession
+    root: Root
+    control: Control
+    checkpoints: Checkpoints
+    kept: StateStorage
+    run: RunId
+
+    def write(
+        self, manifest: Manifest, changes: Mapping[StageId, StageChange], name: str, progress: Progress
+    ) -> CheckpointId:
+        """Claim an id, write the state, and commit the manifest."""
+        barrier = self._claim(name)
+        try:
+            self._record(HistoryEvent.TRIGGERED, barrier, manifest)
+            new = self._manifest(barrier, manifest, changes, progress)
+            if missing := self.kept.missing(f for s in new.stages for f in s.files):
+                raise DamageError(f"bytes of {missing[0].path} are gone from state/: see `spark-abs verify`")
+            if not self._complete(new):
+                raise Refused(f"id {barrier.id} was closed meanwhile: edit again")
+        except BaseException as error:
+            self._close(barrier, manifest, error)
+            raise
+        self.control.update(lambda s: ledger.settle(s, completed=(barrier.id,)))
+        self.kept.unpin(barrier.id, completed=True)
+        self._record(HistoryEvent.COMPLETED, barrier, manifest, new)
+        return barrier.id
+
+    def _claim(self, name: str) -> Barrier:
+        taken: list[Barrier] = []
+
+        def change(state: ledger.ControlState) -> ledger.ControlState:
+            state, barrier = ledger.claim(
+                state, self.run, kind=CheckpointKind.SAVEPOINT, name=name, now_ms=now_ms()
+            )
+            taken[:] = [barrier]
+            return state
+
+        self.control.update(change)
+        return taken[0]
+
+    def _manifest(
+        self,
+        barrier: Barrier,
+        manifest: Manifest,
+        changes: Mapping[StageId, StageChange],
+        progress: Progress,
+    ) -> Manifest:
+        stages = []
+        for snapshot in manifest.stages:
+            change = changes.get(snapshot.stage)
+            if change is None:
+                stages.append(replace(snapshot, size_new=0))
+                continue
+            progress.say(f"writing the state of stage {snapshot.stage}")
+            with self._scratch() as scratch:
+                new = rewrite_stage(
+                    self.session,
+                    self.kept,
+                    checkpoint=barrier.id,
+                    snapshot=snapshot,
+                    scratch=scratch,
+                    changes=change.operators,
+                    provider=change.provider,
+                )
+            stages.append(replace(new, operators=tuple(_named(o, change) for o in new.operators)))
+        now = now_ms()
+        return replace(
+            manifest,
+            id=barrier.id,
+            attempt=NO_ATTEMPT,
+            run=self.run,
+            kind=barrier.kind,
+            name=barrier.name,
+            triggered_ms=barrier.timestamp_ms,
+            acked_ms=now,
+            completed_ms=now,
+            graph=tuple(_shape(shape, changes.get(shape.stage)) for shape in manifest.graph),
+            stages=tuple(stages),
+            edited=manifest.cut,
+        )
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Place]:
+        if (self.session.sparkContext.master or "").startswith("local"):
+            with tempfile.TemporaryDirectory(prefix="spark-abs-") as directory:
+                yield Place(str(Path(directory) / "edit"))
+            return
+        from spark_abs.spark.session import apply_storage_conf
+
+        apply_storage_conf(self.session, self.root.storage)
+        natives = self.root.anywhere(self.control.state.attempt.natives)
+        place = passing_place(natives, self.run)
+        try:
+            yield place
+        finally:
+            with suppress(FileNotFoundError):
+                place.fs.delete_dir(place.path)
+
+    def _complete(self, new: Manifest) -> bool:
+        try:
+            return self.checkpoints.complete(new)
+        except CommitStateUnknown:
+            # Too late to abort it: it did take place.
+            return not self.checkpoints.abort(new.id, self.run)
+
+    def _close(self, barrier: Barrier, origin: Manifest, error: BaseException) -> None:
+        """Give the id its outcome, unless the manifest is in; if that cannot be, the next run does."""
+        with suppress(Exception):
+            if not self.checkpoints.abort(barrier.id, self.run):
+                self.control.update(lambda s: ledger.settle(s, completed=(barrier.id,)))
+                return
+            detail = f"the edit failed: {type(error).__name__}: {error}".splitlines()[0][:500]
+            gone = Aborted(barrier.id, AbortReason.DECLINED, detail)
+            self.control.update(lambda s: ledger.settle(s, (gone,)))
+            self._record(HistoryEvent.ABORTED, barrier, origin, reason=gone)
+
+    def _record(
+        self,
+        event: HistoryEvent,
+        barrier: Barrier,
+        origin: Manifest,
+        new: Manifest | None = None,
+        reason: Aborted | None = None,
+    ) -> None:
+        row = HistoryRow(
+            now_ms(),
+            event,
+            attempt=NO_ATTEMPT,
+            run=self.run,
+            checkpoint=barrier.id,
+            kind=barrier.kind.value,
+            name=barrier.name,
+            reason=None if reason is None else reason.reason.value,
+            detail=f"an edit of checkpoint {origin.id}" if reason is None else reason.detail,
+            duration_ms=None if new is None else new.completed_ms - new.triggered_ms,
+            size_full=None if new is None else new.size_full,
+            size_new=None if new is None else new.size_new,
+        )
+        with unless_refused():
+            History(self.root).append([row])
+
+
+def _named(operator: OperatorState, change: StageChange) -> OperatorState:
+    """Say which function's state an operator has when it is written; none's, if nothing is left of it."""
+    number = operator.operator_id
+    removed = number in change.operators and change.operators[number] is None
+    return replace(operator, function="" if removed else change.places.get(number, ""))
+
+
+def _shape(shape: StageShape, change: StageChange | None) -> StageShape:
+    if change is None:
+        return shape
+    forms = (change.functions.get(f.uid, f) for f in shape.functions)
+    operators = shape.operators
+    if any(new is None for new in change.operators.values()):
+        operators = tuple(
+            OperatorShape(o.name) for o in operators
+        )  # without state, others may take its place
+    functions = tuple(form for form in forms if form is not None)
+    return replace(shape, functions=functions, operators=operators)

@@ -10,7 +10,7 @@ from spark_abs.manifest import Manifest
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import StageId
 from spark_abs.observe.client import ask_run
-from spark_abs.observe.live_run import lease_timeout_ms, live_run
+from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.protocol.control import WRAPPED_JOB, Command, CommandKind, ControlState, forgotten
 from spark_abs.protocol.control import forget as record
 from spark_abs.store.control import Control

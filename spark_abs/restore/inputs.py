@@ -7,6 +7,7 @@ be passed over in silence. What was read is in the file source's own log, below 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlparse
@@ -14,17 +15,30 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 from pyarrow import fs
 
-from spark_abs.errors import UsageError
+from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
 from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import StageId
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.sources import match
 from spark_abs.restore.delta_inputs import DeltaInputs, delta_inputs
-from spark_abs.restore.kafka_inputs import KafkaInputs, kafka_inputs
+from spark_abs.snapshots.kafka_offsets import KAFKA, Available, Partition, kafka_offsets, missing
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
+
+BOOTSTRAP_ENV, CLIENT_ENV = "KAFKA_BOOTSTRAP_SERVERS", "KAFKA_CLIENT_SETTINGS"
+"""Where the brokers are if the root does not say it; librdkafka's settings as JSON, as for `Kafka`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaInputs:
+    """What the brokers have of what a restore reads again."""
+
+    lost: tuple[str, ...] = ()
+    """Partitions from which no stage can go on, a text each."""
+    unknown: tuple[str, ...] = ()
+    """What could not be asked, a text for each stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +158,42 @@ def _is_gone(root: Root, uri: str) -> bool:
         return not root.storage.place(location).exists()
     except (pa.ArrowException, OSError, UsageError):
         return False
+
+
+def kafka_inputs(manifest: Manifest) -> KafkaInputs:
+    """Ask the brokers of all Kafka sources for the records after a checkpoint."""
+    lost: list[str] = []
+    unknown: list[str] = []
+    for stage, source, wanted in _kafka_sources(manifest):
+        try:
+            lost += missing(wanted, _available(source.at, wanted))
+        except (UsageError, SinkFailed, SinkUnreachable) as error:
+            partitions = ", ".join(
+                f"{topic}[{number}] {at}" for (topic, number), at in sorted(wanted.items())
+            )
+            unknown.append(
+                f"stage {stage!r} reads Kafka again from {partitions}; whether the records are there is not "
+                f"known: {error}"
+            )
+    return KafkaInputs(tuple(lost), tuple(unknown))
+
+
+def _kafka_sources(manifest: Manifest) -> Iterator[tuple[StageId, SourceShape, Mapping[Partition, int]]]:
+    """Iterate the Kafka sources of stages, with the offsets from which each is read again."""
+    shapes = {shape.stage: shape.sources for shape in manifest.graph}
+    for stage in manifest.stages:
+        declared = shapes.get(stage.stage, ())
+        for place, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
+            if place.isdecimal() and int(place) < len(declared):
+                source = declared[int(place)]
+                if source.kind == KAFKA and (wanted := kafka_offsets(offset)):
+                    yield stage.stage, source, wanted
+
+
+def _available(at: str, wanted: Mapping[Partition, int]) -> Mapping[Partition, Available]:
+    try:
+        from spark_abs.sinks.kafka.client import connection
+    except ImportError:
+        raise UsageError("it needs confluent-kafka: pip install 'spark-abs[kafka]'") from None
+    client_env = CLIENT_ENV if CLIENT_ENV in os.environ else None
+    return connection(at or None, BOOTSTRAP_ENV, client_env).available(wanted)

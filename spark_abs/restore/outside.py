@@ -16,7 +16,8 @@ from spark_abs.protocol.control import ControlState, OutsideSink
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.protocol.path import NOTHING, channel_path
 from spark_abs.restore.refusals import Force, forced_by
-from spark_abs.restore.steps import KeepSink, Restoring, Step, listed, through_spark
+from spark_abs.restore.restoring import Restoring, Step
+from spark_abs.restore.steps import KeepSink, listed, through_spark
 from spark_abs.sinks.kind import Session, no_session
 from spark_abs.sinks.registry import made_again, title_of
 from spark_abs.sinks.sending.bounds import cuts_of, path_to

@@ -24,12 +24,13 @@ from spark_abs.model import (
     Version,
     checked_name,
 )
-from spark_abs.observe.live_run import LiveRun
+from spark_abs.observe.status import LiveRun
 from spark_abs.protocol.attempt_changes import replaced_by
 from spark_abs.protocol.control import ControlState
 from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.outside import OutsideFacts, outside_steps
 from spark_abs.restore.refusals import Force, alive, forced_by, lost_inputs, lost_records, lost_tables
+from spark_abs.restore.restoring import RestorePlan, Step
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -40,11 +41,9 @@ from spark_abs.restore.steps import (
     KeepSink,
     Materialise,
     Rescale,
-    RestorePlan,
     RestoreSink,
     SetAside,
     StartAfresh,
-    Step,
 )
 from spark_abs.sinks.delta.changes import NO_CHANGES, Changes
 

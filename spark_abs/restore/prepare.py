@@ -21,9 +21,9 @@ from spark_abs.manifests.find import (
     readable,
 )
 from spark_abs.model import NO_EPOCH, Branch, CheckpointId
-from spark_abs.observe.checkpoint_check import damaged_rows, require_intact, require_restorable
-from spark_abs.observe.live_run import lease_timeout_ms, live_run
 from spark_abs.observe.progress import SILENT, Progress
+from spark_abs.observe.status import lease_timeout_ms, live_run
+from spark_abs.observe.verification import damaged_rows, require_intact, require_restorable
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempt_changes import attempt_for
 from spark_abs.protocol.control import ControlState
@@ -33,9 +33,9 @@ from spark_abs.restore.outside import NO_SINKS, Own, outside_facts
 from spark_abs.restore.plan import plan_restore
 from spark_abs.restore.refusals import Force
 from spark_abs.restore.rescale import Wanted, changes
-from spark_abs.restore.steps import Materialise, Prestaged, RestorePlan
-from spark_abs.snapshots.materialise import fresh_query_id, is_whole, materialise
-from spark_abs.snapshots.passing import passing_place
+from spark_abs.restore.restoring import Prestaged, RestorePlan
+from spark_abs.restore.steps import Materialise
+from spark_abs.snapshots.materialise import fresh_query_id, is_whole, materialise, passing_place
 from spark_abs.snapshots.verify import Finding
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control

@@ -9,7 +9,7 @@ from typing import Literal
 from spark_abs.advice import way
 from spark_abs.errors import Refused, RunAlive, UsageError
 from spark_abs.model import CheckpointId
-from spark_abs.observe.live_run import LiveRun
+from spark_abs.observe.status import LiveRun
 from spark_abs.protocol.control import ControlState
 
 

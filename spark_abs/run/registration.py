@@ -17,7 +17,7 @@ from spark_abs.model import RunId, StageId
 from spark_abs.plan.specs import JobSpec, query_name
 from spark_abs.protocol import control as ledger
 from spark_abs.run_context import RunContext
-from spark_abs.snapshots.passing import clear_ahead
+from spark_abs.snapshots.materialise import clear_ahead
 from spark_abs.spark.causes import chain_of, one_line
 from spark_abs.spark.plans import batches_retained
 from spark_abs.store.clock import now_ms, steady_ms

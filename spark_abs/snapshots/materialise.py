@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
+from pyarrow import fs
+
 from spark_abs.codec import parsed
 from spark_abs.errors import Refused
 from spark_abs.manifest import StoredFile
-from spark_abs.model import checked_relative
+from spark_abs.model import RunId, checked_relative
 from spark_abs.snapshots.layout import relocate_operator
 from spark_abs.snapshots.packs import Chunk, PackReader
 from spark_abs.snapshots.parallel import for_each
@@ -147,3 +150,24 @@ def put(target: Place, relative: str, chunks: Iterable[Chunk]) -> None:
             stream.write(chunk)
     if target.local:
         target.fs.move(written, path)
+
+
+_AHEAD = "ahead-"
+
+
+def passing_place(natives: Place, newest: RunId | None) -> Place:
+    """Return a place for a native directory that is void once there is a run after `newest`."""
+    return natives.below(f"{_AHEAD}{newest or 0}-{uuid.uuid4().hex}")
+
+
+def clear_ahead(natives: Place, run: RunId) -> None:
+    """Remove temporary directories of restores, edits and readers of state from before a run began.
+
+    Their writers were killed, or their plan is void: it is refused once a newer run has begun. Every start,
+    restore and edit calls this. It costs a listing of the attempts.
+    """
+    for info in natives.fs.get_file_info(fs.FileSelector(natives.path, allow_not_found=True)):
+        planned, _, chance = info.base_name.removeprefix(_AHEAD).partition("-")
+        if info.base_name.startswith(_AHEAD) and chance and planned.isdecimal() and int(planned) < run:
+            with contextlib.suppress(FileNotFoundError):
+                natives.fs.delete_dir(info.path)

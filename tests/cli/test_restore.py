@@ -21,8 +21,7 @@ from spark_abs.protocol.path import channel_path
 from spark_abs.restore.apply import apply
 from spark_abs.restore.prepare import prepare
 from spark_abs.sinks.delta.sink import DeltaSink
-from spark_abs.snapshots.materialise import materialise
-from spark_abs.snapshots.passing import clear_ahead
+from spark_abs.snapshots.materialise import clear_ahead, materialise
 from spark_abs.store.history import History, HistoryEvent
 from tests.cli.conftest import Cli
 from tests.root_support import CHANNEL, SmallJob, offsets_of, with_failpoint
@@ -492,7 +491,7 @@ def test_killed_while_it_copies_nothing_has_happened_and_the_next_run_clears_up(
         materialise(*args, **kwargs)
         raise Killed
 
-    monkeypatch.setattr("spark_abs.restore.steps.Prestaged.discard", lambda _: None)
+    monkeypatch.setattr("spark_abs.restore.restoring.Prestaged.discard", lambda _: None)
     monkeypatch.setattr(module, "materialise", dies)
     with pytest.raises(Killed):
         spark_abs.open(job.root.uri).restore(1)

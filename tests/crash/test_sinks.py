@@ -24,7 +24,7 @@ from confluent_kafka import TopicPartition
 import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import Refused
-from spark_abs.restore.steps import RestorePlan
+from spark_abs.restore.restoring import RestorePlan
 from tests.crash.facts import check_root
 from tests.crash.relay import (
     EXPIRES,

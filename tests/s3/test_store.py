@@ -17,8 +17,7 @@ from spark_abs.cli.main import main
 from spark_abs.errors import CommitConflict, UsageError
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import ChannelId, CheckpointId, RunId, Version
-from spark_abs.snapshots.materialise import empty, is_whole, materialise, put
-from spark_abs.snapshots.passing import clear_ahead
+from spark_abs.snapshots.materialise import clear_ahead, empty, is_whole, materialise, put
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.control import Control

@@ -15,7 +15,7 @@ from spark_abs.channels.follow import Follower
 from spark_abs.errors import StageFailed
 from spark_abs.job import Job
 from spark_abs.model import AttemptId, Branch, Entry, StageId, Version
-from spark_abs.observe.events import event_rows
+from spark_abs.observe.listing import event_rows
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.root import Root

@@ -15,7 +15,7 @@ from spark_abs.errors import AbortReason, GraphError, Refused, UsageError
 from spark_abs.job import Job
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import StageId
-from spark_abs.observe.events import event_rows
+from spark_abs.observe.listing import event_rows
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.root import Root

@@ -18,7 +18,7 @@ from spark_abs.cli.main import main
 from spark_abs.errors import AbortReason, ConfigError, Refused
 from spark_abs.job import Job
 from spark_abs.model import AttemptId, Entry, StageId, channel_id
-from spark_abs.observe.events import event_rows
+from spark_abs.observe.listing import event_rows
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint, no_failpoint

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.job import Job
-from spark_abs.observe.changes import changes
+from spark_abs.observe.state import changes
 from tests.job_support import EPOCH, Feed, manifests
 from tests.spark.conftest import Start
 

@@ -20,7 +20,7 @@ from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import CHANNEL as CHANNEL_KIND
 from spark_abs.manifest import InFlight, Manifest, SourceShape, StageShape
 from spark_abs.model import CheckpointId, CheckpointMode, Position, RunId, StageId, Version
-from spark_abs.observe.checkpoint_check import require_restorable
+from spark_abs.observe.verification import require_restorable
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.changes import Comparison
 from spark_abs.protocol.path import channel_path

@@ -18,15 +18,14 @@ from spark_abs.manifest import Manifest, Origin, StageSnapshot
 from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.find import lookup
 from spark_abs.model import NO_ATTEMPT, CheckpointKind, RunId, StageId
-from spark_abs.observe.checkpoint_check import require_intact
 from spark_abs.observe.listing import checkpoint_rows
 from spark_abs.observe.progress import SILENT
+from spark_abs.observe.verification import require_intact
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import Command, CommandKind
-from spark_abs.restore import edited as module
-from spark_abs.restore.edited import StageChange, write_edited
-from spark_abs.snapshots.materialise import make_directory, put
-from spark_abs.snapshots.passing import passing_place
+from spark_abs.restore import edit as module
+from spark_abs.restore.edit import StageChange, write_edited
+from spark_abs.snapshots.materialise import make_directory, passing_place, put
 from spark_abs.store.control import Control
 from spark_abs.store.history import History
 from spark_abs.store.storage import Place

@@ -27,7 +27,7 @@ from spark_abs.model import (
     Version,
     counts,
 )
-from spark_abs.observe.live_run import LiveRun
+from spark_abs.observe.status import LiveRun
 from spark_abs.protocol.attempt_changes import attempt_for, begin_attempt, finish_attempt
 from spark_abs.protocol.control import (
     ControlState,
@@ -41,6 +41,7 @@ from spark_abs.restore.inputs import InputsSince
 from spark_abs.restore.outside import OutsideFacts
 from spark_abs.restore.plan import Facts, SinkFacts, plan_restore
 from spark_abs.restore.refusals import Force
+from spark_abs.restore.restoring import RestorePlan
 from spark_abs.restore.steps import (
     AbortOpen,
     BeginAttempt,
@@ -50,7 +51,6 @@ from spark_abs.restore.steps import (
     Finish,
     KeepSink,
     Materialise,
-    RestorePlan,
     RestoreSink,
     StartAfresh,
 )

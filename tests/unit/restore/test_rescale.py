@@ -29,7 +29,8 @@ from spark_abs.protocol.attempt_changes import attempt_for, begin_attempt
 from spark_abs.protocol.control import begin_job, begin_run
 from spark_abs.restore import steps as module
 from spark_abs.restore.rescale import changes, is_rescaled, rescale
-from spark_abs.restore.steps import Materialise, Rescale, RestorePlan
+from spark_abs.restore.restoring import RestorePlan, Restoring
+from spark_abs.restore.steps import Materialise, Rescale
 from spark_abs.snapshots.layout import PARTITIONS_KEY
 from spark_abs.store.storage import Place
 from tests.root_support import SmallJob, offsets_of, with_failpoint
@@ -167,7 +168,7 @@ class Spread(SmallJob):
 def spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spread:
     job = Spread(tmp_path)
     monkeypatch.setattr(module, "rescale", job.repartition)
-    monkeypatch.setattr(module.Restoring, "session", lambda _: object())
+    monkeypatch.setattr(Restoring, "session", lambda _: object())
     job.checkpoint(1)
     job.step(2)
     return job
