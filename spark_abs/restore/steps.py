@@ -12,7 +12,6 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from deltalake import CommitProperties, PostCommitHookProperties
 from pyarrow.fs import FileType
@@ -46,9 +45,6 @@ from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, write_lease
 from spark_abs.store.table import Table
 
-if TYPE_CHECKING:
-    pass
-
 log = logging.getLogger(__name__)
 
 
@@ -67,6 +63,12 @@ class BeginAttempt(Step):
         return f"record attempt {self.attempt}, from {origin}{replaced}"
 
     def act(self, restoring: Restoring) -> None:
+        """Take the newest run and the new attempt in one commit, and the lease of that run.
+
+        Raises:
+            Refused: the job was started or restored since the plan was made.
+            CheckpointNotFound: the checkpoint was retired.
+        """
         restoring.require_retained("nothing was changed")
         plan, stored = restoring.plan, restoring.plan.stored()
 
@@ -104,6 +106,11 @@ class FenceRoot(Step):
         return f"refuse older runs on {self.table}/"
 
     def act(self, restoring: Restoring) -> None:
+        """Fence the table; then the checkpoint cannot be retired any more, so check that it is there.
+
+        Raises:
+            CheckpointNotFound: it was retired before.
+        """
         job = restoring.plan.job
         fence_run(Table.open(restoring.root.place(self.table)), job, restoring.run, run_app_id(job))
         restoring.require_retained("the job does not start until you do")
@@ -149,6 +156,7 @@ class FenceChannel(Step):
         return f"refuse older runs and attempt {self.attempt} on channel {self.channel}"
 
     def act(self, restoring: Restoring) -> None:
+        """Fence the replaced attempt, then older runs of the new one."""
         root, plan = restoring.root, restoring.plan
         stage, _, output = self.channel.partition(".")
         table = Table.open(root.place(root.channel(self.channel)))
@@ -173,6 +181,7 @@ class FenceSink(Step):
         return f"refuse older runs and attempt {self.attempt} on {_at_table(self)}"
 
     def act(self, restoring: Restoring) -> None:
+        """Burn the ids by one commit, which Spark makes if the table needs it; none if they are burnt."""
         restoring.delta_sink(self.table, self.sinks).fence(self.apps)
 
     def table_for_spark(self) -> str:
@@ -189,6 +198,7 @@ class AbortOpen(Step):
         return f"abort open checkpoints: {listed(self.open) or 'none'}"
 
     def act(self, restoring: Restoring) -> None:
+        """Abort the ids that are open now, which may be more than the plan names."""
         abort_open(restoring.control, Checkpoints.open(restoring.root, restoring.plan.job), restoring.run)
 
 
@@ -209,6 +219,12 @@ class Materialise(Step):
         )
 
     def act(self, restoring: Restoring) -> None:
+        """Write the directory, again if an earlier try left it incomplete; once rescaled, it stays.
+
+        Raises:
+            DamageError: the manifest lacks the stage, or bytes in `state/` are gone or differ.
+            Refused: the directory belongs to another query.
+        """
         snapshot = restoring.manifest.stage(self.stage)
         if snapshot is None:
             raise DamageError(f"checkpoint {restoring.manifest.id} has no stage {self.stage!r}")
@@ -246,6 +262,7 @@ class Rescale(Step):
         )
 
     def act(self, restoring: Restoring) -> None:
+        """Run the batch in a session, unless it has run before."""
         place = restoring.root.anywhere(self.directory)
         if not is_rescaled(place, self.batch, self.partitions):
             rescale(restoring.session(), place, self.batch, self.partitions, restoring.beat)
@@ -288,6 +305,11 @@ class RestoreSink(Step):
         return f"bring {_at_table(self)} from version {self.current} {then}{undone}"
 
     def act(self, restoring: Restoring) -> None:
+        """Restore the table by one commit, unless it has been restored before.
+
+        Raises:
+            Refused: rows of others would go, and the caller did not agree to that.
+        """
         state = restoring.control.state
         restoring.delta_sink(self.table, self.sinks).restore_to(
             self.version,
