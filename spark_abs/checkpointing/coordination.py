@@ -32,7 +32,7 @@ from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
 from spark_abs.protocol.control import overtake
 from spark_abs.protocol.coordinator import Coordinator
-from spark_abs.protocol.trigger import JobStatus, Request, TriggerSettings
+from spark_abs.protocol.trigger import Request, RunStatus, TriggerSettings
 from spark_abs.run_context import RunContext
 from spark_abs.settings import Settings
 from spark_abs.stages.snapshotter import Snapshotter
@@ -106,7 +106,7 @@ class Coordination:
 
     def start(self) -> None:
         """Start the thread and trigger from now on."""
-        self.put(protocol.StatusChanged(steady_ms(), JobStatus.RUNNING))
+        self.put(protocol.StatusChanged(steady_ms(), RunStatus.RUNNING))
         self._thread.start()
 
     def put(self, event: protocol.Event) -> None:

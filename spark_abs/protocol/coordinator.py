@@ -38,7 +38,7 @@ from spark_abs.protocol.messages import (
     StatusChanged,
     Tick,
 )
-from spark_abs.protocol.trigger import JobStatus, Past, Request, TriggerSettings
+from spark_abs.protocol.trigger import Past, Request, RunStatus, TriggerSettings
 
 _FAILURES = frozenset(
     (AbortReason.EXPIRED, AbortReason.DECLINED, AbortReason.FINALIZE_FAILED, AbortReason.STATE_MISSING)
@@ -80,7 +80,7 @@ class Coordinator:
     def __init__(self, stages: Iterable[StageId], settings: Callable[[], TriggerSettings]) -> None:
         self._stages = frozenset(stages)
         self._settings = settings
-        self._status = JobStatus.CREATED
+        self._status = RunStatus.CREATED
         self._past = Past()
         self._waiting: list[Request] = []
         self._claiming: Claim | None = None
@@ -136,7 +136,7 @@ class Coordinator:
                 assert_never(event)
 
     def _on_status(self, event: StatusChanged) -> tuple[Effect, ...]:
-        if event.status is JobStatus.RUNNING and self._status is not JobStatus.RUNNING:
+        if event.status is RunStatus.RUNNING and self._status is not RunStatus.RUNNING:
             self._past = Past(running_since_ms=event.now_ms)
         self._status, self._why = event.status, event.why
         for pending in self.pending:
@@ -146,7 +146,7 @@ class Coordinator:
         self._waiting = [r for r in self._waiting if r not in refused]
         answers = [self._answer(r.id, None, False, self._status_text) for r in refused]
         claim = self._claiming
-        if claim and claim.request_id and self._status in (JobStatus.FAILED, JobStatus.FINISHED):
+        if claim and claim.request_id and self._status in (RunStatus.FAILED, RunStatus.FINISHED):
             answers.append(self._answer(claim.request_id, None, False, self._status_text))
         return tuple(answers)
 
@@ -158,13 +158,13 @@ class Coordinator:
     def _forbidden(self, kind: CheckpointKind) -> AbortReason | None:
         """Return why a checkpoint of this kind may not go on in the present status."""
         match self._status:
-            case JobStatus.CREATED | JobStatus.RUNNING | JobStatus.ENDING:
+            case RunStatus.CREATED | RunStatus.RUNNING | RunStatus.ENDING:
                 return None
-            case JobStatus.STOPPING:
+            case RunStatus.STOPPING:
                 return None if kind is CheckpointKind.SYNC_SAVEPOINT else AbortReason.JOB_STOPPING
-            case JobStatus.FINISHED:
+            case RunStatus.FINISHED:
                 return AbortReason.RUN_ENDED
-            case JobStatus.FAILED:
+            case RunStatus.FAILED:
                 return AbortReason.STAGE_FAILED
             case _:
                 assert_never(self._status)

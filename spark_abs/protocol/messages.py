@@ -8,7 +8,7 @@ from enum import StrEnum
 from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import Barrier, CheckpointId, CheckpointKind, CheckpointMode, StageId
-from spark_abs.protocol.trigger import JobStatus, Request
+from spark_abs.protocol.trigger import Request, RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class StatusChanged:
     """The job's status is now `status`."""
 
     now_ms: int
-    status: JobStatus
+    status: RunStatus
     why: str = ""
     """The failure that ends the job or makes a stage restart."""
 

@@ -9,8 +9,8 @@ from enum import StrEnum
 from spark_abs.model import CheckpointKind, CheckpointMode
 
 
-class JobStatus(StrEnum):
-    """The state of the job, as far as checkpoints need it."""
+class RunStatus(StrEnum):
+    """The state of a run, as far as checkpoints need it."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -77,7 +77,7 @@ class WaitUntil:
 
 def decide(
     now_ms: int,
-    status: JobStatus,
+    status: RunStatus,
     settings: TriggerSettings,
     waiting: Sequence[Request],
     *,
@@ -103,10 +103,10 @@ def decide(
     """
     if busy:
         return WaitUntil(None)
-    if status is JobStatus.STOPPING:
+    if status is RunStatus.STOPPING:
         last = next((r for r in waiting if r.kind is CheckpointKind.SYNC_SAVEPOINT), None)
         return Trigger(last) if last else WaitUntil(None)
-    if status is not JobStatus.RUNNING:
+    if status is not RunStatus.RUNNING:
         return WaitUntil(None)
     if savepoint := next((r for r in waiting if r.kind.owned_by_user), None):
         return Trigger(savepoint)

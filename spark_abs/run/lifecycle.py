@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.errors import Fenced
 from spark_abs.protocol.messages import StatusChanged
-from spark_abs.protocol.trigger import JobStatus
+from spark_abs.protocol.trigger import RunStatus
 from spark_abs.run.registration import end
 from spark_abs.run_context import RunContext
 from spark_abs.spark.causes import one_line
@@ -115,7 +115,7 @@ class Lifecycle:
         self._stop_queries = stop_queries
         self._finish = finish
         self._on_end = on_end
-        self._told = (JobStatus.RUNNING, "")
+        self._told = (RunStatus.RUNNING, "")
         """What the coordinator was last told: how the run stands, and what fails."""
         self._thread = threading.Thread(target=self._live, name=f"spark-abs-watch-{ctx.job}", daemon=True)
 
@@ -123,7 +123,7 @@ class Lifecycle:
         """Start watching."""
         self._thread.start()
 
-    def report(self, status: JobStatus, failing: str) -> None:
+    def report(self, status: RunStatus, failing: str) -> None:
         """Tell the coordinator how the run stands and what fails, if that is news; for the watcher."""
         if (status, failing) != self._told:
             self._told = status, failing
@@ -143,7 +143,7 @@ class Lifecycle:
 
     def _shut_down(self, how: str) -> None:
         failure = self._termination.failure
-        status = JobStatus.STOPPING if failure is None else JobStatus.FAILED
+        status = RunStatus.STOPPING if failure is None else RunStatus.FAILED
         why = self._told[1] if failure is None else one_line(str(failure))
         self._coordination.put(StatusChanged(steady_ms(), status, why))  # 1
         with ExitStack() as until_the_end:

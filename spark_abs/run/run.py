@@ -25,7 +25,7 @@ from spark_abs.errors import (
 from spark_abs.manifest import StageShape
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.messages import Answer
-from spark_abs.protocol.trigger import JobStatus, Request
+from spark_abs.protocol.trigger import Request, RunStatus
 from spark_abs.run.drain import Drain
 from spark_abs.run.end_of_input import EndOfInput, Loops
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
@@ -304,9 +304,9 @@ class Run:
         self._recovery.start_due()
 
     def _report(self) -> None:
-        status = JobStatus.ENDING if self._end.loop_waits else JobStatus.RUNNING
+        status = RunStatus.ENDING if self._end.loop_waits else RunStatus.RUNNING
         if self._drain.asked is not None:
-            status = JobStatus.STOPPING
+            status = RunStatus.STOPPING
         self._lifecycle.report(status, self._recovery.failing)
 
     def _look_for_failures(self) -> None:
@@ -353,7 +353,7 @@ class Run:
         The coordinator takes no checkpoint meanwhile and continues to renew the lease. If it was completing a
         checkpoint, the sinks are told first: the manifest can be read before they know of it.
         """
-        self._lifecycle.report(JobStatus.STOPPING, "")
+        self._lifecycle.report(RunStatus.STOPPING, "")
         told = self._coordination.handled()
         while not told.wait(_WATCH_S) and not self._termination.requested:
             pass

@@ -39,8 +39,8 @@ from spark_abs.protocol.messages import (
     Tick,
 )
 from spark_abs.protocol.trigger import (
-    JobStatus,
     Request,
+    RunStatus,
     TriggerSettings,
 )
 from tests.simulator.alignment import Alignment, barrier
@@ -202,7 +202,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.running = True
         settings_now = TriggerSettings(interval_ms=50, min_pause_ms=10, timeout_ms=200, max_concurrent=most)
         self.coordinator = Coordinator(STAGES, lambda: settings_now)
-        self.feed(StatusChanged(0, JobStatus.RUNNING))
+        self.feed(StatusChanged(0, RunStatus.RUNNING))
 
     def feed(self, event: Event) -> None:
         """Hand over an event and hold its effects against the model."""
@@ -293,7 +293,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule()
     def job_stops(self) -> None:
         self.running = False
-        self.feed(StatusChanged(self.now, JobStatus.STOPPING))
+        self.feed(StatusChanged(self.now, RunStatus.STOPPING))
 
     @rule()
     def every_id_gets_an_outcome(self) -> None:

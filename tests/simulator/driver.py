@@ -45,8 +45,8 @@ from spark_abs.protocol.messages import (
     Tick,
 )
 from spark_abs.protocol.trigger import (
-    JobStatus,
     Request,
+    RunStatus,
     TriggerSettings,
 )
 from tests.simulator.chance import Chance
@@ -214,7 +214,7 @@ class Driver:
 
     def _new_coordinator(self) -> None:
         self.coordinator = self.parts.coordinator((s.id for s in self.graph), lambda: self.settings)
-        self._feed(StatusChanged(self.clock(), JobStatus.RUNNING))
+        self._feed(StatusChanged(self.clock(), RunStatus.RUNNING))
 
     # -- coordinator and what it asks for
 
@@ -222,7 +222,7 @@ class Driver:
         """Hand one message to the coordinator: any of them, perhaps twice, perhaps never."""
         happens = self.chance.happens
         if len(self.run.ended) == len(self.graph) and happens("the job ends", 0.05):
-            self._finish(JobStatus.FINISHED)
+            self._finish(RunStatus.FINISHED)
         if self.alignment_limit is not None and happens("somebody looks at what inputs hold up", 0.3):
             self._watch_alignments(self.alignment_limit)
         if self.mail and happens("a message comes", 0.8):
@@ -255,7 +255,7 @@ class Driver:
             return next(n for n, event in enumerate(self.mail) if isinstance(event, Claimed))
         return number
 
-    def _finish(self, status: JobStatus) -> None:
+    def _finish(self, status: RunStatus) -> None:
         self._feed(StatusChanged(self.clock(), status))
         for effect in list(self.todo):
             if not isinstance(effect, Claim | Overtake):
@@ -356,7 +356,7 @@ class Driver:
     def _stop_after_savepoint(self) -> None:
         done = [a for a in self.answers.values() if a.ok and a.id is not None]
         if any(self.storage.claimed[a.id - 1].kind is CheckpointKind.SYNC_SAVEPOINT for a in done if a.id):
-            self._finish(JobStatus.STOPPING)
+            self._finish(RunStatus.STOPPING)
 
     # -- snapshots
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.protocol import messages as protocol
-from spark_abs.protocol.trigger import JobStatus
+from spark_abs.protocol.trigger import RunStatus
 from spark_abs.store.clock import steady_ms
 
 
@@ -29,7 +29,7 @@ def test_what_is_put_before_is_handled_when_it_is_said_to_be() -> None:
     coordination._ctx, coordination._handle = SimpleNamespace(), handle
     thread = threading.Thread(target=coordination._run, daemon=True)
     thread.start()
-    stopping = protocol.StatusChanged(steady_ms(), JobStatus.STOPPING)
+    stopping = protocol.StatusChanged(steady_ms(), RunStatus.STOPPING)
     coordination.put(protocol.Tick(steady_ms()))
     assert completing.wait(60)
     coordination.put(stopping)

@@ -34,8 +34,8 @@ from spark_abs.protocol.messages import (
     Tick,
 )
 from spark_abs.protocol.trigger import (
-    JobStatus,
     Request,
+    RunStatus,
     TriggerSettings,
 )
 
@@ -50,14 +50,14 @@ SETTINGS = TriggerSettings(interval_ms=100, min_pause_ms=0, timeout_ms=1_000)
 def running(*stages: str) -> Coordinator:
     """A coordinator of a running job, at time 0."""
     coordinator = Coordinator((StageId(s) for s in stages or ("a", "b")), lambda: SETTINGS)
-    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(StatusChanged(0, RunStatus.RUNNING))
     return coordinator
 
 
 def with_settings(settings: TriggerSettings, *stages: str) -> Coordinator:
     """The same with other settings."""
     coordinator = Coordinator((StageId(s) for s in stages or ("a",)), lambda: settings)
-    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(StatusChanged(0, RunStatus.RUNNING))
     return coordinator
 
 
@@ -102,7 +102,7 @@ def test_it_completes_with_the_last_acknowledgement() -> None:
 def test_a_checkpoint_has_the_mode_of_the_settings_and_a_savepoint_is_aligned() -> None:
     settings = replace(SETTINGS, mode=CheckpointMode.UNALIGNED)
     coordinator = Coordinator([StageId("a")], lambda: settings)
-    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(StatusChanged(0, RunStatus.RUNNING))
     assert coordinator.handle(Requested(5, SAVEPOINT)) == (Claim(SAVEPOINT.kind, "mine", "r1"),)
     coordinator.handle(claimed(1, 10, SAVEPOINT.kind, "r1"))
     coordinator.handle(acked(1, "a"))
@@ -114,7 +114,7 @@ def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_once() -> N
     """A savepoint stays aligned, and so does what has its verdict (P16)."""
     settings = replace(SETTINGS, aligned_timeout_ms=50)
     coordinator = Coordinator([StageId("a")], lambda: settings)
-    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(StatusChanged(0, RunStatus.RUNNING))
     coordinator.handle(claimed(1, 100))
     assert coordinator.handle(Tick(149)) == ()
     assert coordinator.handle(Tick(150)) == (Overtake(ONE),)
@@ -125,7 +125,7 @@ def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_once() -> N
 def test_a_savepoint_stays_aligned_however_long_it_takes() -> None:
     settings = replace(SETTINGS, aligned_timeout_ms=50)
     coordinator = Coordinator([StageId("a")], lambda: settings)
-    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(StatusChanged(0, RunStatus.RUNNING))
     coordinator.handle(claimed(1, 100, SAVEPOINT.kind, "r1"))
     assert coordinator.handle(Tick(500)) == ()
 
@@ -353,30 +353,30 @@ def test_a_failed_request_is_told_why() -> None:
 def test_stopping_aborts_what_is_open() -> None:
     coordinator = running()
     coordinator.handle(claimed(1))
-    found = coordinator.handle(StatusChanged(120, JobStatus.STOPPING))
+    found = coordinator.handle(StatusChanged(120, RunStatus.STOPPING))
     assert found == (Abort(ONE, AbortReason.JOB_STOPPING, "the job is stopping"),)
 
 
 def test_stopping_spares_its_own_savepoint() -> None:
     coordinator = running()
     coordinator.handle(claimed(1, 100, STOP, "r2"))
-    assert coordinator.handle(StatusChanged(120, JobStatus.STOPPING)) == ()
+    assert coordinator.handle(StatusChanged(120, RunStatus.STOPPING)) == ()
 
 
 def test_while_a_loop_ends_what_is_open_completes_and_what_is_asked_for_waits() -> None:
     coordinator = running("a")
     coordinator.handle(claimed(1))
-    assert coordinator.handle(StatusChanged(120, JobStatus.ENDING)) == ()
+    assert coordinator.handle(StatusChanged(120, RunStatus.ENDING)) == ()
     assert coordinator.handle(Requested(120, SAVEPOINT)) == ()
     assert only(Complete, coordinator.handle(acked(1, "a", 130)))
     assert coordinator.handle(Decided(140, ONE, True)) == (Notify(ONE, True),)
-    assert coordinator.handle(StatusChanged(900, JobStatus.RUNNING)) == (Claim(SAVEPOINT.kind, "mine", "r1"),)
+    assert coordinator.handle(StatusChanged(900, RunStatus.RUNNING)) == (Claim(SAVEPOINT.kind, "mine", "r1"),)
 
 
 def test_a_claim_that_comes_back_after_the_stop_is_aborted() -> None:
     coordinator = running()
     coordinator.handle(Tick(100))  # the claim leaves
-    coordinator.handle(StatusChanged(110, JobStatus.STOPPING))
+    coordinator.handle(StatusChanged(110, RunStatus.STOPPING))
     assert only(Abort, coordinator.handle(claimed(1, 120))) == [
         Abort(ONE, AbortReason.JOB_STOPPING, "the job is stopping")
     ]
@@ -385,14 +385,14 @@ def test_a_claim_that_comes_back_after_the_stop_is_aborted() -> None:
 def test_a_failed_stage_aborts_what_is_open() -> None:
     coordinator = running()
     coordinator.handle(claimed(1))
-    found = coordinator.handle(StatusChanged(120, JobStatus.FAILED))
+    found = coordinator.handle(StatusChanged(120, RunStatus.FAILED))
     assert found == (Abort(ONE, AbortReason.STAGE_FAILED, "the job is failed"),)
 
 
 def test_whoever_asks_something_of_a_failing_job_hears_why() -> None:
     why = "stage 'a' failed in batch 3: OSError: no route"
     coordinator = running()
-    coordinator.handle(StatusChanged(3, JobStatus.RUNNING, f"{why}, and is started again after 9 ms"))
+    coordinator.handle(StatusChanged(3, RunStatus.RUNNING, f"{why}, and is started again after 9 ms"))
     coordinator.handle(Requested(5, SAVEPOINT))
     coordinator.handle(claimed(1, 6, SAVEPOINT.kind, "r1"))
     coordinator.handle(Declined(7, ONE, StageId("b"), AbortReason.DECLINED, "disk full"))
@@ -401,7 +401,7 @@ def test_whoever_asks_something_of_a_failing_job_hears_why() -> None:
     assert only(Answer, done) == [Answer("r1", ONE, False, heard)]
 
     coordinator.handle(claimed(2, 9))
-    found = coordinator.handle(StatusChanged(10, JobStatus.FAILED, why))
+    found = coordinator.handle(StatusChanged(10, RunStatus.FAILED, why))
     assert found == (Abort(CheckpointId(2), AbortReason.STAGE_FAILED, f"the job is failed: {why}"),)
     again = coordinator.handle(Requested(11, Request("r3", CheckpointKind.SAVEPOINT, "again")))
     assert only(Answer, again) == [Answer("r3", None, False, f"the job is failed: {why}")]
@@ -409,7 +409,7 @@ def test_whoever_asks_something_of_a_failing_job_hears_why() -> None:
 
 def test_requests_to_a_job_that_ended_are_refused() -> None:
     coordinator = running()
-    coordinator.handle(StatusChanged(10, JobStatus.FINISHED))
+    coordinator.handle(StatusChanged(10, RunStatus.FINISHED))
     assert coordinator.handle(Requested(11, SAVEPOINT)) == (Answer("r1", None, False, "the job is finished"),)
 
 
@@ -434,7 +434,7 @@ def test_a_new_coordinator_completes_what_the_old_one_had_begun() -> None:
 def test_settings_are_read_at_every_decision() -> None:
     settings = [TriggerSettings(interval_ms=1_000, min_pause_ms=0, timeout_ms=1_000)]
     coordinator = Coordinator([StageId("a")], lambda: settings[-1])
-    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(StatusChanged(0, RunStatus.RUNNING))
     before = coordinator.handle(Tick(100))
     settings.append(SETTINGS)  # the interval is 100 ms now
     assert (before, coordinator.handle(Tick(101))) == ((), (Claim(PLAIN, None, None),))
@@ -485,7 +485,7 @@ def completed(coordinator: Coordinator, number: int, now_ms: int) -> list[Effect
 def tolerating(failures: int | None) -> Coordinator:
     settings = TriggerSettings(interval_ms=100, min_pause_ms=0, timeout_ms=1_000, tolerated_failures=failures)
     coordinator = Coordinator((StageId("a"), StageId("b")), lambda: settings)
-    coordinator.handle(StatusChanged(0, JobStatus.RUNNING))
+    coordinator.handle(StatusChanged(0, RunStatus.RUNNING))
     return coordinator
 
 
@@ -516,7 +516,7 @@ def test_failed_savepoints_and_checkpoints_that_nobody_wants_do_not_count() -> N
     assert verdicts(failed(coordinator, 1, 10, SAVEPOINT)) == []
     coordinator.handle(Tick(110))
     coordinator.handle(claimed(2, 110))
-    coordinator.handle(StatusChanged(120, JobStatus.STOPPING))
+    coordinator.handle(StatusChanged(120, RunStatus.STOPPING))
     assert verdicts(coordinator.handle(Decided(120, TWO, False, AbortReason.JOB_STOPPING))) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from spark_abs.errors import Fenced
 from spark_abs.model import RunId
 from spark_abs.protocol.messages import StatusChanged
-from spark_abs.protocol.trigger import JobStatus
+from spark_abs.protocol.trigger import RunStatus
 from spark_abs.run import lifecycle as module
 from spark_abs.run.lifecycle import Lifecycle, Termination
 
@@ -24,7 +24,7 @@ class Life:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[object] = []
-        self.statuses: list[tuple[JobStatus, str]] = []
+        self.statuses: list[tuple[RunStatus, str]] = []
         self.termination = Termination()
         monkeypatch.setattr(module, "end", lambda _, how: self.done.append(how))
         monkeypatch.setattr(module, "holding_lease", self.hold)
@@ -63,7 +63,7 @@ class Life:
             on_end=noted("on_end"),
         )
         for _ in range(2):  # what was told already is no news
-            lifecycle.report(JobStatus.RUNNING, failing)
+            lifecycle.report(RunStatus.RUNNING, failing)
         lifecycle.start()
         assert self.termination.over.wait(30)
         return self
@@ -83,7 +83,7 @@ def fail(error: Exception) -> Callable[[], Any]:
 
 def test_its_parts_end_one_after_the_other_and_then_its_end_is_recorded(life: Life) -> None:
     life.live(lambda: "finished")
-    assert life.statuses == [(JobStatus.STOPPING, "")]
+    assert life.statuses == [(RunStatus.STOPPING, "")]
     assert life.done == [*STEPS, "finished", "on_end"]
     life.termination.raise_failure()
 
@@ -91,15 +91,15 @@ def test_its_parts_end_one_after_the_other_and_then_its_end_is_recorded(life: Li
 def test_what_fails_is_told_once_and_still_when_it_is_stopped(life: Life) -> None:
     life.live(lambda: "stopped", failing="stage 'a' failed")
     assert life.statuses == [
-        (JobStatus.RUNNING, "stage 'a' failed"),
-        (JobStatus.STOPPING, "stage 'a' failed"),
+        (RunStatus.RUNNING, "stage 'a' failed"),
+        (RunStatus.STOPPING, "stage 'a' failed"),
     ]
 
 
 def test_an_error_ends_it_in_order_too_and_is_what_it_ended_with(life: Life) -> None:
     error = OSError("no route\nand more of it")
     life.live(fail(error))
-    assert life.statuses == [(JobStatus.FAILED, "no route")]
+    assert life.statuses == [(RunStatus.FAILED, "no route")]
     assert life.done == [*STEPS, error, "on_end"]
     with pytest.raises(OSError, match="no route"):
         life.termination.raise_failure()
