@@ -14,10 +14,10 @@ from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.find import lookup
-from spark_abs.model import NO_BATCH, CheckpointMode, RunKind
+from spark_abs.model import NO_BATCH, BatchId, CheckpointMode, RunKind
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows, event_rows
 from spark_abs.observe.sources import SourcePosition, source_positions
-from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
+from spark_abs.observe.status import JobStatus, StageStatus, job_status, lease_timeout_ms
 from spark_abs.observe.verification import verify_one, verify_root
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.history import HistoryRow
@@ -161,7 +161,7 @@ def _stage(found: StageSnapshot) -> tuple[str, ...]:
     timings = found.timings
     return (
         found.stage if found.carried is None else f"{found.stage} (as of checkpoint {found.carried})",
-        "-" if found.cut_batch == NO_BATCH else str(found.cut_batch),
+        _batch(found.cut_batch),
         str(found.shuffle_partitions or "-"),
         _watermark(found.watermark_ms),
         duration(timings.start_delay_ms),
@@ -175,12 +175,33 @@ def _stage(found: StageSnapshot) -> tuple[str, ...]:
     )
 
 
+STAGES = (
+    ("stage", False),
+    ("finished batch", True),
+    ("unfinished", True),
+    ("checkpoint", True),
+    ("up to batch", True),
+    ("restarts", True),
+    ("", False),
+)
+
+
 @click.command
 @root_command
 def status(ctx: Context, root: Root) -> None:
-    """Show the attempt and run of a job, whether it is alive, and its open and last checkpoints."""
+    """Show the run of a job, its open and last checkpoints, and each stage.
+
+    The stages for which an open checkpoint waits are first.
+    """
     found = job_status(root, ctx.now_ms(), lease_timeout_ms())
-    ctx.out.result(found, lambda out: out.pairs(_status_pairs(found, ctx.now_ms())))
+
+    def text(out: Output) -> None:
+        out.pairs(_status_pairs(found, ctx.now_ms()))
+        if found.stages:
+            out.line("")
+            out.table(STAGES, map(_stage_status, found.stages))
+
+    ctx.out.result(found, text)
 
 
 def _status_pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
@@ -198,16 +219,19 @@ def _status_pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
         yield "alive", f"yes, heard of {duration(found.alive.heard_ms)} ago"
     else:
         yield "alive", "no"
-    for stuck in found.stuck:
-        times = "once" if stuck.restarts == 1 else f"{stuck.restarts} times"
-        where = "its first batch" if stuck.batch == NO_BATCH else f"batch {stuck.batch}"
-        said = f"stage {stuck.stage!r} has been restarted {times} without finishing {where}: {stuck.cause}"
-        yield "no progress", said
+    for stage in found.stages:
+        if stage.failing is not None:
+            failing = stage.failing
+            times = "once" if failing.restarts == 1 else f"{failing.restarts} times"
+            where = "its first batch" if failing.batch == NO_BATCH else f"batch {failing.batch}"
+            said = f"stage {stage.stage!r} has been restarted {times} without finishing {where}"
+            yield "no progress", f"{said}: {failing.cause}"
     for claim in found.open:
         name = f" {claim.name!r}" if claim.name else ""
         yield "open checkpoint", f"{claim.id}, {claim.kind}{name}, for {duration(claim.age_ms)}"
     if found.last is not None:
-        yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago"
+        damage = "" if found.last.damage is None else f", damaged: {one_line(found.last.damage)}"
+        yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"
     else:
         yield "last completed", "none"
     if found.last_aborted is not None:
@@ -219,6 +243,24 @@ def _status_pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     for command in found.pending:
         name = f" {command.name!r}" if command.name else ""
         yield "waiting command", f"{command.kind}{name}, for {duration(now_ms - command.asked_ms)}"
+
+
+def _stage_status(stage: StageStatus) -> tuple[str, ...]:
+    late = f"late for the open checkpoint: {one_line(stage.waiting)}" if stage.waiting else ""
+    return (
+        stage.stage,
+        _batch(stage.finished),
+        "" if stage.planned == stage.finished else _batch(stage.planned),
+        text_of(stage.checkpoint),
+        "-" if stage.cut is None else _batch(stage.cut),
+        str(stage.restarts or "-"),
+        late,
+    )
+
+
+def _batch(batch: BatchId | None) -> str:
+    """Return a batch for a cell: `-` before the first, `?` if it is not known."""
+    return "?" if batch is None else "-" if batch == NO_BATCH else str(batch)
 
 
 EVENTS = (

@@ -1,14 +1,20 @@
-"""The status of a job: its run, its checkpoints, and the stages that make no progress."""
+"""The status of a job: its run, its checkpoints, and its stages."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
-from spark_abs.model import NO_BATCH, AttemptId, BatchId, CheckpointId, RunId, RunKind, StageId
+from spark_abs.errors import CheckpointNotFound, DamageError
+from spark_abs.manifest import Manifest
+from spark_abs.manifests.find import open_existing
+from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, RunKind, StageId
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
-from spark_abs.protocol.control import Aborted, Command, ControlState, Run
+from spark_abs.protocol.control import Aborted, Command, ControlState, Run, forgotten
 from spark_abs.settings import Settings
+from spark_abs.snapshots.capture import newest_batch
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH, History
 from spark_abs.store.lease import read_lease
@@ -50,34 +56,37 @@ def live_run(root: Root, now_ms: int, timeout_ms: int) -> LiveRun | None:
 
 
 @dataclass(frozen=True, slots=True)
-class StuckStage:
-    """A stage without progress."""
+class FailingBatch:
+    """A batch that a stage has not finished although it was restarted for it."""
 
-    stage: StageId
     batch: BatchId
+    """`NO_BATCH` if the stage failed before its first."""
     restarts: int
     """In a row, at this batch."""
     cause: str
-    """Of its last failure that was followed by a restart."""
+    """Of the last failure that was followed by a restart."""
 
 
-def stuck_stages(root: Root, state: ControlState, run: RunId) -> tuple[StuckStage, ...]:
-    """Return the stages of a run that have not finished the batch at which they failed last."""
-    if not root.place(PATH).exists():
-        return ()
-    found: dict[StageId, StuckStage] = {}
-    for stage, batch, cause in History(root).restarts(run):
-        before = found.get(stage)
-        in_row = before.restarts + 1 if before is not None and before.batch == batch else 1
-        found[stage] = StuckStage(stage, batch, in_row, cause)
-    return tuple(each for each in found.values() if not _finished(root, state, each))
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """A stage, as its root records it; the run is not asked."""
 
-
-def _finished(root: Root, state: ControlState, stuck: StuckStage) -> bool:
-    attempt = state.attempt
-    place = root.native(attempt.natives, attempt.id, attempt.directory(stuck.stage))
-    batch = 0 if stuck.batch == NO_BATCH else int(stuck.batch)
-    return place.read(f"commits/{batch}") is not None
+    stage: StageId
+    finished: BatchId | None
+    """The newest finished batch, `NO_BATCH` before the first. None if the native checkpoint is not to be seen
+    from here, or not there yet."""
+    planned: BatchId | None
+    """The newest planned batch. If it is after `finished`, it is under way, or the next start repeats it."""
+    checkpoint: CheckpointId | None = None
+    """The checkpoint that has made its newest completed snapshot; None if there is no snapshot of it."""
+    cut: BatchId | None = None
+    """The last batch in that snapshot, `NO_BATCH` if it had run none."""
+    restarts: int = 0
+    """Of the live run."""
+    failing: FailingBatch | None = None
+    """In the live run."""
+    waiting: str = ""
+    """Why it had no cut when the open checkpoint became unaligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ class OpenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The status of a job: its run, its checkpoints, and the stages that make no progress."""
+    """The status of a job: its run, its checkpoints, and its stages."""
 
     root: str
     job: str
@@ -116,12 +125,13 @@ class JobStatus:
     last_aborted: Aborted | None
     pending: tuple[Command, ...]
     """Commands without an answer."""
-    stuck: tuple[StuckStage, ...] = ()
-    """Stages of the live run that were started again and have not finished their batch."""
+    stages: tuple[StageStatus, ...] = ()
+    """Those that fail first, then those for which an open checkpoint waits, then all others, in the order of
+    their declaration."""
 
 
 def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
-    """Read how a job stands.
+    """Read the status of a job: from `control/`, the last manifest, `history/` and native checkpoints.
 
     Raises:
         UsageError: there is no job at this root.
@@ -132,6 +142,8 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
     if run is not None and run.ended == "restored":  # by a version that did not record the kind
         run = replace(run, kind=RunKind.RESTORE)
     current = [row for row in checkpoint_rows(root, now_ms) if not row.abandoned and row.damage is None]
+    last = current[-1] if current else None
+    manifest, damage = _manifest(root, state.job, last)
     return JobStatus(
         root=root.uri,
         job=state.job,
@@ -147,8 +159,81 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
             for c in state.claims
             for b in (c.barrier,)
         ),
-        last=current[-1] if current else None,
+        last=last if last is None or damage is None else replace(last, damage=damage),
         last_aborted=state.aborted[-1] if state.aborted else None,
         pending=tuple(c for c in state.commands if not c.answered),
-        stuck=() if alive is None else stuck_stages(root, state, alive.run),
+        stages=_stages(root, state, manifest, None if alive is None else alive.run),
     )
+
+
+def _manifest(root: Root, job: str, last: CheckpointRow | None) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of the last checkpoint, or its damage; neither if it was retired meanwhile."""
+    checkpoints = None if last is None else open_existing(root, job)
+    if last is None or last.id is None or checkpoints is None:
+        return None, None
+    try:
+        return checkpoints.load(last.id), None
+    except DamageError as error:
+        return None, str(error)
+    except CheckpointNotFound:
+        return None, None
+
+
+def _stages(
+    root: Root, state: ControlState, manifest: Manifest | None, run: RunId | None
+) -> tuple[StageStatus, ...]:
+    """Return the stages of the newest attempt; `run` is the live run, None if there is none."""
+    restarts: list[tuple[StageId, BatchId, str]] = []
+    late: list[tuple[CheckpointId, StageId, str]] = []
+    if run is not None and root.place(PATH).exists():
+        history = History(root)
+        restarts, late = history.restarts(run), history.late(run)
+    unsettled = {claim.barrier.id for claim in state.claims if claim.run == run}
+    waiting = {stage: why for checkpoint, stage, why in late if checkpoint in unsettled}
+    found = []
+    for name in _names(state, manifest, (stage for stage, _, _ in restarts)):
+        stage = _stage(root, state, name, manifest)
+        mine = [(batch, cause) for failed, batch, cause in restarts if failed == name]
+        failing = _failing(mine, stage.finished)
+        found.append(replace(stage, restarts=len(mine), failing=failing, waiting=waiting.get(name, "")))
+    return tuple(sorted(found, key=lambda stage: (stage.failing is None, not stage.waiting)))
+
+
+def _names(
+    state: ControlState, manifest: Manifest | None, restarted: Iterable[StageId]
+) -> tuple[StageId, ...]:
+    """Return the stages that the newest run has declared; if none is recorded, those of the last checkpoint.
+
+    None is recorded of wrapped queries, after a restore until the next start, and by earlier versions.
+    """
+    names = [shape.stage for shape in state.attempt.shapes]
+    if not names and manifest is not None:
+        gone = forgotten(state)
+        names = [each.stage for each in manifest.stages if each.stage not in gone]
+    return tuple(dict.fromkeys((*names, *restarted)))
+
+
+def _stage(root: Root, state: ControlState, stage: StageId, manifest: Manifest | None) -> StageStatus:
+    attempt = state.attempt
+    native = root.native(attempt.natives, attempt.id, attempt.directory(stage))
+    there = native.exists()
+    found = StageStatus(
+        stage,
+        finished=newest_batch(native, "commits") if there else None,
+        planned=newest_batch(native, "offsets") if there else None,
+    )
+    snapshot = None if manifest is None else manifest.stage(stage)
+    if manifest is None or snapshot is None:
+        return found
+    return replace(found, checkpoint=snapshot.carried or manifest.id, cut=snapshot.cut_batch)
+
+
+def _failing(restarts: Sequence[tuple[BatchId, str]], finished: BatchId | None) -> FailingBatch | None:
+    """Return the batch at which a stage failed last, None if it has finished it since."""
+    if not restarts:
+        return None
+    batch, cause = restarts[-1]
+    if finished is not None and finished >= max(batch, 0):
+        return None
+    in_row = sum(1 for _ in takewhile(lambda restart: restart[0] == batch, reversed(restarts)))
+    return FailingBatch(batch, in_row, cause)

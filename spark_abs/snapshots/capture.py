@@ -36,9 +36,17 @@ from spark_abs.snapshots.layout import (
 from spark_abs.snapshots.lineage import HEAD_BYTES
 from spark_abs.snapshots.schema_log import SCHEMA_LOGS, entries_at
 from spark_abs.snapshots.stores import Wanted, files_of_version
+from spark_abs.store.storage import Place
 
 ATTEMPTS = 5
 """How often a capture starts again because Spark purged a file meanwhile."""
+
+
+def newest_batch(native: Place, log: str) -> BatchId:
+    """Return the newest batch in a log of a native checkpoint, `offsets` or `commits`; `NO_BATCH` if none."""
+    selector = fs.FileSelector(f"{native.path}/{log}", allow_not_found=True)
+    names = (info.base_name for info in native.fs.get_file_info(selector))
+    return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
 
 
 class CaptureIncomplete(AbsError):

@@ -13,7 +13,7 @@ from spark_abs.codec import from_json
 from spark_abs.errors import AbsError, DamageError
 from spark_abs.model import NO_BATCH, BatchId, Position, StageId, positions_of
 from spark_abs.protocol.control import ControlState
-from spark_abs.snapshots.capture import capture
+from spark_abs.snapshots.capture import capture, newest_batch
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
 from spark_abs.snapshots.materialise import make_directory, put
 from spark_abs.store.root import Root
@@ -94,11 +94,11 @@ class NativeLog:
 
     def newest_planned(self) -> BatchId:
         """Return the newest batch in the offset log, `NO_BATCH` if none."""
-        return self._newest("offsets")
+        return newest_batch(self.place, "offsets")
 
     def newest_committed(self) -> BatchId:
         """Return the newest batch in the commit log, `NO_BATCH` if none."""
-        return self._newest("commits")
+        return newest_batch(self.place, "commits")
 
     def idle_at(self) -> BatchId | None:
         """Return the last batch if no other is planned, None while one is under way."""
@@ -112,11 +112,6 @@ class NativeLog:
             return False
         one, other = parse_offsets(before), parse_offsets(text)
         return (one.offsets, one.watermark_ms) == (other.offsets, other.watermark_ms)
-
-    def _newest(self, log: str) -> BatchId:
-        selector = fs.FileSelector(f"{self.place.path}/{log}", allow_not_found=True)
-        names = (info.base_name for info in self.place.fs.get_file_info(selector))
-        return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
 
 
 def tables_read(lines: Sequence[str]) -> frozenset[str]:

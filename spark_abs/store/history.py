@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 from deltalake import write_deltalake
@@ -154,13 +155,24 @@ class History:
 
     def restarts(self, run: RunId) -> list[tuple[StageId, BatchId, str]]:
         """Return stage, batch and cause of each restart of a run, oldest first."""
-        self._table.refresh()
-        columns = ("at_ms", "stage", "batch", "detail")
-        if not {*columns} <= {*self._table.schema.names}:
-            return []
-        mine = [("event", "=", HistoryEvent.STAGE_RESTARTED.value), ("run", "=", int(run))]
-        found = self._table.read(columns, mine).sort_by("at_ms").to_pylist()
+        found = self._of(run, HistoryEvent.STAGE_RESTARTED, ("stage", "batch", "detail"))
         return [(StageId(row["stage"]), BatchId(row["batch"]), row["detail"] or "") for row in found]
+
+    def late(self, run: RunId) -> list[tuple[CheckpointId, StageId, str]]:
+        """Return, by time, the stages without a cut when a checkpoint was overtaken or aborted, and why."""
+        found = self._of(run, HistoryEvent.STAGE_WAITING, ("checkpoint", "stage", "detail"))
+        return [
+            (CheckpointId(row["checkpoint"]), StageId(row["stage"]), row["detail"] or "") for row in found
+        ]
+
+    def _of(self, run: RunId, event: HistoryEvent, columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the events of one kind of a run by time; none if the table is older than the columns."""
+        self._table.refresh()
+        wanted = ("at_ms", *columns)
+        if not {*wanted} <= {*self._table.schema.names}:
+            return []
+        mine = [("event", "=", event.value), ("run", "=", int(run))]
+        return self._table.read(wanted, mine).sort_by("at_ms").to_pylist()  # type: ignore[no-any-return]
 
     def read(self) -> pa.Table:
         """Return all events by time, in the columns of `SCHEMA`; columns that the table lacks are null."""

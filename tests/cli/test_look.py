@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.cli.output import moment
-from spark_abs.model import AttemptId, BatchId, RunId, StageId
+from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
@@ -124,6 +127,54 @@ def test_status_tells_how_a_run_ended_and_what_it_was(job: SmallJob, cli: Cli) -
     assert "ended: failed: stage 'a' failed" in cli("status").stdout
 
 
+def test_status_shows_how_far_each_stage_is(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.checkpoint(2)
+    native = Path(job.root.path("native/1"))
+    (native / "b" / "offsets" / "2").write_text("v1\n{}")
+    stages = cli.json("status")["stages"]
+    assert [(s["stage"], s["finished"], s["planned"], s["checkpoint"], s["cut"]) for s in stages] == [
+        ("a", 1, 1, 2, 1),
+        ("b", 1, 2, 2, 1),
+    ]
+    heading, *rows = cli("status").stdout.partition("\n\n")[2].splitlines()
+    assert heading.split("  ")[0] == "stage"
+    assert [row.split() for row in rows] == [["a", "1", "2", "1", "-"], ["b", "1", "2", "2", "1", "-"]]
+    shutil.rmtree(native)
+    assert [s["finished"] for s in cli.json("status")["stages"]] == [None, None]
+
+
+def test_a_stage_that_was_late_for_the_open_checkpoint_is_first(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    job.come_alive()
+
+    def late(checkpoint: int, stage: str, why: str) -> None:
+        at, event = AttemptId(1), HistoryEvent.STAGE_WAITING
+        row = HistoryRow(1, event, at, job.run, CheckpointId(checkpoint), stage=StageId(stage), detail=why)
+        History(job.root).append([row])
+
+    late(1, "a", "an outcome is known")
+    late(job.claim().id, "b", "the barrier has not come out of a.main")
+    stages = cli.json("status")["stages"]
+    assert [(s["stage"], s["waiting"]) for s in stages] == [
+        ("b", "the barrier has not come out of a.main"),
+        ("a", ""),
+    ]
+    assert "late for the open checkpoint: the barrier has not come out of a.main" in cli("status").stdout
+
+
+def test_a_last_manifest_that_cannot_be_read_is_said(job: SmallJob, cli: Cli) -> None:
+    """Its flat columns can: only the column with its stages is damaged."""
+    job.checkpoint(1)
+    (file,) = Path(job.root.path("checkpoints")).glob("00000001-*.parquet")
+    rows = pq.read_table(file)
+    at = rows.schema.get_field_index("body")
+    pq.write_table(rows.set_column(at, "body", pa.array(["{"])), file)
+    found = cli.json("status")
+    assert (found["last"]["id"], found["stages"]) == (1, [])
+    assert found["last"]["damage"] in cli("status").stdout
+
+
 def test_status_says_which_stage_is_restarted_without_progress(job: SmallJob, cli: Cli) -> None:
     """Not of a batch that was finished since, nor of a run before."""
 
@@ -147,9 +198,10 @@ def test_status_says_which_stage_is_restarted_without_progress(job: SmallJob, cl
     native = Path(job.root.path("native/1/a/commits"))
     native.mkdir(parents=True, exist_ok=True)
     (native / "9").write_text("v1\n{}")
-    assert cli.json("status")["stuck"] == [
-        {"stage": "b", "batch": 5, "restarts": 2, "cause": "OSError: full"}
-    ]
+    first, other = cli.json("status")["stages"]
+    assert (first["stage"], first["restarts"]) == ("b", 3)
+    assert first["failing"] == {"batch": 5, "restarts": 2, "cause": "OSError: full"}
+    assert (other["stage"], other["restarts"], other["failing"]) == ("a", 2, None)
     said = "stage 'b' has been restarted 2 times without finishing batch 5: OSError: full"
     assert said in cli("status").stdout
 
