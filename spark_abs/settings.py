@@ -380,7 +380,14 @@ SETTINGS: tuple[Setting, ...] = (
         "token of a temporary access key; set it in the environment",
         secret=True,
     ),
-    Setting("storage", "allowHttp", "false", switch, "the endpoint may be `http`"),
+    Setting("storage", "azureAccountKey", "", text, "key of the Azure storage account", secret=True),
+    Setting("storage", "azureSasToken", "", text, "SAS token for Azure, instead of the key", secret=True),
+    Setting("storage", "azureTenantId", "", text, "tenant of a service principal of Azure", secret=True),
+    Setting("storage", "azureClientId", "", text, "id of the service principal", secret=True),
+    Setting("storage", "azureClientSecret", "", text, "secret of the service principal", secret=True),
+    Setting("storage", "azureEndpoint", "", text, "URL of an emulator of Azure's blob storage"),
+    Setting("storage", "googleEndpoint", "", text, "URL of an emulator of Google's storage"),
+    Setting("storage", "allowHttp", "false", switch, "endpoints may be `http`"),
 )
 
 
@@ -433,6 +440,13 @@ class Settings:
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
     session_token: str = field(repr=False)
+    azure_account_key: str = field(repr=False)
+    azure_sas_token: str = field(repr=False)
+    azure_tenant_id: str = field(repr=False)
+    azure_client_id: str = field(repr=False)
+    azure_client_secret: str = field(repr=False)
+    azure_endpoint: str
+    google_endpoint: str
     allow_http: bool
 
     @classmethod

@@ -22,8 +22,22 @@ class StorageSettings(TypedDict, total=False):
     """Secret of the access key; set it in the environment."""
     session_token: str | None
     """Token of a temporary access key; set it in the environment."""
+    azure_account_key: str | None
+    """Key of the Azure storage account."""
+    azure_sas_token: str | None
+    """SAS token for Azure, instead of the key."""
+    azure_tenant_id: str | None
+    """Tenant of a service principal of Azure."""
+    azure_client_id: str | None
+    """Id of the service principal."""
+    azure_client_secret: str | None
+    """Secret of the service principal."""
+    azure_endpoint: str | None
+    """URL of an emulator of Azure's blob storage."""
+    google_endpoint: str | None
+    """URL of an emulator of Google's storage."""
     allow_http: bool | None
-    """The endpoint may be `http`; by default false."""
+    """Endpoints may be `http`; by default false."""
 
 
 class LiveSettings(TypedDict, total=False):

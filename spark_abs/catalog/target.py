@@ -15,7 +15,7 @@ from spark_abs.catalog import session_catalog
 from spark_abs.catalog.names import TableName, parse, readings
 from spark_abs.catalog.session_catalog import FullName
 from spark_abs.errors import UsageError
-from spark_abs.store.storage import Storage, location_of
+from spark_abs.store.storage import Storage, location_of, table_location
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -74,10 +74,11 @@ def find_target(session: SparkSession, storage: Storage, text: str, location: st
                 f"table {text!r} is a path, and location={location!r} is only for a table that has a name in "
                 "a catalog: leave one of them out"
             )
-        return TableTarget(text, location_of(parsed))
+        return TableTarget(text, table_location(parsed))
     found = _by_name(session, parsed, text, location) if parsed is not None else None
     if found is None:
         raise UsageError(f"table {text!r} is not in a catalog: {readings(text, _suggested(session, text))}")
+    table_location(found.uri)
     _refuse_ambiguous(storage, text, found)
     return found
 

@@ -16,7 +16,7 @@ from spark_abs.manifest import StageSnapshot, StateFunction
 from spark_abs.model import PROVIDER_KEY, CheckpointId, Provider
 from spark_abs.restore.hdfs_store import ENTRY, WRITTEN_WITH, keyed_as, read_snapshots, write_snapshots
 from spark_abs.snapshots.layout import CODEC_KEY, parse_commit, parse_offsets, with_settings
-from spark_abs.snapshots.materialise import fresh_query_id, materialise, put
+from spark_abs.snapshots.materialise import fresh_query_id, materialise
 from spark_abs.snapshots.operators import HEADS, stored_texts
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import snapshot_stage
@@ -151,7 +151,7 @@ def rewrite_stage(
 def _set(target: Place, snapshot: StageSnapshot, settings: Mapping[str, str]) -> None:
     """Let the copy's newest batch say by what settings state is kept: Spark goes on by them."""
     text = with_settings(snapshot.offsets, settings)
-    put(target, f"offsets/{int(snapshot.cut_batch)}", [text.encode()])
+    target.write(f"offsets/{int(snapshot.cut_batch)}", text.encode())
 
 
 def _emptied(entries: DataFrame) -> DataFrame:

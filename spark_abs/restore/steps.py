@@ -138,7 +138,8 @@ class SetAside(Step):
         source, target = root.path(self.path), root.path(f"{folder}/_damaged")
         if root.fs.get_file_info(source).type is FileType.File:
             root.fs.create_dir(target)
-            root.fs.move(source, f"{target}/{name}")
+            root.fs.copy_file(source, f"{target}/{name}")
+            root.fs.delete_file(source)
         Table.open(root.place(folder)).delta.repair(
             commit_properties=CommitProperties(max_commit_retries=0),
             post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),

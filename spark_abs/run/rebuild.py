@@ -30,7 +30,7 @@ from spark_abs.run.running_stage import RunningStage
 from spark_abs.run_context import RunContext
 from spark_abs.snapshots.capture import capture
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets
-from spark_abs.snapshots.materialise import METADATA, fresh_query_id, materialise, put
+from spark_abs.snapshots.materialise import METADATA, fresh_query_id, materialise
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog, plan_batch
@@ -135,7 +135,7 @@ class Rebuilder:
         files = rebuild.snapshot.files if rebuild.snapshot is not None else ()
         materialise(ctx.root, files, target=place, query_id=query, progress=lambda _: heartbeat())
         if not files:
-            put(place, METADATA, [json.dumps({"id": query}).encode()])
+            place.write(METADATA, json.dumps({"id": query}).encode())
 
     def _reached(self, record: Rebuilt) -> BatchId | None:
         """Return the last batch that an unfinished rebuild has repeated, None if it must begin again."""

@@ -50,7 +50,7 @@ def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = l
             f"{source} changed during each attempt to copy it, so its query is still running: stop that query"
         ) from gone
     with source.fs.open_input_stream(f"{source.path}/{METADATA}") as stream:
-        put(target, METADATA, [stream.read()])
+        target.write(METADATA, stream.read())
 
 
 def _copied(source: Place, target: Place, heartbeat: Callable[[], None]) -> bool:

@@ -90,7 +90,7 @@ def materialise(
     if not files:
         return
     _write_all(root, files, target, lands or target, progress)
-    put(target, METADATA, [json.dumps({"id": query_id}).encode()])
+    target.write(METADATA, json.dumps({"id": query_id}).encode())
 
 
 def is_whole(target: Place, query_id: str) -> bool:
@@ -142,7 +142,7 @@ def make_directory(target: Place, relative: str) -> None:
 
 
 def put(target: Place, relative: str, chunks: Iterable[Chunk]) -> None:
-    """Write a file completely or not at all: by a rename on a local disk, as one object elsewhere."""
+    """Write a file of any size. After a kill it is there completely, or not at all, or, in Azure, empty."""
     path = f"{target.path}/{relative}"
     written = f"{path}.tmp" if target.local else path
     with target.fs.open_output_stream(written, compression=None) as stream:

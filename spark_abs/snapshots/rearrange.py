@@ -105,7 +105,7 @@ def rearrange(
         put(target, paths[file], chunks)
 
     for_each(list(paths), write, lambda _: heartbeat())
-    put(target, METADATA, [json.dumps({"id": query_id}).encode()])
+    target.write(METADATA, json.dumps({"id": query_id}).encode())
 
 
 def _moved(path: str, moved: dict[str, str]) -> str | None:
@@ -138,5 +138,4 @@ def finish_batch(native: Place, batch: BatchId) -> None:
         text = native.read(f"commits/{int(batch) - 1}")
     if text is None:
         raise DamageError(f"{native}/commits/{int(batch) - 1} is missing: run `spark-abs verify`")
-    make_directory(native, "commits")
-    put(native, f"commits/{int(batch)}", [text])
+    native.write(f"commits/{int(batch)}", text)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pandas
 from pyspark import SparkContext
@@ -18,14 +19,16 @@ from spark_abs.errors import SparkNotStarted, UsageError
 from spark_abs.model import PROVIDER_KEY, Provider
 from spark_abs.spark.gateway import KnownJars, may_name_jars, quiet_log
 from spark_abs.spark.versions import (
+    AZURE_CONNECTOR,
     DELTA_CONNECTOR,
+    GOOGLE_CONNECTOR,
     PYSPARK,
     S3_CONNECTOR,
     class_there,
     release_of,
     require_supported,
 )
-from spark_abs.store.storage import DATABRICKS, Storage, in_object_store
+from spark_abs.store.storage import DATABRICKS, Storage
 
 SESSION_CONF: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -74,8 +77,8 @@ def spark_session(
     Args:
         app_name: the name shown by Spark.
         master: Spark's master; None leaves it to spark-submit or `spark-defaults.conf`.
-        packages: Maven coordinates to fetch beside Delta's: `S3_CONNECTOR` for a root in an object store,
-            `KAFKA_CONNECTOR` for jobs that read from Kafka.
+        packages: Maven coordinates to fetch beside Delta's: `S3_CONNECTOR`, `AZURE_CONNECTOR` or
+            `GOOGLE_CONNECTOR` for a root in an object store, `KAFKA_CONNECTOR` for jobs that read from Kafka.
         **conf: further settings, which override `SESSION_CONF`.
 
     Raises:
@@ -130,8 +133,7 @@ def _set_up(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
 
 def session_at(uris: Iterable[str], app_name: str, **conf: str) -> SparkSession:
     """Build a session on this machine that reaches the stores of places; errors as for `spark_session`."""
-    packages = [S3_CONNECTOR] if any(map(in_object_store, uris)) else []
-    return spark_session(app_name, "local[*]", packages=packages, **conf)
+    return spark_session(app_name, "local[*]", packages=connectors(uris), **conf)
 
 
 def configure(builder: SparkSession.Builder, *, packages: Sequence[str] = ()) -> SparkSession.Builder:
@@ -166,6 +168,31 @@ def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
     """
     for name, value in storage.hadoop().items():
         session.conf.set(name, value)
+    hidden = str(session.conf.get(_HIDDEN))
+    if _KEY_OF_AZURE not in hidden:
+        session.conf.set(_HIDDEN, f"{hidden}|{_KEY_OF_AZURE}")
+    known = session._jsparkSession.sessionState().newHadoopConf()
+    for kind in storage.hadoop_defaults():
+        if not any(_is_set(known, name) for name in kind):
+            for name, value in kind.items():
+                session.conf.set(name, value)
+
+
+def _is_set(conf: Any, name: str) -> bool:
+    """Say whether anybody has set a name, beside Hadoop itself: it has a default for some."""
+    return list(conf.getPropertySources(name) or ()) not in ([], ["core-default.xml"])
+
+
+_HIDDEN = "spark.sql.redaction.options.regex"
+_KEY_OF_AZURE = r"fs\.azure\.account\.key"
+"""Spark hides what has "secret", "token" or "access.key" in its name, which this has not."""
+
+
+def connectors(locations: Iterable[str]) -> list[str]:
+    """Return the connectors that a session needs for locations."""
+    by_scheme = {"s3a:": S3_CONNECTOR, "abfss:": AZURE_CONNECTOR, "gs:": GOOGLE_CONNECTOR}
+    places = tuple(locations)
+    return [c for scheme, c in by_scheme.items() if any(place.startswith(scheme) for place in places)]
 
 
 _REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"

@@ -47,8 +47,16 @@ PYSPARK = release_of(pyspark.__version__)
 DELTA_CONNECTOR = f"io.delta:delta-spark_{_line_of(PYSPARK)}_2.13:{_DELTA}"
 """Delta's jar for the pyspark that is installed: `spark_session` and `configure` fetch it by themselves."""
 
-S3_CONNECTOR = f"org.apache.hadoop:hadoop-aws:{_HADOOP.get(_line_of(PYSPARK), _HADOOP[SUPPORTED[-1]])}"
-"""Hadoop's S3A connector, in the version of the Hadoop that pyspark brings along."""
+_HERE = _HADOOP.get(_line_of(PYSPARK), _HADOOP[SUPPORTED[-1]])
+
+S3_CONNECTOR = f"org.apache.hadoop:hadoop-aws:{_HERE}"
+"""Hadoop's connector for S3, in the version of the Hadoop that pyspark brings along."""
+
+AZURE_CONNECTOR = f"org.apache.hadoop:hadoop-azure:{_HERE}"
+"""Hadoop's connector for Azure's storage, in that version."""
+
+GOOGLE_CONNECTOR = "org.apache.hadoop:hadoop-gcp:3.5.0"
+"""Hadoop's connector for Google's storage. 3.5.0, the Hadoop of Spark 4.2, is the first that has it."""
 
 KAFKA_CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{PYSPARK}"
 """Spark's Kafka connector: a session that reads from Kafka needs it among its `packages`."""

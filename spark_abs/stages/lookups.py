@@ -18,7 +18,6 @@ from spark_abs.plan.lookups import LookupTable, OpenedLookup, as_planned
 from spark_abs.plan.specs import StageSpec
 from spark_abs.protocol.lookups import following, is_due, version_of
 from spark_abs.run_context import RunContext
-from spark_abs.snapshots.materialise import make_directory, put
 from spark_abs.spark.causes import text_of
 from spark_abs.store.clock import now_ms
 
@@ -164,8 +163,7 @@ class StageLookups:
     def _write(self, batch: BatchId, versions: Sequence[LookupVersion]) -> None:
         """Write the versions of a batch down; those of older batches are not needed any more."""
         old = [b for b in self._batches() if b < batch]
-        make_directory(self._native, _DIRECTORY)
         text = json.dumps([to_plain(v) for v in versions])
-        put(self._native, f"{_DIRECTORY}/{int(batch)}", [text.encode()])
+        self._native.write(f"{_DIRECTORY}/{int(batch)}", text.encode())
         for number in old:
             self._native.fs.delete_file(f"{self._native.path}/{_DIRECTORY}/{int(number)}")

@@ -15,7 +15,6 @@ from spark_abs.model import NO_BATCH, BatchId, Position, StageId, positions_of
 from spark_abs.protocol.control import ControlState
 from spark_abs.snapshots.capture import capture, newest_batch
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
-from spark_abs.snapshots.materialise import make_directory, put
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 
@@ -161,8 +160,7 @@ def plan_batch(native: Place, batch: BatchId, text: str) -> None:
     if batch != done + 1:
         raise DamageError(f"{native}: batch {batch} cannot come next, {done} is the last finished")
     forget_plans(native)
-    make_directory(native, "offsets")
-    put(native, f"offsets/{int(batch)}", [text.encode()])
+    native.write(f"offsets/{int(batch)}", text.encode())
 
 
 def forget_plans(native: Place) -> None:

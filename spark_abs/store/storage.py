@@ -1,8 +1,9 @@
-"""How storage is reached. Only this module knows the option names of pyarrow, deltalake and Hadoop."""
+"""Places: locations in one form, and the clients and options that reach them."""
 
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,9 +14,32 @@ from pyarrow import fs
 
 from spark_abs.errors import ConfigError, UsageError
 from spark_abs.settings import Settings
+from spark_abs.store.directories import with_directories
+from spark_abs.store.options import S3, Azure, Google
 
-_S3 = ("s3", "s3a")
-
+_S3, _AZURE, _GOOGLE = (
+    "s3://BUCKET/PATH",
+    "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
+    "gs://BUCKET/PATH",
+)
+_FORMS = f"{_S3}, {_AZURE} or {_GOOGLE}"
+_IN_STORES = ("s3a:", "abfss:", "gs:")
+_OTHER_NAMES = {
+    **dict.fromkeys(("az", "azure", "abfs", "adl", "wasb", "wasbs"), _AZURE),
+    "gcs": _GOOGLE,
+    "s3n": _S3,
+}
+"""Schemes by which some library reaches a supported store, and the form that all libraries accept."""
+_AUTHORITIES = {
+    "s3": (re.compile("[^@]+"), _S3),
+    "s3a": (re.compile("[^@]+"), "s3a://BUCKET/PATH"),
+    "abfss": (
+        re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]@[a-z0-9]{3,24}\.dfs\.core\.windows\.net"),
+        _AZURE,
+    ),
+    "gs": (re.compile("[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"), _GOOGLE),
+}
+"""For each scheme of an object store: the part before the path, and the form in errors."""
 
 DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 """A variable of the environment that Databricks' compute has."""
@@ -28,7 +52,8 @@ def location_of(uri: str) -> str:
     Local paths become absolute; `s3://` becomes `s3a://`, Hadoop's name for it.
 
     Raises:
-        UsageError: it is empty, or has more parts than a bucket and a path.
+        UsageError: it is empty, has more parts than a bucket or container and a path, or names a store by a
+            scheme that some library does not know.
     """
     if not uri:
         raise UsageError("the path is empty")
@@ -36,102 +61,95 @@ def location_of(uri: str) -> str:
         parsed = urlparse(uri)
     except ValueError:  # whose text may show credentials
         raise UsageError("a location must be a path, or a URL such as s3://BUCKET/PATH") from None
-    if parsed.scheme in _S3:
-        # What a location holds is stored and shown: credentials must not be part of it.
-        if "@" in parsed.netloc or parsed.query or parsed.fragment or not parsed.netloc:
+    scheme = parsed.scheme
+    if scheme in _OTHER_NAMES:
+        raise UsageError(
+            f"{scheme}:// is not supported, because not every library knows it: write {_OTHER_NAMES[scheme]}"
+        )
+    if scheme in _AUTHORITIES:
+        authority, form = _AUTHORITIES[scheme]
+        # Locations are stored and shown: credentials must not be part of them.
+        if not authority.fullmatch(parsed.netloc) or parsed.query or parsed.fragment:
             raise UsageError(
-                f"a location in an object store is {parsed.scheme}://BUCKET/PATH without credentials or "
-                "options: these are settings, spark.abs.storage.*"
+                f"a location in an object store is {form} without credentials or options: "
+                "these are settings, spark.abs.storage.*"
             )
-        return f"s3a://{parsed.netloc}{parsed.path.rstrip('/')}"
-    if parsed.scheme == "file":
+        return f"{'s3a' if scheme == 's3' else scheme}://{parsed.netloc}{parsed.path.rstrip('/')}"
+    if scheme == "file":
         uri = parsed.path
-    elif parsed.scheme:
+    elif scheme:
         return uri.rstrip("/")
     return os.path.abspath(os.path.expanduser(uri))
 
 
-def root_location(uri: str) -> str:
-    """Return `uri` as `location_of` does, if the root of a job can be there.
+def table_location(uri: str) -> str:
+    """Return `uri` as `location_of` does, if commits can be made there.
 
     Raises:
-        UsageError: it cannot, or as `location_of`.
+        UsageError: they cannot, or as `location_of`.
     """
     location = location_of(uri)
-    on_databricks = DATABRICKS in os.environ and os.path.isabs(location)
-    if location.startswith("dbfs:") or (on_databricks and location.startswith(_MOUNTS)):
+    if location.startswith("dbfs:") or (DATABRICKS in os.environ and location.startswith(_MOUNTS)):
         raise UsageError(
-            f"a root cannot be in {location}: Databricks' file systems cannot create a file only where there "
-            "is none, as each commit must; give a directory in an object store, s3://BUCKET/PATH"
+            f"neither a root nor a table can be in {location}: Databricks' file systems cannot create a file "
+            "only where there is none, as each commit must; give a directory in the object store below, "
+            f"{_FORMS}"
         )
-    if on_databricks:
+    return location
+
+
+def root_location(uri: str) -> str:
+    """Return `uri` as `table_location` does, if the root of a job can be there.
+
+    Raises:
+        UsageError: it cannot, or as `table_location`.
+    """
+    location = table_location(uri)
+    local = os.path.isabs(location)
+    if DATABRICKS in os.environ and local:
         raise UsageError(
             f"a root on Databricks cannot be at {location}: Spark there looks for such a path in dbfs:, and "
-            "commits of a root go to the driver's disk; give a directory in an object store, s3://BUCKET/PATH"
+            f"commits of a root go to the driver's disk; give a directory in an object store, {_FORMS}"
         )
-    if not os.path.isabs(location) and not in_object_store(location):
+    if not local and not in_object_store(location):
         raise UsageError(
             f"a root cannot be in {urlparse(location).scheme}: give a path (as ./NAME if it has a colon), "
-            "file:///PATH, s3://BUCKET/PATH or s3a://BUCKET/PATH"
+            f"file:///PATH, {_FORMS}"
         )
     return location
 
 
 def in_object_store(location: str) -> bool:
-    """Say whether Hadoop's S3A connector serves a location."""
-    return location.startswith("s3a:")
+    """Say whether a connector of Hadoop serves a location."""
+    return location.startswith(_IN_STORES)
 
 
 def remedy(location: str) -> str:
     """Return advice for a location that cannot be read or written."""
-    if in_object_store(location):
+    if location.startswith("s3a:"):
         return "try again, or check credentials, region and endpoint (spark.abs.storage.*, AWS_...)"
+    if location.startswith("abfss:"):
+        return "try again, or check credentials (spark.abs.storage.azure..., AZURE_...)"
+    if location.startswith("gs:"):
+        return "try again, or check credentials (GOOGLE_APPLICATION_CREDENTIALS, or the machine's role)"
     return "try again"
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How an S3-compatible store is reached. Empty options take the defaults of each library.
+    """How each kind of store is reached."""
 
-    Those are the usual variables `AWS_…` and, on a machine in the cloud, its own role.
-    """
-
-    endpoint: str = ""
-    """URL of a store that is not Amazon's."""
-    region: str = ""
-    access_key_id: str = field(default="", repr=False)
-    secret_access_key: str = field(default="", repr=False)
-    session_token: str = field(default="", repr=False)
-    allow_http: bool = False
-    """Whether the endpoint may be reached without encryption."""
-
-    def __post_init__(self) -> None:
-        """Refuse options that do not fit together.
-
-        Raises:
-            UsageError: they do not.
-        """
-        if bool(self.access_key_id) != bool(self.secret_access_key):
-            raise UsageError("storage has only one of accessKeyId and secretAccessKey: set both, or neither")
-        if self.session_token and not self.access_key_id:
-            raise UsageError(
-                "storage has a sessionToken and no accessKeyId: set the keys that belong to the token"
-            )
-        try:
-            scheme = urlparse(self.endpoint).scheme
-        except ValueError:
-            scheme = ""
-        if self.endpoint and (scheme not in ("http", "https") or "@" in self.endpoint):
-            raise UsageError("the endpoint of storage must be a URL such as https://HOST:PORT")
-        if scheme == "http" and not self.allow_http:
-            raise UsageError(
-                f"the endpoint {self.endpoint} is not encrypted: use https, or set allowHttp=true"
-            )
+    s3: S3 = field(default_factory=S3)
+    azure: Azure = field(default_factory=Azure)
+    google: Google = field(default_factory=Google)
 
     @classmethod
     def of(cls, settings: Settings) -> Storage:
-        """Return the options in the settings of the area `storage`."""
-        return cls(**{f.name: getattr(settings, f.name) for f in fields(cls)})
+        """Return the options in the settings of the area `storage` and in the usual variables of Azure."""
+        s3, azure, google = (
+            {f.name: getattr(settings, f.name) for f in fields(kind)} for kind in (S3, Azure, Google)
+        )
+        return cls(S3(**s3), Azure(**azure).or_from(os.environ), Google(**google))
 
     @classmethod
     def given(
@@ -142,61 +160,35 @@ class Storage:
         Raises:
             ConfigError: a name is unknown, or a value cannot be read.
         """
-        others = sorted((arguments or {}).keys() - {f.name for f in fields(cls)})
+        known = {f.name for kind in (S3, Azure, Google) for f in fields(kind)}
+        others = sorted((arguments or {}).keys() - known)
         if others:
             raise ConfigError(f"{others[0]!r} is no setting of storage: give it to the job")
         return cls.of(Settings.resolve(None, os.environ, spark_conf or {}, arguments or {}))
 
-    def delta(self) -> dict[str, str]:
-        """Return the options by deltalake's names.
-
-        A commit must never replace an existing one: the store refuses the second of two (If-None-Match).
-        """
-        return _given(
-            {
-                "AWS_ENDPOINT_URL": self.endpoint,
-                "AWS_REGION": self.region,
-                "AWS_ACCESS_KEY_ID": self.access_key_id,
-                "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
-                "AWS_SESSION_TOKEN": self.session_token,
-                "AWS_ALLOW_HTTP": "true" if self.allow_http else "",
-                "AWS_CONDITIONAL_PUT": "etag",
-            }
-        )
+    def delta(self, location: str) -> dict[str, str] | None:
+        """Return the options for a location by deltalake's names; None for one that needs none."""
+        if location.startswith("s3a:"):
+            return self.s3.delta()
+        if location.startswith("abfss:"):
+            return self.azure.delta(_account(location))
+        return self.google.delta() if location.startswith("gs:") else None
 
     def hadoop(self) -> dict[str, str]:
-        """Return the options by the names of Hadoop's S3A connector, for a session's configuration."""
-        return _given(
-            {
-                "fs.s3a.endpoint": self.endpoint,
-                "fs.s3a.endpoint.region": self.region,
-                "fs.s3a.access.key": self.access_key_id,
-                "fs.s3a.secret.key": self.secret_access_key,
-                "fs.s3a.session.token": self.session_token,
-                # Stores other than Amazon's seldom have a name in DNS for each bucket.
-                "fs.s3a.path.style.access": "true" if self.endpoint else "",
-            }
-        )
+        """Return the options by the names of Hadoop's connectors, for a session's configuration."""
+        return {**self.s3.hadoop(), **self.azure.hadoop(), **self.google.hadoop()}
 
-    def arrow(self) -> dict[str, str]:
-        """Return the options by the names of `pyarrow.fs.S3FileSystem`."""
-        return _given(
-            {
-                "endpoint_override": self.endpoint,
-                "region": self.region,
-                "access_key": self.access_key_id,
-                "secret_key": self.secret_access_key,
-                "session_token": self.session_token,
-            }
-        )
+    def hadoop_defaults(self) -> tuple[dict[str, str], ...]:
+        """Return settings for a session that has none of these names; one value for each kind of store."""
+        return self.azure.hadoop_defaults(), self.google.hadoop_defaults()
 
     def place(self, uri: str) -> Place:
         """Return a place in this storage."""
         return Place(uri, self)
 
 
-def _given(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if value}
+def _account(location: str) -> str:
+    return urlparse(location).netloc.partition("@")[2].partition(".")[0]
 
 
 DEFAULTS = Storage()
@@ -222,10 +214,15 @@ class Place:
     @cached_property
     def _resolved(self) -> tuple[fs.FileSystem, str]:
         parsed = urlparse(self.uri)
-        if parsed.scheme != "s3a":
-            filesystem, path = fs.FileSystem.from_uri(self.uri)
-            return filesystem, path
-        return _s3(self.storage, parsed.netloc), f"{parsed.netloc}{parsed.path}"
+        if parsed.scheme == "s3a":
+            return _s3(self.storage.s3, parsed.netloc), f"{parsed.netloc}{parsed.path}"
+        if parsed.scheme == "abfss":
+            container, _, _ = parsed.netloc.partition("@")
+            return _azure(self.storage.azure, _account(self.uri)), f"{container}{parsed.path}"
+        if parsed.scheme == "gs":
+            return _google(self.storage.google), f"{parsed.netloc}{parsed.path}"
+        filesystem, path = fs.FileSystem.from_uri(self.uri)
+        return filesystem, path
 
     @property
     def fs(self) -> fs.FileSystem:
@@ -245,13 +242,13 @@ class Place:
     @property
     def options(self) -> dict[str, str] | None:
         """Options of deltalake to reach it."""
-        return self.storage.delta() if in_object_store(self.uri) else None
+        return self.storage.delta(self.uri)
 
     @property
     def in_spark_files(self) -> str:
         """The place as Spark writes it into files: `file:/…` if it is local."""
-        scheme, colon, rest = self.uri.partition("://")
-        return f"{scheme}{colon}{quote(rest)}" if colon else f"file:{quote(self.uri)}"
+        store = re.match(r"[a-z0-9]+://[^/]*", self.uri)
+        return f"{store[0]}{quote(self.uri[store.end() :])}" if store else f"file:{quote(self.uri)}"
 
     def below(self, relative: str) -> Place:
         """Return a place below this one."""
@@ -275,20 +272,35 @@ class Place:
         Only for files that any writer may overwrite and that decide nothing.
         """
         target = f"{self.path}/{relative}"
-        written = f"{target}.{uuid.uuid4().hex}.tmp" if self.local else target
+        # pyarrow begins a file in Azure with an empty one.
+        copies = isinstance(self.fs, fs.AzureFileSystem)
+        written = f"{target}.{uuid.uuid4().hex}.tmp" if self.local or copies else target
         if self.local:
             self.fs.create_dir(os.path.dirname(target), recursive=True)
-        with self.fs.open_output_stream(written) as stream:
+        with self.fs.open_output_stream(written, compression=None) as stream:
             stream.write(data)
         if self.local:
             self.fs.move(written, target)
+        elif copies:
+            self.fs.copy_file(written, target)
+            self.fs.delete_file(written)
 
 
 @lru_cache(maxsize=64)
-def _s3(storage: Storage, bucket: str) -> fs.FileSystem:
+def _s3(storage: S3, bucket: str) -> fs.FileSystem:
     """Return one client for all places of a bucket: each has connections of its own."""
     given = storage.arrow()
     if not storage.endpoint and not storage.region:
         given["region"] = fs.FileSystem.from_uri(f"s3://{bucket}")[0].region  # asks the store
     # A small file is then one request, not three.
     return fs.S3FileSystem(**given, allow_delayed_open=True)
+
+
+@lru_cache(maxsize=64)
+def _azure(storage: Azure, account: str) -> fs.FileSystem:
+    return fs.AzureFileSystem(**storage.arrow(account))
+
+
+@lru_cache(maxsize=64)
+def _google(storage: Google) -> fs.FileSystem:
+    return with_directories(fs.GcsFileSystem(**storage.arrow()))

@@ -12,7 +12,7 @@ from spark_abs.errors import UsageError
 from spark_abs.manifest import Manifest, OutputVersion
 from spark_abs.model import NO_TABLE, AttemptId, StageId
 from spark_abs.protocol.control import AttachedSink, ControlState, forgotten
-from spark_abs.store.storage import Storage, location_of
+from spark_abs.store.storage import Storage, table_location
 from spark_abs.store.table import Table
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def declare(texts: Sequence[str], storage: Storage) -> tuple[Declared, ...]:
     for text in texts:
         parsed = parse(text)
         if isinstance(parsed, str):
-            found.append(TableTarget(text, location_of(parsed)))
+            found.append(TableTarget(text, table_location(parsed)))
             continue
         if parsed is None:
             raise UsageError(f"table {text!r} is no name of a table: {readings(text, 'schema.name')}")

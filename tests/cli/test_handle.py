@@ -88,7 +88,7 @@ def test_a_root_that_is_not_there_is_said_by_whatever_is_asked(tmp_path: Path) -
 
 def test_options_of_storage_are_given_once_and_others_are_none(tmp_path: Path) -> None:
     handle = spark_abs.open("s3://shop/root", region="eu-west-1", secret_access_key="s", access_key_id="k")
-    assert (handle.root.storage.region, repr(handle)) == ("eu-west-1", "JobRoot('s3a://shop/root')")
+    assert (handle.root.storage.s3.region, repr(handle)) == ("eu-west-1", "JobRoot('s3a://shop/root')")
     with pytest.raises(ConfigError, match="'interval' is no setting of storage"):
         spark_abs.open(str(tmp_path), interval="10s")  # type: ignore[call-arg]  # as is tested
     program = f"import spark_abs; spark_abs.open({str(tmp_path)!r}).read('totals')"  # no session is there

@@ -21,8 +21,15 @@ from spark_abs.job import Job
 from spark_abs.settings import session_settings
 from spark_abs.spark import session as session_module
 from spark_abs.spark.driver import close_state_stores
-from spark_abs.spark.session import apply_storage_conf, check_session, configure, spark_session
-from spark_abs.spark.versions import DELTA_CONNECTOR, S3_CONNECTOR
+from spark_abs.spark.session import (
+    apply_storage_conf,
+    check_session,
+    configure,
+    connectors,
+    spark_session,
+)
+from spark_abs.spark.versions import AZURE_CONNECTOR, DELTA_CONNECTOR, GOOGLE_CONNECTOR, S3_CONNECTOR
+from spark_abs.store.options import S3, Azure
 from spark_abs.store.storage import DATABRICKS, Storage
 from tests.jvm import java_options
 
@@ -32,15 +39,27 @@ def test_a_delta_table_can_be_written_and_read(spark: SparkSession, tmp_path: Pa
     assert spark.read.format("delta").load(str(tmp_path / "t")).count() == 3
 
 
-def test_the_s3_connector_has_the_version_of_the_hadoop_that_pyspark_brings() -> None:
+def test_connectors_have_the_version_of_the_hadoop_that_pyspark_brings() -> None:
     (jar,) = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
-    assert S3_CONNECTOR.rpartition(":")[2] == jar.stem.removeprefix("hadoop-client-api-")
+    found = connectors(["/a", "s3a://bucket/a", "abfss://box@account.dfs.core.windows.net/a"])
+    assert found == [S3_CONNECTOR, AZURE_CONNECTOR]
+    assert {c.rpartition(":")[2] for c in found} == {jar.stem.removeprefix("hadoop-client-api-")}
+    assert connectors(["gs://bucket/a"]) == [GOOGLE_CONNECTOR]
+    assert connectors(["/a"]) == []
 
 
 def test_a_session_that_is_told_of_a_store_tells_no_other(spark: SparkSession) -> None:
     own = spark.newSession()
-    apply_storage_conf(own, Storage("https://store.example", "r", "who", "secret"))
+    storage = Storage(S3("https://store.example", "r", "who", "SeCrEt"), Azure("SeCrEt"))
+    for _ in range(2):
+        apply_storage_conf(own, storage)
     assert own.conf.get("fs.s3a.endpoint") == "https://store.example"
+    assert own.conf.get("fs.azure.account.auth.type") == "SharedKey"
+    assert own.conf.get("fs.gs.auth.type") == "APPLICATION_DEFAULT"
+    assert str(own.conf.get("spark.sql.redaction.options.regex")).count("account") == 1
+    shown = {row.key: row.value for row in own.sql("SET").collect()}
+    assert "redacted" in shown["fs.azure.account.key"]
+    assert not [name for name, value in shown.items() if "SeCrEt" in value]
     assert spark.conf.get("fs.s3a.endpoint", None) is None
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial, partialmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,18 +120,19 @@ def test_killed_after_any_file_it_begins_again(
     root: Root, kept: StateStorage, native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory without the id is not a checkpoint: it is emptied and written once more."""
-    copy, put = taken(kept, native), module.put
+    copy, put, write = taken(kept, native), module.put, Place.write
     materialise(root, copy.files, target=Place(str(tmp_path / "whole")), query_id="query")
     for point in range(len(copy.files)):
         target, left = tmp_path / f"killed{point}", [point]
 
-        def dies(*args: object, left: list[int] = left) -> None:
+        def dies(*args: Any, writing: Callable[..., None], left: list[int] = left) -> None:
             if left[0] == 0:
                 raise Killed
             left[0] -= 1
-            put(*args)  # type: ignore[arg-type]
+            writing(*args)
 
-        monkeypatch.setattr(module, "put", dies)
+        monkeypatch.setattr(module, "put", partial(dies, writing=put))
+        monkeypatch.setattr(Place, "write", partialmethod(dies, writing=write))
         with pytest.raises(Killed):
             materialise(root, copy.files, target=Place(str(target)), query_id="query")
         monkeypatch.undo()

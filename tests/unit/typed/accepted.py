@@ -76,6 +76,7 @@ def wrapped(frame: DataFrame) -> None:
 
 def built(builder: SparkSession.Builder) -> SparkSession:
     connectors = [spark_abs.DELTA_CONNECTOR, spark_abs.KAFKA_CONNECTOR, spark_abs.S3_CONNECTOR]
+    connectors += [spark_abs.AZURE_CONNECTOR, spark_abs.GOOGLE_CONNECTOR]
     spark_abs.configure(builder, packages=["org.example:jar:1", *connectors]).getOrCreate()
     return spark_abs.spark_session("shop", "local[2]", **{"spark.sql.shuffle.partitions": "2"})
 

@@ -14,8 +14,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.spark.session import spark_session
-from spark_abs.spark.versions import S3_CONNECTOR
+from spark_abs.spark.session import session_at
+from spark_abs.store.storage import location_of
 from tests.crash.small_job import SCHEMA, pair, totals
 from tests.jvm import java_options
 
@@ -40,13 +40,13 @@ def declare(spark: SparkSession, given: dict[str, Any]) -> spark_abs.Job:
 
 
 def main() -> None:
-    told = os.fdopen(int(sys.argv[1]), "w", buffering=1)
-    scratch = Path(sys.argv[2])
-    spark = spark_session(
-        "s3",
-        "local[2]",
-        packages=[S3_CONNECTOR],
+    told = os.fdopen(int(sys.argv[2]), "w", buffering=1)
+    scratch = Path(sys.argv[3])
+    spark = session_at(
+        [location_of(sys.argv[1])],
+        "stores",
         **{
+            "spark.master": "local[2]",
             "spark.driver.memory": "2g",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",

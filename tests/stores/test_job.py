@@ -26,7 +26,7 @@ from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from tests.crash.expected import Event, Pair, Total, events_of, pairs_of, totals_of, write_file
-from tests.s3.server import BUCKET, SECRET, Server
+from tests.stores.server import Server
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -44,7 +44,7 @@ class Driver:
         self._pipe, theirs = os.pipe()
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.s3.driver", str(theirs), str(scratch)],
+                [sys.executable, "-m", "tests.stores.driver", server.top, str(theirs), str(scratch)],
                 cwd=HERE,
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -181,13 +181,13 @@ def assert_nothing_tells_the_secret(server: Server, job: Small, *logs: Path) -> 
             with job.out.fs.open_input_stream(info.path) as stream:
                 texts.append(stream.read())
     assert len(texts) > 20
-    assert not [text for text in texts if SECRET.encode() in text]
+    assert not [text for text in texts if server.secret.encode() in text]
 
 
 def test_everything_in_the_store_killed_rolled_back_and_equal_to_the_local_run(
     server: Server, driver: Driver, tmp_path: Path
 ) -> None:
-    job = Small(tmp_path, server.storage.place(f"s3://{BUCKET}/whole"))
+    job = Small(tmp_path, server.storage.place(f"{server.top}/whole"))
     job.feed(0, FILES - 2)
     with Driver(tmp_path / "first", server) as first:
         first.start(job)
@@ -215,8 +215,8 @@ def test_native_checkpoints_on_a_local_disk_cost_the_store_nothing_and_may_be_lo
     server: Server, driver: Driver, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
-    job = Small(tmp_path, server.storage.place(f"s3://{BUCKET}/fast"), str(disk))
-    prefix = job.root.path("")[:-1].removeprefix(f"{BUCKET}/")
+    job = Small(tmp_path, server.storage.place(f"{server.top}/fast"), str(disk))
+    prefix = job.root.path("")[:-1].partition("/")[2]
     job.feed(0, 2)
     with Driver(tmp_path / "first", server) as first:
         first.start(job, interval="1h")
