@@ -16,7 +16,9 @@ from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, CheckpointMode, E
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one micro-batch takes from one channel. An entry is never split, so one always fits.
+    """How much one micro-batch takes from one channel.
+
+    An entry is never split: one is taken whatever its size.
 
     Silent entries are not counted: they cost nothing downstream.
     """
@@ -27,16 +29,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The ids for which no input need wait: their outcome is known, or they have become unaligned.
+    """The checkpoints for which no input has to wait: their outcome is known, or they have become unaligned.
 
-    All ids up to `floor` were claimed before this run began; `aborted` came to be known since. Ids that
-    completed since are left out on purpose: a stage with a blocked input cannot have acknowledged them.
+    All ids up to `floor` were claimed before this run began; those in `aborted` were aborted during this run.
+    Ids completed during this run are left out on purpose: a stage with a blocked input cannot have
+    acknowledged them.
     """
 
     floor: CheckpointId
     aborted: frozenset[CheckpointId]
     overtaken: frozenset[CheckpointId] = frozenset()
-    """Claimed as aligned, unaligned since (P16): stages heard of it before gates did."""
+    """Claimed as aligned and made unaligned later (P16): stages learned of it before gates did."""
 
     def __contains__(self, checkpoint: CheckpointId) -> bool:
         return checkpoint <= self.floor or checkpoint in self.aborted or checkpoint in self.overtaken
@@ -44,14 +47,17 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Read on: the next micro-batch takes this input to `position`."""
+    """The next micro-batch reads this input up to `position`."""
 
     position: Position
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Stay at the barrier `on`: not all other inputs have it. The channel's log is the buffer (P5)."""
+    """The input waits at the barrier `on`: another input has not reached it.
+
+    The channel's log is the buffer (P5).
+    """
 
     position: Position
     on: CheckpointId
@@ -59,7 +65,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Stay: the channel has nothing to read, or has ended."""
+    """The channel has nothing to read, or has ended."""
 
     position: Position
 
@@ -77,29 +83,29 @@ def decide(
     run: RunId,
     attempt: AttemptId,
 ) -> Decision:
-    """Decide how far one input may go in the stage's next micro-batch.
+    """Decide how far the stage's next micro-batch may read one input.
 
-    An input that stands at an aligned barrier n stays until every other open input has n, or one has skipped
-    it, or n is settled. Any other input reads on to the next barrier, of whatever mode, or to the end of the
-    channel and stops there, within the limits. A barrier or cancel marker not above the input's epoch is
-    passed over; a cancel marker above it moves the epoch and stops nothing. A feedback edge waits for nobody,
-    nobody waits for it, and only an unaligned barrier stops it: the stage has passed any other one on before
-    (P17). Once all other inputs have ended it reads nothing but rows and unaligned barriers: another barrier
-    may then come round first, from a stage that has ended too.
+    An input at aligned barrier n waits until every other open input has n, or one has skipped it, or n is
+    settled. Any other input reads, within the limits, up to the next barrier of any mode or to the end of the
+    channel. Barriers and cancel markers not above the input's epoch are ignored; a cancel marker above it
+    moves the epoch and does not stop the input. A feedback edge never waits, no input waits for it, and only
+    an unaligned barrier stops it: the stage has already passed aligned barriers on (P17). Once all other
+    inputs have ended, a feedback edge reads only rows and unaligned barriers: a stage of the loop that has
+    ended may send a barrier round before them.
 
     Args:
-        own: where the input stands.
+        own: the position of the input.
         stage: all gate positions of the stage's newest offset file, `own` among them; a channel used twice
             gives two lines. Empty before the first batch.
-        entries: the entries after `own.version` that count, ascending. Not touched while the input is
-            blocked or closed, and read no further than the decision needs.
-        settled: the known outcomes. More knowledge can only unblock an input, never move a barrier.
+        entries: the valid entries after `own.version`, ascending. Not read while the input is blocked or
+            closed, and otherwise only as far as the decision needs.
+        settled: the known outcomes. A newly known outcome can only unblock an input, never move a barrier.
         limits: how much may be read.
-        run: the current run; only its own end marker closes the input, older ones are passed over (P10).
+        run: the current run; only its own end marker closes the input, those of older runs are ignored (P10).
         attempt: the current attempt, recorded in the position that is reached.
 
     Returns:
-        `Advance` with another position, or `Blocked` or `Idle` with `own` itself.
+        `Advance` with a new position, or `Blocked` or `Idle` with `own`.
     """
     if own.is_closed(run):
         return Idle(own)
@@ -124,21 +130,21 @@ def decide(
 def waiting(stage: Sequence[Position], settled: Settled, run: RunId) -> tuple[Position, ...]:
     """Return the inputs of a stage that `decide` keeps at their barriers.
 
-    The entries after them in their channels are delayed by the alignment (P6).
+    Alignment delays the entries after these barriers (P6).
     """
     return tuple(own for own in stage if not own.is_closed(run) and _is_held(own, stage, settled, run))
 
 
 def exceeds(queued_bytes: int, limit: int | None) -> bool:
-    """Say whether an alignment has to be given up: more waits behind its barrier than `limit`, None for none.
+    """Say whether more data waits behind a barrier than `limit` allows; None is no limit.
 
-    Then the checkpoint is aborted, the inputs go on, and nothing is lost: the data is in the log (P6).
+    The checkpoint is then aborted and the inputs are read again; no data is lost, it is in the log (P6).
     """
     return limit is not None and queued_bytes > limit
 
 
 def _is_held(own: Position, stage: Sequence[Position], settled: Settled, run: RunId) -> bool:
-    """Say whether an open input stays at its barrier: only an aligned one holds (P7, P16, P17)."""
+    """Say whether an open input waits at its barrier: only an aligned barrier blocks (P7, P16, P17)."""
     waits = own.at_barrier and not own.feedback and own.mode is CheckpointMode.ALIGNED
     return waits and own.epoch not in settled and _must_wait(own, forward(stage), run)
 
@@ -148,10 +154,10 @@ def _is_unaligned(entry: Entry) -> bool:
 
 
 def _must_wait(own: Position, stage: Sequence[Position], run: RunId) -> bool:
-    """Say whether the barrier at which `own` stands is still to come on another input (P8).
+    """Say whether another input has not yet reached the barrier at which `own` is (P8).
 
-    An input past the barrier has it too. An input, even a closed one, with a newer epoch than one that
-    lacks the barrier can only have skipped it: the barrier is subsumed.
+    An input past the barrier has reached it too. If an input, even a closed one, has a newer epoch while
+    another lacks the barrier, the barrier was skipped: it is subsumed.
     """
     if any(other.epoch > own.epoch for other in stage):
         return False
@@ -161,8 +167,8 @@ def _must_wait(own: Position, stage: Sequence[Position], run: RunId) -> bool:
 def _after(position: Position, entry: Entry, attempt: AttemptId) -> Position:
     """Return the position after `entry`.
 
-    Whose end marker it was is recorded, not whether that run is the present one: a driver that was frozen
-    and plans one more batch would else pass over the end that the run after it has to see.
+    The position records the run of an end marker, not whether that run is the current one: otherwise a frozen
+    driver that plans one more batch would skip the end marker of the run after it.
     """
     epoch = max(position.epoch, entry.cancel or NO_EPOCH)
     mode = position.mode if epoch == position.epoch else CheckpointMode.ALIGNED

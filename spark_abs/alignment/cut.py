@@ -1,4 +1,4 @@
-"""Which marker a micro-batch of a stage passes on, from the positions at its ends (P4, P7 to P10, P16)."""
+"""The marker that a micro-batch passes on, decided from its start and end positions (P4, P7-P10, P16)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from spark_abs.model import NO_EPOCH, Barrier, CheckpointId, CheckpointMode, Pos
 class Cut:
     """The batch is the stage's cut of this barrier.
 
-    State and outputs hold what is before it; if it is aligned all of that, and if it is not at-least-once
-    nothing else.
+    State and outputs then hold rows from before the barrier: all of them if it is aligned, and no others
+    unless it is at-least-once.
     """
 
     id: CheckpointId
@@ -22,7 +22,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The stage went past this id, and perhaps lower ones, without a cut: outputs get a cancel marker."""
+    """The stage passed this id, and perhaps lower ones, without a cut: outputs get a cancel marker."""
 
     id: CheckpointId
 
@@ -34,7 +34,7 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """No channel input is open: the stage takes barriers like a source, at the end of any batch."""
+    """No channel input is open: like a source, the stage takes barriers at the end of any batch."""
 
 
 Emission = Cut | Cancelled | Nothing | Free
@@ -43,21 +43,20 @@ Emission = Cut | Cancelled | Nothing | Free
 def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) -> Emission:
     """Return the marker that the outputs get at the end of a batch.
 
-    Two rises say something; a batch without new input is no cut, and an input that closes after a cut does
-    not repeat it.
+    Two events make a marker. A batch without new input is no cut, and closing an input after a cut does not
+    repeat the cut.
 
-    - The first sight of an unaligned barrier is its cut, at the latest: nothing after it has been read yet
-      on any input, and from the next batch on something may be (P16).
-    - The least epoch over the open inputs rises. That is a cut if every open input stands at that very
-      barrier and none, open or closed, has gone on from it (P4); of an at-least-once barrier it is one
-      wherever the others stand (P7). That an unaligned one has come on the last input says nothing new.
+    - An unaligned barrier reaches the first input. That batch is the latest possible cut: no input has been
+      read past the barrier yet, and the next batch may do that (P16).
+    - The least epoch over the open inputs rises. This is a cut if every open input is at that barrier and no
+      input, open or closed, was read past it (P4); for an at-least-once barrier the positions of the others
+      do not matter (P7). An unaligned barrier that reaches the last input makes no marker.
 
-    Feedback edges do not count. An unaligned barrier, though, may come round before it has come any other
-    way: stages on the way take it without waiting for the head (P17).
+    Feedback edges do not count, except that an unaligned barrier may arrive on one first: the stages between
+    take it without waiting for the head (P17).
 
-    The answer depends neither on outcomes nor on what was taken before. Who writes the marker puts a cancel
-    marker in the place of a barrier that is known to be aborted (P9), and nothing in the place of an id that
-    it has already written.
+    The answer depends neither on outcomes nor on earlier cuts. The writer of the marker replaces a barrier
+    that is known to be aborted by a cancel marker (P9), and leaves out an id that it has already written.
 
     Args:
         before: gate positions at the end of the batch before; for batch 0 the start positions.
@@ -85,7 +84,7 @@ def emission(before: Sequence[Position], after: Sequence[Position], run: RunId) 
 
 
 def may_take(checkpoint: CheckpointId, positions: Sequence[Position]) -> bool:
-    """Say whether nothing after a barrier has been read on any input: a cut here is exact.
+    """Say whether no input has been read past a barrier: a cut here is exact.
 
     Entries between a position and the barrier are then in flight: part of the checkpoint (P16).
     """
@@ -95,12 +94,12 @@ def may_take(checkpoint: CheckpointId, positions: Sequence[Position]) -> bool:
 def overtaking(barriers: Iterable[Barrier], positions: Sequence[Position]) -> Barrier | None:
     """Return the barrier that a stage with open inputs takes ahead of its unread rows (P16).
 
-    Ids are taken in order: the oldest that can still be taken, if it is unaligned. One that is aligned holds
-    the newer ones back until it is cut or settled.
+    Barriers are taken in the order of their ids: the oldest that can still be taken, if it is unaligned. An
+    aligned one delays the newer ones until it is cut or settled.
 
     Args:
-        barriers: those without an outcome that the stage has neither taken nor passed on.
-        positions: gate positions at the end of a batch that no output has gone beyond.
+        barriers: barriers without an outcome that the stage has neither taken nor passed on.
+        positions: gate positions at the end of the newest batch that any output has.
     """
     newest = max((p.epoch for p in positions), default=NO_EPOCH)
     ahead = [b for b in barriers if b.id > newest or may_take(b.id, positions)]

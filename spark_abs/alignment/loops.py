@@ -1,12 +1,13 @@
-"""Loops: an output that is also an input of an earlier stage, or of its own (P17).
+"""Loops: the output of a stage is an input of an earlier stage, or of the same stage (P17).
 
-The edge that closes a loop is its feedback edge, the stage that reads it there the loop's head. A feedback
-edge takes no part in alignment, or a head would wait for a barrier that only it can send round: the head cuts
-when its other inputs have barrier n. What it has not read of the feedback edge then, up to barrier n in it,
-is in flight and part of the checkpoint. The channel's own log holds it: the manifest has the head's position
-and the producer's version, between them retention removes nothing, and a restored head reads them first.
+The edge that closes a loop is its feedback edge; the stage that reads the feedback edge is the loop's head.
+Feedback edges are not aligned, since the head would wait for a barrier that only the head can send round: the
+head cuts when its other inputs have barrier n. The rows of the feedback edge that the head has not read at
+its cut, up to barrier n, are in flight and part of the checkpoint. The channel's log holds them: the manifest
+records the head's position and the producer's version, retention removes nothing between the two, and a
+restored head reads these rows first.
 
-Nothing here forbids loops within loops: what holds for a head holds for each.
+Loops may be nested: the rule holds for each head.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spark_abs.model import ChannelId, Position, RunId, StageId
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Stages each of which can send rows to each other one, and the channels on which they do."""
+    """Stages that can all send rows to each other, and the channels between them."""
 
     stages: frozenset[StageId]
     channels: frozenset[ChannelId]
@@ -27,10 +28,10 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """How a stage of a loop stands."""
+    """How far a stage of a loop has read and committed."""
 
     idle: bool
-    """Whether no batch is planned after its last finished one."""
+    """Whether no batch is planned after the last finished batch."""
     positions: tuple[Position, ...]
     """After that batch."""
     unread: frozenset[ChannelId]
@@ -38,7 +39,7 @@ class Member:
 
 
 def find_loops(edges: Iterable[tuple[StageId, ChannelId, StageId]]) -> tuple[Loop, ...]:
-    """Find the loops of a graph; none shares a stage with another, since then they are one.
+    """Find the loops of a graph. Loops that share a stage are one loop.
 
     Args:
         edges: producer, channel, consumer; feedback edges among them.
@@ -61,15 +62,15 @@ def find_loops(edges: Iterable[tuple[StageId, ChannelId, StageId]]) -> tuple[Loo
 
 
 def forward(positions: Sequence[Position]) -> tuple[Position, ...]:
-    """Leave out the feedback edges: what alignment, cuts and ends go by."""
+    """Return the positions without feedback edges: alignment, cuts and ends use only these."""
     return tuple(position for position in positions if not position.feedback)
 
 
 def has_ended(loop: Loop, members: Iterable[Member], run: RunId) -> bool:
-    """Say whether nothing can come out of a loop any more, so that its head may end (P10).
+    """Say whether a loop can produce no more rows, so that its head may end (P10).
 
-    All that comes from outside has ended, nothing is under way between the stages, and all of them are idle.
-    True only if it was so at one moment: whoever asks lets no batch begin meanwhile.
+    True if all inputs from outside the loop have ended, no row is between its stages, and all of them are
+    idle at one moment: the caller must let no batch begin meanwhile.
     """
     return all(
         member.idle

@@ -1,9 +1,9 @@
-"""A job takes over the checkpoint of a native query, whose table becomes that of a sink.
+"""A job adopts a native query: it copies the query's checkpoint, and a sink takes over the query's table.
 
-Decided from what storage says before anything is changed: where the query stands, what it reads and keeps,
-and which of its batches the table holds. Then its checkpoint is copied, `control/` records the copy, and one
-commit in the table lets the sink go on and the query write no more. Until that commit, a start that is killed
-leaves the query as it was, and the next start begins anew.
+Everything is decided from storage before anything is changed: the query's last batch, its sources and state,
+and which of its batches the table holds. Then the checkpoint is copied, `control/` records the copy, and one
+commit to the table lets the sink write and fences the query. A start that is killed before this commit leaves
+the query as it was, and the next start begins anew.
 """
 
 from __future__ import annotations
@@ -75,31 +75,32 @@ _STORED_AS = {
     "transformWithStateInPandasExec": "transformWithState in Python",
     "globalLimit": "a limit",
 }
-"""The same as their metadata in a checkpoint has them."""
+"""The same operators as the metadata of a checkpoint names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A native query whose place a stage takes."""
+    """A native query that a stage adopts."""
 
     stage: StageId
     source: Place
     """Its checkpoint."""
     query: str
-    """Spark's id of it."""
+    """The query's id in Spark."""
     finished: BatchId
     planned: BatchId
 
     def __str__(self) -> str:
-        """Return it as `check` shows it."""
+        """Return the adoption as `check` shows it."""
         return f"adopts {self.source}: query {self.query}, after batch {self.finished}"
 
 
 def is_open(job: JobSpec, root: Root, past: Past | None, stage: StageId) -> bool:
-    """Say whether a stage has still to adopt its query: it has run nothing, and no sink of it has begun.
+    """Say whether a stage must still adopt its query: it has run no batch, and none of its sinks has begun.
 
-    Until a sink has, nothing of the job is in a table, and the query may have gone on since it was copied. A
-    stage that is known and has lost its native checkpoint is not open: its rows are in the table already.
+    Before a sink begins, no table holds rows of the job, and the query may have run further since it was
+    copied. A recorded stage that has lost its native checkpoint need not adopt again: its rows are in the
+    table already.
     """
     given = job.stages[stage].adopt
     if given is None or past is None:
@@ -119,10 +120,10 @@ def is_open(job: JobSpec, root: Root, past: Past | None, stage: StageId) -> bool
 
 
 def why_too_late(job: JobSpec, root: Root, stage: StageId) -> str:
-    """Say of a stage that is not open for adoption whether its query was never adopted, empty if it was.
+    """Return why a stage that has already run cannot adopt its query; empty if the query was adopted before.
 
-    Known by a table of its sinks that the query still may write. Where its checkpoint is gone, or that cannot
-    be read, nothing is said: `adopt` stays in a script.
+    The query was never adopted if it may still write a table of the stage's sinks. If the query's checkpoint
+    is gone or cannot be read, the answer is empty, so that `adopt` may stay in a script.
     """
     given = job.stages[stage].adopt
     with suppress(AbsError, OSError):
@@ -132,15 +133,15 @@ def why_too_late(job: JobSpec, root: Root, stage: StageId) -> str:
         free = next((t for t in tables if query and t.transaction(query) not in (None, FENCED)), None)
         if free is not None:
             return (
-                f"stage {stage!r} cannot adopt {place}: it has run already, without the position and the "
-                f"state of query {query}, which may still write {free.uri}. Give the stage another name, "
-                "under which it adopts the query; or leave adopt= out"
+                f"stage {stage!r} cannot adopt {place}: the stage has run already, without the position and "
+                f"the state of query {query}, and the query may still write {free.uri}. Give the stage a "
+                "new name, so that it can adopt the query; or leave adopt= out"
             )
     return ""
 
 
 def refuse_progress(before: Sequence[Adoption], now: Sequence[Adoption]) -> None:
-    """Refuse queries that ran while the start looked at them twice; changes nothing.
+    """Refuse queries that ran while the start inspected them; changes nothing.
 
     Raises:
         Refused: a query planned or finished a batch in between.
@@ -153,9 +154,9 @@ def refuse_progress(before: Sequence[Adoption], now: Sequence[Adoption]) -> None
 
 
 def goes_on(job: JobSpec, root: Root, state: ControlState, stage: StageId) -> str:
-    """Say of a query that was adopted whether its old checkpoint has moved since, empty if not.
+    """Return how the old checkpoint of an adopted query has changed since the adoption; empty if it has not.
 
-    Known by a batch that the query and the job have planned each in its own way, or that is the query's only.
+    It has changed if the query has planned a batch that the job has not, or has planned differently.
     """
     with suppress(AbsError, OSError):
         place = root.storage.place(job.stages[stage].adopt or "")
@@ -165,8 +166,9 @@ def goes_on(job: JobSpec, root: Root, state: ControlState, stage: StageId) -> st
         gone = newest <= ours.newest_planned() and ours.find_offsets(newest) is None  # long ago
         if newest != NO_BATCH and not same and not gone:
             return (
-                f"stage {stage!r} has adopted {place}, and its query has planned batch {newest} there since. "
-                "It writes no more, and the job has its rows: stop the query, wherever it runs"
+                f"stage {stage!r} has adopted {place}, and the adopted query has planned batch {newest} "
+                "there since. The query can no longer write, and the job reads the same rows: stop the "
+                "query, wherever it runs"
             )
     return ""
 
@@ -174,17 +176,17 @@ def goes_on(job: JobSpec, root: Root, state: ControlState, stage: StageId) -> st
 def plan_adoption(
     job: JobSpec, root: Root, state: ControlState | None, stage: StageId, plan: PlanFacts
 ) -> Adoption:
-    """Plan what the stage takes over; changes nothing.
+    """Plan the adoption of a stage's query; changes nothing.
 
     Args:
         job: the declarations.
         root: of the job.
         state: what `control/` says; None if there is none.
-        stage: the stage that says `adopt`.
+        stage: the stage declared with `adopt`.
         plan: of its frame.
 
     Raises:
-        Refused: the query cannot be adopted as it is declared; says why, and the way that works.
+        Refused: the query cannot be adopted as declared; the message says why and what works instead.
         DamageError: the checkpoint cannot be read.
     """
     spec = job.stages[stage]
@@ -213,7 +215,7 @@ def adopt(ctx: RunContext, attempt_number: int, adoption: Adoption, heartbeat: C
     """Copy the checkpoint of a query into a directory that no start has used, and return its record.
 
     Raises:
-        Refused: the query has gone on meanwhile.
+        Refused: the query ran meanwhile.
     """
     record = Rebuilt(adoption.stage, attempt_number, adoption.query, None, done=True)
     target = ctx.root.native(ctx.natives, ctx.attempt, record.directory)
@@ -233,7 +235,7 @@ def _runs(adoption: Adoption) -> str:
 def fence_query(
     ctx: RunContext, stage: StageId, sink: str, uri: str, session: Callable[[], SparkSession]
 ) -> None:
-    """Let a sink go on where its stage's query was, if that has written its table; see `take_over_query`."""
+    """Let a sink continue a table that the adopted query wrote; see `take_over_query`."""
     native = NativeLog(ctx.native(stage))
     if native.place.read(METADATA) is None:
         return
@@ -255,7 +257,7 @@ def _whole(place: Place) -> Iterator[str]:
     finished, planned = log.newest_committed(), log.newest_planned()
     if finished == NO_BATCH:
         yield (
-            "its query has finished no batch: start the query once more until it has; or, if it has written "
+            "its query has finished no batch: run the query again until it has; or, if it has written "
             "nothing, start the job without adopt"
         )
     elif planned > finished + 1:
@@ -271,7 +273,7 @@ def _whole(place: Place) -> Iterator[str]:
 
 
 def _further(place: Place) -> Iterator[str]:
-    """Iterate the names of what lies in a checkpoint beside Spark's own logs, and right below it."""
+    """Iterate the names directly below a checkpoint directory."""
     for info in place.fs.get_file_info(fs.FileSelector(place.path)):
         if info.base_name not in ("offsets", "commits", "sources", "state", METADATA):
             yield info.base_name
@@ -281,13 +283,13 @@ def _further(place: Place) -> Iterator[str]:
 
 def _refuse_active(spark: SparkSession, adoption: Adoption) -> None:
     if any(query.id == adoption.query for query in spark.streams.active):
-        raise Refused(f"query {adoption.query}, which is to be adopted, runs in this session: stop it first")
+        raise Refused(f"query {adoption.query} runs in this session and cannot be adopted: stop it first")
 
 
 def _sources(place: Place, offsets: Sequence[str | None], shapes: Sequence[SourceShape]) -> Iterator[str]:
     """Iterate the differences between the sources of a checkpoint and of a frame."""
     if len(offsets) != len(shapes):
-        yield f"its query reads {len(offsets)} sources, and the frame {len(shapes)}"
+        yield f"its query reads {len(offsets)} sources, and the declared frame reads {len(shapes)}"
         return
     for number, (offset, shape) in enumerate(zip(offsets, shapes, strict=True)):
         if offset is None:
@@ -297,7 +299,10 @@ def _sources(place: Place, offsets: Sequence[str | None], shapes: Sequence[Sourc
         kind = shape.kind.lower()
         now = kind if kind in (DELTA, KAFKA) else "files" if kind in _FILES else ""
         if was != now and not (now == "" and was in ("files", KAFKA)):  # a format that is not known here
-            yield f"source {number} of its query reads {was or 'something else'}, and the frame {shape}"
+            yield (
+                f"source {number} of its query reads {was or 'an unknown source'}, and the declared frame "
+                f"reads {shape}"
+            )
         elif delta is not None:
             with suppress(FileNotFoundError, DamageError):
                 table = Table.open(place.storage.place(shape.name))
@@ -311,12 +316,18 @@ _FILES = frozenset(("json", "csv", "parquet", "orc", "text", "avro", "xml", "bin
 def _operators(place: Place, plan: PlanFacts) -> Iterator[str]:
     """Iterate the differences between the stateful operators of a checkpoint and of a frame."""
     if any(plan.functions):
-        yield "its frame has functions of spark_abs with state: a native query does not record their forms"
+        yield (
+            "its frame has stateful functions of spark_abs: a native query does not record their state "
+            "formats"
+        )
     kept = Counter(_kept(place))
     declared = Counter(_KEPT_BY.get(o.name, o.name) for o in plan.operators)
     known = kept.keys() | declared.keys() <= set(_KEPT_BY.values())
     if kept != declared if known else kept.total() != declared.total():
-        yield f"its query keeps state for {_listed(kept)}, and the frame for {_listed(declared)}"
+        yield (
+            f"its query has state for {_listed(kept)}, and the declared frame needs state for "
+            f"{_listed(declared)}"
+        )
 
 
 def _kept(place: Place) -> Iterator[str]:
@@ -338,7 +349,7 @@ def _kept(place: Place) -> Iterator[str]:
 def _outputs(
     job: JobSpec, root: Root, state: ControlState | None, found: Adoption, spec: StageSpec
 ) -> Iterator[str]:
-    """Iterate the reasons why the sinks of a stage cannot continue where the query stopped."""
+    """Iterate the reasons why a stage's sinks cannot continue after the query's last batch."""
     own = []
     for sink in _sinks(job, found.stage):
         table = _table(root, sink)
@@ -352,25 +363,32 @@ def _outputs(
         if was_fenced(table, found.query) and not (state is not None and is_marked(state, sink, table)):
             yield (
                 f"another root has adopted query {found.query} already, and may have written {table.uri} "
-                "since: go on with that root; the checkpoint would repeat what is there"
+                "since: this job would write the same rows again; start the job with that root"
             )
         if sink.key:
-            yield f"sink {sink.name!r} merges by key, and the query has appended: declare it without a key"
+            yield (
+                f"sink {sink.name!r} merges by key, but the query appended its rows: declare the sink "
+                "without a key"
+            )
         written = written_by(table, found.query, "" if state is None else state.root)
         mode = written.mode
         if mode and mode != spec.output_mode:
-            yield f"the query wrote {table.uri} in output mode {mode!r}: say output_mode={mode!r}"
+            yield (
+                f"the query wrote {table.uri} in output mode {mode!r}: declare the stage with "
+                f"output_mode={mode!r}"
+            )
         if written.others and sink.existing is None:
             yield (
-                f"sink {sink.name!r}: others than the query have written rows to {table.uri} (versions "
-                f"{named(written.others)}): say existing='append' if these are meant to stay beside its own"
+                f"sink {sink.name!r}: {table.uri} has rows from other writers than the query (versions "
+                f"{named(written.others)}): declare the sink with existing='append' to keep these rows "
+                "beside those of the job"
             )
     if not own:
         yield (
-            f"no Delta table of a sink, written with each batch, holds a batch of query {found.query}. A "
-            "query with foreachBatch takes part as it is, see spark_abs.checkpoint_location(adopt=). One "
-            "that has written nothing yet need not be adopted. One that writes to Kafka, files or the "
-            "console cannot be: begin a new job, from offsets that you choose"
+            f"no Delta sink of the stage, written with each batch, holds a batch of query {found.query}. If "
+            "the query uses foreachBatch, keep it as it is, see spark_abs.checkpoint_location(adopt=). If "
+            "it has written nothing yet, leave adopt= out. If it writes to Kafka, files or the console, it "
+            "cannot be adopted: begin a new job, from offsets that you choose"
         )
 
 

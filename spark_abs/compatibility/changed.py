@@ -1,8 +1,7 @@
-"""The stages of a job that was changed are made to go on.
+"""Prepare the stages of a changed job for their next start.
 
-Nothing is changed before the comparison has let all stages pass. Then one commit of `control/` decides: files
-written before it are ignored if it never comes; a start that is killed after it resumes as that of a job
-without changes.
+Nothing is changed before the comparison accepts all stages. Then one commit to `control/` decides: without
+it, files written before are ignored; after it, the next start continues like that of an unchanged job.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 def fence_recorded(
     ctx: RunContext, knowledge: Knowledge, declared: Declared, session: Callable[[], SparkSession]
 ) -> None:
-    """Fence older runs on every output that the job had, so that the stages' work cannot change any more.
+    """Fence older runs on every recorded output of the job, so that they can no longer write.
 
     Otherwise a frozen driver could commit a batch between the comparison and the changes based on it.
 
@@ -62,12 +61,12 @@ def fence_recorded(
 def end_batches(
     ctx: RunContext, control: Control, comparison: Comparison, session: Callable[[], SparkSession]
 ) -> bool:
-    """Bring batches to all their outputs, and end them; whether there was one. Then compare again.
+    """Write unfinished batches to their missing outputs and finish them; return whether there were any.
 
     Raises:
         Fenced: somebody has taken over.
-        DamageError: files that were named are gone.
-        Refused: a table is gone that lacks a batch.
+        DamageError: files of a batch are gone.
+        Refused: the table of an unfinished batch is gone.
     """
     for change in comparison.stages:
         if change.ends_batch:
@@ -76,8 +75,8 @@ def end_batches(
             done = complete_batch(ctx, change.stage, control.state.sinks, session)
             if done.torn:
                 raise Refused(
-                    f"stage {change.stage!r}: batch {done.batch} cannot be brought to "
-                    f"{', '.join(done.torn)}: start the job once as it was, and change it then"
+                    f"stage {change.stage!r}: batch {done.batch} is incomplete and cannot be written to "
+                    f"{', '.join(done.torn)}: start the unchanged job once, then change it"
                 )
             finish_batch(native, NativeLog(native).newest_planned())
             ctx.failpoint(f"change.{change.stage}.finish.after")
@@ -91,7 +90,7 @@ def carry_out(
     declared: Declared,
     adoptions: Sequence[Adoption] = (),
 ) -> RunContext:
-    """Make the stages go on as the comparison says, and record the declared job; returns the new context.
+    """Apply the comparison to the stages and record the declared job; returns the new context.
 
     1. Write native checkpoints with rearranged sources, and of adopted queries, into new directories.
     2. Record directories, first positions and shapes: one commit.

@@ -14,23 +14,23 @@ from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
 _NO_ROOT = "none yet"
-"""Stands for the identity of a root that is not there: nothing is of it."""
+"""The identity of a root that does not exist: no commit has it."""
 
 
 def refuse_rows_of_others(job: JobSpec, sink: SinkSpec, root: Root, state: ControlState | None) -> None:
-    """Refuse a sink that first comes to rows of others, unless it is said that they are meant.
+    """Refuse the first start of a sink on a table with rows of other writers, unless `existing=` allows them.
 
-    Changes nothing. A sink that the root has recorded is not new, nor is one whose table has a commit of the
-    root: so a start that was killed after it came is not refused.
+    Changes nothing. A sink is not new if the root has recorded it or has committed to its table: so a start
+    that was killed after the sink's first commit is not refused.
 
     Args:
-        job: whose sink.
+        job: the job of the sink.
         sink: the sink.
-        root: the root of the job, or that it is compared with.
+        root: the root of the job, or the root that it is compared with.
         state: what its `control/` says; None if there is none.
 
     Raises:
-        Refused: names the rows and the ways on.
+        Refused: names the rows and the possible declarations.
     """
     if sink.existing is not None:
         return
@@ -49,12 +49,15 @@ def refuse_rows_of_others(job: JobSpec, sink: SinkSpec, root: Root, state: Contr
 
 
 def is_recorded(state: ControlState, sink: SinkSpec, table_id: str) -> bool:
-    """Say whether a root has recorded that it came to the table of a sink."""
+    """Say whether a root has recorded the table of a sink."""
     return any(table_id == known.table_id or sink.table == known.table for known in state.sinks)
 
 
 def is_marked(state: ControlState, sink: SinkSpec, table: Table) -> bool:
-    """Say whether a root has committed to a table: a start may have been killed before it recorded that."""
+    """Say whether a root has committed to a table.
+
+    A start may be killed between this commit and its record.
+    """
     writer = state.writer(state.attempt, sink.source.stage, sink.name)
     return any(table.transaction(app) is not None for app in (run_app_id(writer.owner), writer.app))
 

@@ -1,4 +1,4 @@
-"""A job as it is declared, as a value to read: stages, channels, sinks, and where each thing is kept."""
+"""A declared job as a value to read: stages, channels, sinks, and where each is stored."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ class ExplainedStage:
 
     name: StageId
     sources: tuple[SourceShape, ...]
-    """The streams that it reads: channels and native sources."""
+    """The streams that the stage reads: channels and native sources."""
     static_tables: tuple[str, ...]
-    """Delta tables that it reads as they were when the job was declared."""
+    """Delta tables that the stage reads at the version of the declaration."""
     lookups: tuple[str, ...]
-    """Delta tables that it joins its rows with, and at which version."""
+    """The lookup tables of the stage, and the version of each."""
     outputs: tuple[str, ...]
     output_mode: OutputMode
     trigger: str | None
-    """None: as fast as batches end."""
+    """None: each batch begins as soon as the one before has ended."""
     watermarks: tuple[Watermark, ...]
     operators: tuple[str, ...]
     """Spark's stateful operators."""
     functions: tuple[str, ...]
     """The uids of its stateful functions."""
     partitions: Partitions | None
-    """Its shuffle partitions, None if it has run and its log does not say."""
+    """The stage's shuffle partitions; None if the stage has run and its log does not record them."""
     native: str
-    """Where Spark's checkpoint of it is."""
+    """The place of the stage's native checkpoint."""
 
     def lines(self) -> Iterator[str]:
-        """Yield it as text."""
+        """Yield the stage as lines of text."""
         yield f"stage {self.name}"
         for source in self.sources:
             yield f"  reads {source}{', the feedback edge of a loop' if source.feedback else ''}"
@@ -77,7 +77,7 @@ class ExplainedStage:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedChannel:
-    """An output of a stage that other stages read."""
+    """A channel: an output of a stage that other stages read."""
 
     id: ChannelId
     readers: tuple[StageId, ...]
@@ -95,11 +95,11 @@ class ExplainedSink:
     name: str
     source: ChannelId
     table: str | None
-    """Where the Delta table is; None for a function."""
+    """The place of the Delta table; None for a function."""
     behind_checkpoints: bool = False
-    """Whether its rows are visible after each checkpoint, and not with each batch."""
+    """Whether the sink's rows become visible after each checkpoint instead of with each batch."""
     table_name: str = ""
-    """The name of its Delta table in a catalog; empty if it was declared by its path."""
+    """The name of the Delta table in a catalog; empty if the table was declared by path."""
 
     def __str__(self) -> str:
         """Return it as text."""
@@ -118,7 +118,7 @@ class Explanation:
     job: str
     root: str
     attempt: AttemptId
-    """The attempt that a start would go on with; 1 on a new root."""
+    """The attempt that a start would continue; 1 on a new root."""
     stages: tuple[ExplainedStage, ...]
     """Producers first."""
     channels: tuple[ExplainedChannel, ...]
@@ -128,12 +128,12 @@ class Explanation:
 
     @property
     def state(self) -> str:
-        """Where copied state is, each byte once."""
+        """Where copies of state are stored, each byte once."""
         return f"{self.root}/{STATE}"
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Where the tables of the job itself are."""
+        """Where the job's own tables are."""
         return tuple(f"{self.root}/{path}" for path in (checkpoints.PATH, history.PATH, CONTROL))
 
     def __str__(self) -> str:
@@ -172,7 +172,7 @@ def explain_job(job: JobSpec, leave: bool) -> Explanation:
 
 
 def _attempt(job: JobSpec) -> tuple[Attempt, str]:
-    """Return the attempt that a start goes on with, and where its native checkpoints are or will be."""
+    """Return the attempt that a start would continue, and the place of its native checkpoints."""
     wanted = job.settings.native_root
     if not job.root.place(CONTROL).exists():
         named = f"{location_of(wanted)}/{job.name}-NEW" if wanted else NATIVES
@@ -190,7 +190,7 @@ def _channels(drafted: Drafted) -> Iterator[tuple[ChannelId, tuple[StageId, ...]
 
 
 def looked_up(lookup: Lookup) -> str:
-    """Say which table a lookup is, and at which version it is read."""
+    """Return the table and the version of a lookup as text."""
     match lookup.max_age_ms:
         case None:
             version = "the version of the first start, for ever"

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Checked(BaseException):
-    """Ends a script whose job was to be checked and not started; no `except Exception` keeps it."""
+    """Ends a script after the check of its job; a script's `except Exception` does not catch it."""
 
     def __init__(self, comparison: Comparison) -> None:
         super().__init__("checked")
@@ -53,25 +53,26 @@ Check = Callable[[JobSpec, bool], Comparison]
 """Checks a job; the second argument is its `allow_non_restored_state`."""
 
 instead_of_start: ContextVar[Check] = ContextVar("spark_abs.instead_of_start")
-"""What is done with a job that is started, while `spark-abs check` runs its script."""
+"""Called in place of the start of a job while `spark-abs check` runs the job's script."""
 
 
 def refuse_wrapped() -> None:
-    """Refuse what a wrapped query calls, while `spark-abs check` runs its script, and under Spark Connect.
+    """Refuse calls of wrapped queries while `spark-abs check` runs the script, and under Spark Connect.
 
     Raises:
-        UsageError: it is one of both.
+        UsageError: the script runs in one of both ways.
     """
     refuse_connect("a wrapped query")
     if instead_of_start.get(None) is not None:
         raise UsageError(
-            "check looks at jobs, which it does not start; a wrapped query starts by itself: nothing was made"
+            "`check` cannot check a wrapped query: the script starts such a query itself, and nothing was "
+            "started. Check scripts that declare a job"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A job as it is declared, before anything of it exists."""
+    """A checked declaration of a job; nothing of the job exists yet."""
 
     graph: JobGraph
     frames: Frames
@@ -81,12 +82,13 @@ class Drafted:
 def draft(job: JobSpec) -> Drafted:
     """Check the session, the settings, the graph of a job and the plans of its stages; nothing exists yet.
 
-    A start, `check` and `explain` begin with it: then the session has the settings of the job's store.
+    A start, `check` and `explain` begin with this. Afterwards the session has the settings of the job's
+    store.
 
     Raises:
-        GraphError: it cannot run.
-        UsageError: the session is none that a job can run on.
-        ConfigError: settings do not fit together.
+        GraphError: the graph cannot run.
+        UsageError: a job cannot run on this session.
+        ConfigError: settings conflict.
     """
     graph = job.graph()
     check_session(job.spark)
@@ -129,14 +131,14 @@ def _pinned(job: JobSpec) -> tuple[LookupVersion, ...]:
 def check_job(
     job: JobSpec, leave: bool, *, root: Root | None = None, to: str | int | None = None
 ) -> Comparison:
-    """Return what a start of a job would do with each stage, without starting or writing anything.
+    """Return the effect of a start on each stage; starts and writes nothing.
 
     Args:
         job: the declarations.
         leave: as `allow_non_restored_state` of the start.
-        root: compare with what this root knows, and not the job's own.
-        to: compare with this checkpoint, as if the job had been restored to it: an id, the name of a
-            savepoint, or `latest`.
+        root: the root to compare with, if not the job's own.
+        to: compare as if the job had been restored to this checkpoint: an id, the name of a savepoint, or
+            `latest`.
 
     Raises:
         GraphError: the job cannot run at all.
@@ -149,7 +151,7 @@ def check_job(
 def check_drafted(
     job: JobSpec, drafted: Drafted, leave: bool, *, root: Root | None = None, to: str | int | None = None
 ) -> Comparison:
-    """Do as `check_job` for what `draft` has made of the job."""
+    """Return the result of `check_job` for a job that `draft` has checked."""
     at = root or job.root
     if not at.place(CONTROL).exists():
         declared = declare(job, drafted.graph, drafted.frames, drafted.plans)
@@ -194,15 +196,15 @@ def inspect(
 
     Args:
         job: the declarations.
-        drafted: what `draft` has made of them.
-        past: what its root knows.
+        drafted: the result of `draft` for them.
+        past: the records of the root.
         leave: whether state, positions and unread rows may be left behind.
-        at_checkpoint: whether the job is to go on from that checkpoint, and not from where it stands.
-        refuse: whether to raise what stands in the way, or to return it.
+        at_checkpoint: whether the job continues from the checkpoint of `past` instead of its last batches.
+        refuse: whether obstacles are raised or returned.
 
     Raises:
-        Refused: the job cannot go on as it is declared; says which stages, and what to do.
-        UsageError: a table has rows of another schema.
+        Refused: the job cannot continue as declared; the message says which stages and what to do.
+        UsageError: the schema of a table differs from the schema of the sink's rows.
         DamageError: what is recorded cannot be read.
     """
     checks = _checks(job, drafted, past, at_checkpoint)
@@ -224,13 +226,13 @@ def inspect(
 
 
 def inspect_new(job: JobSpec, drafted: Drafted) -> tuple[Adoption, ...]:
-    """Refuse what stands in the way of the first start on a root that is not there yet; writes nothing.
+    """Check the first start on a root that does not exist yet; writes nothing.
 
-    Returns the queries whose place stages take.
+    Returns the queries that stages adopt.
 
     Raises:
-        Refused: rows of others are in a table, or a query cannot be adopted.
-        UsageError: a table does not take the rows.
+        Refused: a table has rows of other writers, or a query cannot be adopted.
+        UsageError: the schema of a table does not fit the rows.
     """
     for check in _tables(job, drafted, job.root, None):
         check()
@@ -243,7 +245,7 @@ def inspect_new(job: JobSpec, drafted: Drafted) -> tuple[Adoption, ...]:
 def adopted(
     job: JobSpec, root: Root, past: Past | None, drafted: Drafted, at_checkpoint: bool = False
 ) -> tuple[tuple[Adoption, ...], tuple[str, ...]]:
-    """Return the queries whose place stages take, and why one cannot be adopted."""
+    """Return the queries that stages adopt, and the reasons why queries cannot be adopted."""
     found, reasons = [], []
     state = None if past is None else past.control
     for stage in () if at_checkpoint else drafted.plans:
@@ -261,7 +263,7 @@ def adopted(
 
 
 def noted(comparison: Comparison, adoptions: Sequence[Adoption]) -> Comparison:
-    """Say in a comparison which stages take the place of queries: their sources stand where those stood."""
+    """Note in a comparison which stages adopt queries; their sources continue at the queries' positions."""
     said = {adoption.stage: str(adoption) for adoption in adoptions}
     stages = []
     for s in comparison.stages:
@@ -272,10 +274,10 @@ def noted(comparison: Comparison, adoptions: Sequence[Adoption]) -> Comparison:
 
 
 def require_ok(comparison: Comparison) -> Comparison:
-    """Return a comparison that lets the job start.
+    """Return the comparison if it lets the job start.
 
     Raises:
-        Refused: it does not; says why.
+        Refused: the comparison does not let the job start; the message says why.
     """
     if comparison.refused:
         raise Refused(comparison.reasons())
@@ -305,7 +307,7 @@ def _checks(
 
 
 def _tables(job: JobSpec, drafted: Drafted, root: Root, past: Past | None) -> Iterator[Callable[[], object]]:
-    """Iterate the checks of the tables of sinks, which may be older than the root."""
+    """Yield one check for each table of a sink; the tables may be older than the root."""
     state = None if past is None else past.control
     for spec in job.sinks:
         table = spec.table or spec.epoch_table

@@ -1,4 +1,4 @@
-"""Whether Kafka still has the records with which the stages of a job go on."""
+"""Whether Kafka still has the next records of each stage."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 def require_records(
     spark: SparkSession, stage: StageId, sources: Sequence[KafkaSource], past: Past, at_checkpoint: bool
 ) -> None:
-    """Refuse to go on after a gap; brokers that cannot be asked now are asked by Spark's source later.
+    """Refuse to continue a stage whose next Kafka records are gone.
 
     Args:
         spark: the job's session.
         stage: the stage.
         sources: its Kafka sources.
-        past: where it stands.
-        at_checkpoint: whether it is to go on from the checkpoint, and not from where it stands.
+        past: the recorded positions.
+        at_checkpoint: whether the stage continues from the checkpoint instead of its last batch.
 
     Raises:
-        Refused: names partitions, the offsets that are wanted and those that there are.
+        Refused: the message names partitions, the offsets needed and the offsets that exist.
     """
     positions = _positions(stage, past, at_checkpoint)
     for source, wanted in by_source(sources, _recorded(stage, past, at_checkpoint), positions):
@@ -46,7 +46,7 @@ def require_records(
             gone = tuple(missing(wanted, available(spark, source, wanted)))
         except (Py4JError, TypeError) as error:  # TypeError: a JVM that has Kafka's client under another name
             log.warning(
-                "stage %s: it is unknown whether Kafka still has its next records: %s",
+                "stage %s: could not check whether Kafka still has its next records: %s",
                 stage,
                 _cause(error),
             )
@@ -63,15 +63,15 @@ def require_records(
 def by_source(
     sources: Sequence[KafkaSource], recorded: Sequence[SourceShape], positions: Mapping[str, str]
 ) -> Iterator[tuple[KafkaSource, Mapping[Partition, int]]]:
-    """Iterate the Kafka sources of a stage that go on, each with the next offset of each partition.
+    """Iterate the Kafka sources of a stage that continue, each with the next offset of each partition.
 
-    Equal sources are told apart by their brokers, and then by their order. Without a record, as before the
-    first checkpoint, they are taken in order, if there are as many.
+    Equal sources are distinguished by their brokers, then by their order. Without a record, as before the
+    first checkpoint, sources and positions are matched in order if their numbers are equal.
 
     Args:
-        sources: as they are declared, in the order of the plan.
-        recorded: all sources of the stage, as they are in an offset file.
-        positions: the line of each place in an offset file.
+        sources: the declared sources, in the order of the plan.
+        recorded: all sources of the stage, in the order of an offset file.
+        positions: the lines of an offset file.
     """
     free = {place: found for place, offset in positions.items() if (found := kafka_offsets(offset))}
     named = dict(zip(map(str, range(len(recorded))), recorded, strict=True))
@@ -94,7 +94,7 @@ def by_source(
 
 
 def _recorded(stage: StageId, past: Past, at_checkpoint: bool) -> Sequence[SourceShape]:
-    """Return the sources of a stage in the order of `_positions`: a start may have rearranged them since."""
+    """Return the sources of a stage in the order of `_positions`: a later start may have rearranged them."""
     now = past.control.attempt.shapes
     shape = past.shape(stage)
     if now and not at_checkpoint:
@@ -115,7 +115,7 @@ def _positions(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[str, 
 
 
 def _cause(error: Exception) -> str:
-    """Return the class of what went wrong in the JVM, without its text, which may hold settings."""
+    """Return the class of an error in the JVM, without its text: the text may contain settings."""
     raised = getattr(error, "java_exception", None)
     if raised is None:
         return type(error).__name__

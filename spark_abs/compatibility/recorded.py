@@ -65,7 +65,7 @@ class Declared:
 
 
 def declare(job: JobSpec, graph: JobGraph, drafts: Frames, plans: Mapping[StageId, PlanFacts]) -> Declared:
-    """Return a job as it is declared; its channels have no ids yet."""
+    """Return the declared job; its channels have no ids yet."""
     feedback = {(s.name, channel) for s in graph.stages for channel in s.feedback}
     shapes = tuple(
         StageShape(
@@ -89,7 +89,7 @@ def declare(job: JobSpec, graph: JobGraph, drafts: Frames, plans: Mapping[StageI
 
 
 class Knowledge:
-    """What a root knows of its job, by the native checkpoints of its attempt or by one of its manifests."""
+    """The records of a root about its job, from the native checkpoints of its attempt or from a manifest."""
 
     def __init__(
         self, root: Root, state: ControlState, manifest: Manifest | None, *, at_checkpoint: bool = False
@@ -99,8 +99,9 @@ class Knowledge:
         Args:
             root: the job's root.
             state: what `control/` says.
-            manifest: the newest checkpoint of the attempt, or the one where it begins; None without any.
-            at_checkpoint: whether stages stand where that checkpoint has them, as after a restore to it.
+            manifest: the newest checkpoint of the attempt, or the checkpoint from which the attempt began;
+                None without checkpoints.
+            at_checkpoint: whether stages continue from that checkpoint, as after a restore to it.
         """
         self._root, self._state, self._manifest = root, state, manifest
         self._at_checkpoint = at_checkpoint
@@ -143,7 +144,7 @@ class Knowledge:
         finding = check_native(self._native(change.stage), least)
         if finding is None:
             return change
-        said = f"its inputs differ, and its native checkpoint is lost ({finding}): {REBUILD_FIRST}"
+        said = f"its inputs have changed, and its native checkpoint is lost ({finding}): {REBUILD_FIRST}"
         return StageChange(change.stage, Verdict.REFUSED, (said,))
 
     def outputs(self, declared: Declared) -> Iterator[tuple[StageId, Collection[str], Mapping[str, str]]]:
@@ -158,7 +159,10 @@ class Knowledge:
         return "the last run"
 
     def _shapes(self, declared: Declared) -> tuple[StageShape, ...]:
-        """Return the recorded shapes; of a root that has none, what natives say of the declared stages."""
+        """Return the recorded shapes.
+
+        Without a record, those of the declared stages from their native checkpoints.
+        """
         if self._manifest is not None and (self._at_checkpoint or not self._attempt.shapes):
             return self._manifest.graph
         return self._attempt.shapes or tuple(
@@ -214,7 +218,10 @@ class Knowledge:
     def _sources(
         self, shape: StageShape, text: str | None, begun: bool = True
     ) -> tuple[Position | None, ...]:
-        """Return where the sources stand by the text of an offset file; without one, where they begin."""
+        """Return the positions in the text of an offset file.
+
+        Without text, the first positions of the sources.
+        """
         if text is None:
             return tuple(
                 self._start(shape.stage, ChannelId(s.name), s.feedback) if s.kind == CHANNEL else None
@@ -235,12 +242,12 @@ class Knowledge:
         return begins_at(stage, channel, recorded, at_cut, feedback)
 
     def _tables(self, shape: StageShape) -> Mapping[str, str]:
-        """Return where the tables of a stage's sinks are; shapes of earlier versions do not say it."""
+        """Return the tables of a stage's sinks; shapes of earlier versions do not record them."""
         attached = {s.sink: s.table for s in self._state.sinks if s.stage == shape.stage}
         return shape.tables or {sink: attached[sink] for sink in shape.sinks if sink in attached}
 
     def _outputs(self, shape: StageShape) -> tuple[ChannelLog | SinkLog | None, ...]:
-        """Open the log of each output of a stage, channels first; None for one that is not there."""
+        """Open the log of each output of a stage, channels first; None for an output that does not exist."""
         return open_logs(
             self._root,
             self._state.job,
@@ -252,7 +259,7 @@ class Knowledge:
         )
 
     def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
-        """Return the last entry after which a stage that begins now reads."""
+        """Return the entry after which a stage that begins now reads."""
         if self._at_checkpoint and (cut := self._cuts().get(channel)) is not None:
             return cut
         table = Table.open(self._channel(channel))
@@ -260,7 +267,7 @@ class Knowledge:
         return current_cut(_newest_first(table), table.version, ended, self._attempt.id)
 
     def _earliest(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
-        """Return the entry after which a channel has all the rows of its producer."""
+        """Return the entry after which a channel still has all rows of its producer."""
         table, path = Table.open(self._channel(channel)), channel_path(self._state, channel)
         entries = map(entry_of, table.backwards())
         counted = (entry for entry in entries if counts(path, entry.attempt, entry.version))
@@ -286,7 +293,7 @@ def _held(outputs: Sequence[ChannelLog | SinkLog | None]) -> list[BatchId]:
 
 
 def _named(outputs: Sequence[ChannelLog | SinkLog | None], batch: BatchId) -> bool:
-    """Say whether a commit of a batch names the files of all its outputs."""
+    """Say whether a commit of the batch names the files of all its outputs."""
     notes = (output.note_of_batch(batch) for output in outputs if output is not None)
     return any(note.evaluated for note in notes if note is not None)
 

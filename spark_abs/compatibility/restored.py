@@ -1,4 +1,4 @@
-"""Whether a job, as it is declared, can continue from a checkpoint."""
+"""Whether a declared job can continue from a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Past:
     root: Root
     control: ControlState
     manifest: Manifest | None
-    """The newest checkpoint of the attempt, or the one that it began with."""
+    """The newest checkpoint of the attempt, or the checkpoint from which the attempt began."""
 
     def shape(self, stage: StageId) -> StageShape | None:
         """Return the shape of a stage's plan from the manifest."""
@@ -36,7 +36,10 @@ class Past:
         return next((shape for shape in graph if shape.stage == stage), None)
 
     def newest_batch(self, stage: StageId) -> BatchId:
-        """Return the last batch of a stage that has ended. Reads its native checkpoint; costs a listing."""
+        """Return the last finished batch of a stage.
+
+        Reads the native checkpoint, at the cost of a listing.
+        """
         attempt = self.control.attempt
         place = self.root.native(attempt.natives, attempt.id, attempt.directory(stage))
         return NativeLog(place).newest_committed()
@@ -47,7 +50,7 @@ class Past:
         return NO_BATCH if snapshot is None else snapshot.cut_batch
 
     def functions(self, stage: StageId, newest: BatchId) -> Functions | None:
-        """Return the functions that a stage's state is of after its last batch, None if it has run none."""
+        """Return the functions that own a stage's state after its last batch; None if no batch has run."""
         started = self.control.attempt.functions_of(stage, newest)
         if started is not None:
             return Functions(started.forms, started.places)
@@ -55,28 +58,29 @@ class Past:
 
 
 def past_of(root: Root, control: ControlState) -> Past:
-    """Read what a start goes on from."""
+    """Read the state from which a start continues."""
     return Past(root, control, Checkpoints.open(root, control.job).newest_on(control.attempt))
 
 
 def check_functions(
     past: Past, drafts: Frames, plans: Mapping[StageId, PlanFacts], lost: Collection[StageId] = ()
 ) -> tuple[StartedFunctions, ...]:
-    """Refuse to start stateful functions on a state that they cannot go on from. Stores nothing.
+    """Refuse stateful functions that cannot read the stored state; stores nothing.
 
-    What is declared then says the form with its past: so manifests record it.
+    Afterwards the declared functions carry their state format with its history, so that manifests record
+    both.
 
     Args:
-        past: what the start goes on from.
-        drafts: what is declared.
+        past: the state from which the start continues.
+        drafts: the declared functions.
         plans: the analysed plans.
         lost: stages that are rebuilt from the checkpoint.
 
     Returns:
-        What is to be recorded before a stage runs.
+        The functions to record before a stage runs.
 
     Raises:
-        Refused: names stages and functions, with both forms, and the ways out.
+        Refused: the message names stages and functions, both state formats, and possible remedies.
     """
     started: list[StartedFunctions] = []
     obstacles: list[str] = []
@@ -100,7 +104,7 @@ def check_restored(past: Past, drafts: Frames, plans: Mapping[StageId, PlanFacts
     """Refuse as `check_functions` does, before the job goes back to the past's checkpoint.
 
     Raises:
-        Refused: see there.
+        Refused: as `check_functions`.
     """
     state = past.control
     anew = replace(state, attempts=(*state.attempts[:-1], replace(state.attempt, functions=())))
@@ -108,9 +112,9 @@ def check_restored(past: Past, drafts: Frames, plans: Mapping[StageId, PlanFacts
 
 
 def functions_before(ctx: RunContext, control: Control, stage: StageId) -> Before:
-    """Return the watermark and the functions that a repartitioning may not have copied to every partition.
+    """Return the watermark and functions that a repartitioning may not have copied to every partition.
 
-    They may be missing in a later attempt, too, if a checkpoint came before its first batch had ended.
+    A later attempt may lack them too, if a checkpoint was taken before the attempt's first batch ended.
     """
     path = control.state.lineage()
     attempt = path[-1]

@@ -1,4 +1,4 @@
-"""Whether the Delta tables of sinks are those that the last run left; others may change them meanwhile."""
+"""Whether the Delta tables of sinks are as the last run left them; other programs may have changed them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from spark_abs.store.table import Table
 
 
 def require_same_table(sink: SinkSpec, past: Past) -> None:
-    """Refuse a table that is another one than the sink has written, or older than its newest checkpoint.
+    """Refuse a sink's table that was replaced, or that is older than at the newest checkpoint.
 
-    The records of the attempt count: the first start after a restore finds none, and the restore has looked
-    at the tables itself. Changes nothing. `existing="take_over"` says that the table is meant as it is: once,
-    until a run of the root has taken it over.
+    Only records of the current attempt are compared: the first start after a restore has none, and the
+    restore has checked the tables itself. Changes nothing. `existing="take_over"` accepts the table as it is,
+    once: until a run of the root has taken it over.
 
     Raises:
-        TableChanged: names what was recorded, what is there, and the ways on.
+        TableChanged: the message has the recorded table, the present table, and what can be done.
     """
     state = past.control
     if sink.table is None:
@@ -43,16 +43,18 @@ def require_same_table(sink: SinkSpec, past: Past) -> None:
     except FileNotFoundError:
         raise TableChanged(_told(sink, place.uri, f"is gone: its id was {' or '.join(ids)}", taken)) from None
     if table.id not in ids:
-        why = f"is another table: its id is {table.id}, recorded is {' or '.join(ids)}"
+        why = (
+            f"was replaced by a different table: its id is {table.id}, the recorded id is {' or '.join(ids)}"
+        )
         raise TableChanged(_told(sink, place.uri, why, taken))
     recorded = newest_version(past, table.id)
     if table.version < recorded:
-        why = f"is at version {table.version}, and was at {recorded} at the newest checkpoint"
-        raise TableChanged(_told(sink, place.uri, f"{why}, as where a backup was put back", taken))
+        why = f"is at version {table.version}, older than version {recorded} of the newest checkpoint"
+        raise TableChanged(_told(sink, place.uri, f"{why}: perhaps a backup was put back", taken))
 
 
 def newest_version(past: Past, table_id: str) -> Version:
-    """Return the version of a table at the newest checkpoint of the attempt; `NO_TABLE` if it names none."""
+    """Return a table's version at the attempt's newest checkpoint; `NO_TABLE` if that has no such table."""
     manifest = past.manifest
     if manifest is None or manifest.attempt != past.control.attempt.id:
         return NO_TABLE
@@ -66,22 +68,22 @@ def _told(sink: SinkSpec, uri: str, why: str, taken: RunId) -> str:
     meant = "declare the sink with existing='take_over' to continue with the table as it is"
     if taken != NO_RUN:
         meant = (
-            f"to continue with the table as it is, give the sink another name with existing='take_over', "
-            f"which under this name was used up by run {taken}"
+            "to continue with the table as it is, rename the sink and declare it with existing='take_over' "
+            f"(run {taken} has used the takeover of the present name)"
         )
     return (
-        f"sink {sink.name!r}: {uri} {why}. Rows that the job has committed are missing from it and "
-        "would not be written again. Put the right table back; or take the job back to a checkpoint that the "
-        f"table has (restart='checkpoint', or a restore, whose plan shows each table); or {meant}; "
-        "or give the sink another name and table, which gets the rows from now on"
+        f"sink {sink.name!r}: {uri} {why}. Rows that the job has committed are missing from it and would "
+        "not be written again. Put the recorded table back; or restore the job to a checkpoint that the "
+        f"table still has (restart='checkpoint', or a restore, whose plan shows each table); or {meant}; or "
+        "give the sink a new name and a new table, which gets the rows from now on"
     )
 
 
 def refuse_moved_sink(sink: SinkSpec, state: ControlState, storage: Storage) -> None:
-    """Refuse a sink whose table has a name that leads to another table than before.
+    """Refuse a sink whose table name now leads to a different table.
 
     Raises:
-        Refused: it does; says what to do.
+        Refused: the name leads to a different table; the message says what to do.
     """
     if sink.target is not None:
         refuse_other_table(
@@ -90,7 +92,7 @@ def refuse_moved_sink(sink: SinkSpec, state: ControlState, storage: Storage) -> 
             records=[record for record in _recorded(state, storage) if record.sink == sink.name],
             attempt=state.attempt.id,
             storage=storage,
-            otherwise="give the sink another name, under which it begins",
+            otherwise="give the sink a new name: it then begins as a new sink",
         )
 
 

@@ -1,4 +1,4 @@
-"""Logs of schemas for drafts: copies, since Delta writes into a log also where a frame is only analysed."""
+"""Copies of schema logs for drafts: Delta writes to the log even when a frame is only analysed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tracks_schemas(job: JobSpec) -> bool:
 
 @contextmanager
 def copied_logs(job: JobSpec) -> Iterator[Callable[[StageId], str]]:
-    """Copy the logs of all stages to a place where drafts may track schemas; it is gone after the block."""
+    """Copy the schema logs of all stages to a temporary place for drafts, removed after the block."""
     if not tracks_schemas(job):
         yield lambda _: ""
         return
