@@ -1,9 +1,9 @@
-"""Which columns of its channels a stage uses: gates read no others from the files.
+"""Find the columns of its channels that a stage uses: gates read only these from the files.
 
-The draft of a stage reads channels whose columns are all `raise_error`. Spark's optimizer takes out of a
-plan what nothing uses; what is left says which columns are used. Then the gate is opened with these, and the
-others are `raise_error` for good: they cost nothing while the optimizer takes them out, and a plan that came
-to use one would fail and not go on with wrong values.
+The draft of a stage reads channels whose columns are all `raise_error`. Spark's optimizer removes the columns
+that nothing uses; the remaining ones are used. Then the gate is opened with the used columns, and the others
+stay `raise_error`: they cost nothing while the optimizer removes them, and a plan that does use one fails
+instead of computing wrong values.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ _IN_SQL: Mapping[t.DataType, str] = {
     t.BinaryType(): "binary",
     t.StringType(): "string",
 }
-"""Types by the names that SQL has for them, whatever a session says."""
+"""SQL names of types, independent of session settings."""
 _VARIABLE = (t.StringType, t.BinaryType, t.StructType, t.ArrayType, t.MapType, t.VariantType)
 
 
 def unread_columns(channel: ChannelId, schema: t.StructType, beside: str) -> list[Column]:
-    """Return the columns of a channel as ones that nothing may use.
+    """Return expressions for the columns of a channel that fail if anything uses them.
 
     Args:
         channel: the channel.
         schema: its columns.
-        beside: a column that is there: Spark moves and evaluates an expression that depends on none.
+        beside: a column that exists. Spark would move and evaluate an expression without columns.
     """
     return [_unread(channel, place, field, beside) for place, field in enumerate(schema.fields)]
 
 
 def without_marks(sql: str) -> str:
-    """Return the SQL of an expression over `unread_columns` with a null in the place of each."""
+    """Return the SQL of an expression, with each of the `unread_columns` replaced by null."""
     return _UNREAD_SQL.sub("NULL", sql)
 
 
 def used_columns(plan: Any | None) -> Mapping[ChannelId, frozenset[int]] | None:
-    """Return the places of the columns that a stage uses of each channel; None for all of them.
+    """Return, for each channel, the indexes of the columns that a stage uses; None for all columns.
 
     Args:
-        plan: its optimized draft, whose channels have `unread_columns`; None if that could not be had.
+        plan: the optimized draft of the stage, whose channels have `unread_columns`; None if Spark gave none.
     """
     if plan is None:
         return None
@@ -79,13 +79,13 @@ def used_columns(plan: Any | None) -> Mapping[ChannelId, frozenset[int]] | None:
             for place, channel in _MARK.findall(str(expression.sql())):
                 found.setdefault(ChannelId(channel), set()).add(int(place))
     except Py4JJavaError as error:
-        log.debug("gates read whole rows, since an expression has no SQL: %s", error)
+        log.debug("gates read all columns, because the SQL of an expression is unknown: %s", error)
         return None
     return {channel: frozenset(places) for channel, places in found.items()}
 
 
 def narrowed(schema: t.StructType, used: frozenset[int]) -> t.StructType:
-    """Return the columns that are read: the used ones, at least one, in order."""
+    """Return the columns to read: the used columns in order, at least one."""
     if not used:
         fixed = (i for i, f in enumerate(schema.fields) if not isinstance(f.dataType, _VARIABLE))
         used = frozenset([next(fixed, 0)])
@@ -93,7 +93,7 @@ def narrowed(schema: t.StructType, used: frozenset[int]) -> t.StructType:
 
 
 def widened(frame: DataFrame, channel: ChannelId, schema: t.StructType) -> DataFrame:
-    """Return the frame of a channel with all its columns, of which the given one has some."""
+    """Return the frame of a channel with all columns; `frame` has some of them."""
     there = set(frame.columns)
     if len(there) == len(schema.fields):
         return frame

@@ -1,4 +1,4 @@
-"""The streams and the state in a stage's analysed plan, by which a later start recognises it."""
+"""The streams and the state in a stage's analysed plan; a later start recognises the stage by them."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _NAMING = ("path", "subscribe", "subscribePattern", "assign", "topic", "streamName", "table")
-"""Options that say what a native source reads; all others may change between two runs."""
+"""Options that decide which data a native source reads; all others may change between two runs."""
 _GLOB = "pathGlobFilter"
 _FEEDS = ("readChangeFeed", "readChangeData")
 _KEYED = frozenset(("Deduplicate", "DeduplicateWithinWatermark"))
 _GROUPED = frozenset(
     ("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "TransformWithState", TRANSFORM_IN_PYTHON)
 )
-"""Operators that call a function with the state of a key."""
+"""Operators that call a user's function with the state of a key."""
 _LIMIT = "GlobalLimit"
-"""An operator whose state is not described by expressions."""
+"""Operators whose state is not described by expressions."""
 _GENERATED = re.compile(r"\b_gen_alias_\d+")
-"""A name that Spark gives a column, another one with each analysis."""
+"""A column name that Spark generates anew in each analysis."""
 
 
 def source_shapes(frame: DataFrame) -> tuple[SourceShape, ...]:
-    """Return the streams that a plan reads, in the order in which Spark's offset files have them.
+    """Return the streams that a plan reads, in the order of Spark's offset files.
 
-    Spark collects them from the root down, left to right. One that occurs twice has a line for each place,
-    and one directory below `sources/` (`MicroBatchExecution.logicalPlan`).
+    Spark collects them from the root down, left to right. A stream that occurs twice has a line for each
+    occurrence and one directory below `sources/` (`MicroBatchExecution.logicalPlan`).
     """
     plan = frame._jdf.queryExecution().analyzed()
     return tuple(_source(node) for node in nodes(plan) if _is_source(node))
@@ -57,9 +57,9 @@ def operator_shapes(frame: DataFrame) -> tuple[OperatorShape, ...]:
 def kept_by_place(plan: Any | None) -> tuple[tuple[str, ...], ...] | None:
     """Return what Spark's operators store by position in an optimized plan, see `StageShape.by_place`.
 
-    The state of an aggregate has its functions in the order in which they first occur, that of a join the
-    columns of a side; the optimizer takes out what nothing uses, and puts functions in the order of a
-    `select` above them (`PhysicalAggregation`, `CollapseProject`).
+    The state of an aggregate has its functions in the order of their first occurrence; the state of a join
+    has the columns of each side. The optimizer removes unused functions and columns, and orders functions as
+    a `select` above them (`PhysicalAggregation`, `CollapseProject`).
     """
     return None if plan is None else tuple(kept for node in nodes(plan) for kept in _by_place(node))
 
@@ -166,7 +166,7 @@ def _grouping(node: Any) -> Iterator[Any]:
 
 
 def _is_own(node: Any) -> bool:
-    """Say whether an operator in `_GROUPED` runs a function of ours: it has a form, which names its key."""
+    """Say whether an operator in `_GROUPED` runs a function of spark_abs: its form then names its key."""
     if node_name(node) != TRANSFORM_IN_PYTHON:
         return False
     return [str(a.name()) for a in items(node.left().output())] == [GROUP, *PACKED.names]
@@ -177,10 +177,10 @@ def _sides(join: Any) -> tuple[Any, Any]:
 
 
 def _known_by(side: Any, plan: Any, conditions: Iterable[Any]) -> tuple[str, ...]:
-    """Return the parts of a plan that identify the rows of a side of a join.
+    """Return the parts of a plan that identify the rows of one side of a join.
 
-    That are its sources, its filters, and what is asked of its columns alone by the conditions of the join
-    and by filters after it: Spark moves these below the join.
+    These are its sources, its filters, and those conditions of the join and of later filters that use only
+    columns of this side: Spark moves them below the join.
     """
     sources = (_source(n) for n in nodes(side) if _is_source(n))
     found = [f"{s}@{s.at}" if s.at and s.kind.lower() != DELTA else str(s) for s in sources]
@@ -206,7 +206,7 @@ def _conjuncts(condition: Any) -> Iterator[Any]:
 
 
 def _unqualified(expression: Any) -> str:
-    """Return an expression in SQL without the aliases of the frames whose columns it has."""
+    """Return an expression in SQL, without the frame aliases of its columns."""
     sql = _sql(expression)
     for column in items(expression.references().toSeq()):
         sql = sql.replace(str(column.sql()), str(column.withQualifier(column.qualifier().take(0)).sql()))
@@ -214,21 +214,22 @@ def _unqualified(expression: Any) -> str:
 
 
 def _sql(expression: Any) -> str:
-    """Return an expression in SQL, without the name that its result has."""
+    """Return an expression in SQL, without the name of its result."""
     named = expression.getClass().getSimpleName() == "Alias"
     return without_marks(sql_of(expression.child() if named else expression))
 
 
 def _key(node: Any, expression: Any) -> str:
-    """Return a key with its type, and where it is computed below, how."""
+    """Return a key with its type, and with the expressions of projections that compute it."""
     computed = "".join(f" = {sql}" for sql in _computed(node, expression))
     return f"{_sql(expression)} {expression.dataType().catalogString()}{computed}"
 
 
 def _computed(node: Any, expression: Any) -> Iterator[str]:
-    """Iterate the expressions by which the columns in an expression are computed in projections below.
+    """Iterate the expressions of projections below `node` that compute the columns of an expression.
 
-    Columns of these are not followed, nor windows that slide: records of earlier versions have it so.
+    The columns in those expressions are not resolved further, nor are sliding windows: records of earlier
+    versions do not either.
     """
     wanted = _references(expression)
     for below in nodes(node):
@@ -239,7 +240,7 @@ def _computed(node: Any, expression: Any) -> Iterator[str]:
 
 
 def _computed_down(node: Any, expressions: Iterable[Any]) -> Iterator[str]:
-    """Iterate all by which the columns in expressions are computed below an operator, down to its sources."""
+    """Iterate all expressions below an operator that compute the columns of `expressions`."""
     wanted = {a for expression in expressions for a in _references(expression)}
     for below in (n for child in items(node.children()) for n in nodes(child)):
         for column, computing in _definitions(below):
@@ -251,7 +252,7 @@ def _computed_down(node: Any, expressions: Iterable[Any]) -> Iterator[str]:
 
 
 def _definitions(node: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Iterate the columns that a node computes, each with the expressions that it is computed by."""
+    """Iterate the columns that a node computes, each with its expressions."""
     name = node.getClass().getSimpleName()
     if name in ("Project", "Aggregate"):
         for column in items(node.projectList() if name == "Project" else node.aggregateExpressions()):

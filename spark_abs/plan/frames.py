@@ -1,4 +1,4 @@
-"""From declarations to frames: open the gates, call the users' functions, learn schemas and plans."""
+"""Turn declarations into frames: open the gates, call the users' functions, learn schemas and plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class Frames:
     declared: Mapping[StageId, Declared]
     """The stateful functions of every stage."""
     streams: Mapping[StageId, DataFrame] = field(default_factory=dict)
-    """Of a stage with lookups the one stream that it reads: its function is applied to each batch of it."""
+    """For a stage with lookups: the one stream that it reads.
+
+    The stage's function is applied to each batch.
+    """
     lookups: Mapping[str, OpenedLookup] = field(default_factory=dict)
     """By name."""
 
@@ -51,19 +54,19 @@ def build_frames(
     lookups: Mapping[str, OpenedLookup] = MappingProxyType({}),
     tracking: Callable[[StageId], str] = lambda _: "",
 ) -> Frames:
-    """Call every stage's function on the frames of its inputs, producers first. Starts nothing.
+    """Call every stage's function on the frames of its inputs, producers first. No query is started.
 
     Args:
         job: the declarations.
         graph: the checked graph.
         open_gate: makes the frame of a channel.
-        before: says what is known of a stage's last finished batch, see `Declared.before`.
-        checked: the functions of each stage as a start has found that they can go on.
-        lookups: those of all stages, by name.
-        tracking: says where Delta tracks the schemas of a stage's sources.
+        before: returns the facts of a stage's last finished batch, see `Declared.before`.
+        checked: the stateful functions of each stage, after a start has checked that they can continue.
+        lookups: the lookups of all stages, by name.
+        tracking: returns the directory where Delta tracks the schemas of a stage's sources.
 
     Raises:
-        GraphError: a function failed, or returned no frame; names the stage.
+        GraphError: a function failed or did not return a frame; the message names the stage.
     """
     stages: dict[StageId, DataFrame] = {}
     schemas: dict[ChannelId, StructType] = {}
@@ -125,10 +128,10 @@ def _opened(stage: StageId, source: TrackedSource, location: str) -> DataFrame:
 
 
 def check_feedback(feedback: Feedback, written: StructType) -> None:
-    """Refuse a feedback edge whose rows are not as declared; whether they may be null is left open.
+    """Refuse a feedback edge whose schema differs from its declaration; nullability is not compared.
 
     Raises:
-        GraphError: shows both.
+        GraphError: the schemas differ; the message shows both.
     """
     declared = {field.name: field.dataType.simpleString() for field in plain_schema(feedback.schema)}
     found = {field.name: field.dataType.simpleString() for field in written}
@@ -148,14 +151,14 @@ def _shown(columns: Mapping[str, str]) -> str:
 def draft_gate(spark: SparkSession, channel: ChannelId, schema: StructType) -> DataFrame:
     """Return a streaming frame that is analysed like the gate of a channel and never started.
 
-    A gate costs a Python process to look at; a draft costs none, and knows nothing of a run.
+    Analysing a gate costs a Python process. A draft costs none and needs no run.
     """
     blank = spark.readStream.format("rate").option(DRAFT, channel).load()
     return blank.select(*unread_columns(channel, schema, "value"))
 
 
 def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, PlanFacts], tuple[str, ...]]:
-    """Check the analysed plans; returns what they say, and what is doubtful about watermarks.
+    """Check the analysed plans; returns their facts and the doubtful watermarks.
 
     Raises:
         GraphError: a plan cannot be part of a job.
@@ -171,10 +174,10 @@ def check_frames(graph: JobGraph, frames: Frames) -> tuple[Mapping[StageId, Plan
 
 
 def refuse_unsupported(graph: JobGraph, frames: Frames) -> None:
-    """Let Spark's own check of streaming plans look at every stage.
+    """Check every stage with Spark's own check of streaming plans.
 
     Raises:
-        GraphError: it refuses some; names each with Spark's error.
+        GraphError: Spark refuses stages; the message names each with Spark's error.
     """
     refused = []
     for decl in graph.order():
@@ -203,10 +206,10 @@ def _facts(frame: DataFrame, has_inputs: bool) -> PlanFacts:
 
 
 def _with_lookups(stage: StageId, facts: PlanFacts, frames: Frames) -> PlanFacts:
-    """Check a stage with lookups, whose function is applied to one batch after the other.
+    """Check that the function of a stage with lookups can be applied to single batches.
 
     Raises:
-        GraphError: it needs more than a batch at a time.
+        GraphError: the function needs more than one batch at a time.
     """
     tables = {
         opened.path: name for name, opened in frames.lookups.items() if opened.path in facts.static_tables
@@ -214,17 +217,21 @@ def _with_lookups(stage: StageId, facts: PlanFacts, frames: Frames) -> PlanFacts
     said = f"stage {stage!r} reads lookup {', '.join(sorted(tables.values())) or 'tables'}"
     if facts.keeps_state:
         raise GraphError(
-            f"{said} and keeps state: each batch may read another version of a lookup, which Spark's state "
-            "does not record; join in a stage without state, and keep state in a stage before or after it"
+            f"{said} and has state: each batch may read a different version of a lookup, and Spark's state "
+            "does not record the version; join in a stage without state, and put the stateful operator "
+            "into a stage before or after it"
         )
     if len(facts.watermarks) > len(plan_facts(frames.streams[stage]).watermarks):
-        raise GraphError(f"{said} and has a watermark: a watermark needs a stage with state, set it there")
+        raise GraphError(
+            f"{said} and has a watermark, which only a stage with state uses: declare the watermark in the "
+            "stage with state"
+        )
     static = {path: version for path, version in facts.static_tables.items() if path not in tables}
     return replace(facts, static_tables=static, lookup_tables=tuple(tables))
 
 
 def _further(job: JobSpec, spec: StageSpec, frame: DataFrame) -> dict[str, StructType]:
-    """Learn the schemas of further outputs on an empty batch: that is what their functions will see."""
+    """Learn the schemas of further outputs by calling their functions on an empty batch."""
     if not spec.outputs:
         return {}
     empty = job.spark.createDataFrame([], frame.schema)

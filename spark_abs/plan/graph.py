@@ -13,7 +13,7 @@ from spark_abs.model import MAIN_OUTPUT, ChannelId, OutputMode, StageId, channel
 from spark_abs.spark.plan_facts import PlanFacts, Watermark
 
 NOT_REPLAYABLE = frozenset(("socket", "memory"))
-"""Native sources that cannot give the same rows again after a crash."""
+"""Native sources that cannot repeat their rows after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class StageDecl:
 
     name: StageId
     inputs: tuple[ChannelId, ...]
-    """Channels that it reads, in order; one that is used twice stands here twice."""
+    """The channels that the stage reads, in order; a channel that is used twice is listed twice."""
     outputs: tuple[str, ...] = (MAIN_OUTPUT,)
     output_mode: OutputMode = "append"
     has_native: bool = False
-    """Whether it also reads native streaming frames."""
+    """Whether the stage also reads native streaming frames."""
     feedback: tuple[ChannelId, ...] = ()
-    """Those of its inputs that close a loop."""
+    """The inputs that close a loop."""
 
     @property
     def forward(self) -> tuple[ChannelId, ...]:
@@ -38,25 +38,28 @@ class StageDecl:
 
 @dataclass(frozen=True, slots=True)
 class SinkDecl:
-    """A sink as declared: it takes one output of one stage."""
+    """A sink as declared: it writes one output of one stage."""
 
     name: str
     stage: StageId
     output: str
     table: str | None
-    """None for a function sink, and for one outside."""
+    """None for a function sink and for a sink outside."""
     outside: bool = False
-    """Whether its rows go on from the channel of the output."""
+    """Whether the sink reads its rows from the channel of the output."""
     key: tuple[str, ...] = ()
-    """Columns by which the rows of the table are merged."""
+    """Key columns of the merge into the table."""
     epoch_table: str | None = None
-    """The Delta table of a sink outside, which gets its rows after each checkpoint."""
+    """The Delta table that is written after each checkpoint, by a sink outside."""
     table_name: str = ""
-    """The name of its Delta table in a catalog; empty if it was declared by its path."""
+    """The name of the Delta table in a catalog; empty if the table was declared by path."""
 
     @property
     def written(self) -> str | None:
-        """The Delta table that it writes, whenever; None if it writes none."""
+        """The Delta table that the sink writes, with each batch or after each checkpoint.
+
+        None without one.
+        """
         return self.table or self.epoch_table
 
 
@@ -71,7 +74,7 @@ class JobGraph:
         """Check names, ends and cycles.
 
         Raises:
-            GraphError: with the stage or sink that is wrong and what to do.
+            GraphError: the message names the stage or sink and what to do.
         """
         if not self.stages:
             raise GraphError("the job has no stages")
@@ -87,7 +90,7 @@ class JobGraph:
         for sink in self.sinks:
             if channel_id(sink.stage, sink.output) not in known:
                 raise GraphError(
-                    f"sink {sink.name!r} takes {sink.stage}.{sink.output}, which no stage writes"
+                    f"sink {sink.name!r} writes {sink.stage}.{sink.output}, but no stage has this output"
                 )
         self._check_complete()
         self.order()
@@ -110,7 +113,7 @@ class JobGraph:
             ) from None
 
     def stages_after(self, name: StageId) -> int:
-        """Return how many stages the rows of one go through after it, at most, feedback edges left out."""
+        """Return the number of stages on the longest path after a stage, without feedback edges."""
         after: dict[StageId, int] = {}
         for stage in reversed(self.order()):
             readers = [s.name for s in self.stages if stage.name in map(producer, s.forward)]
@@ -124,8 +127,8 @@ class JobGraph:
             if channels := self.consumed(stage.name):
                 raise GraphError(
                     f"stage {stage.name!r} has output mode 'complete', and a stage or a sink outside reads "
-                    f"its output {channels[0]!r}: every batch would write all rows to the channel again; use "
-                    "'update' and a Delta table with a key, or, for a table that holds all rows, one with "
+                    f"its output {channels[0]!r}: every batch would write all rows to the channel again; "
+                    "use 'update' and a Delta table with a key, or write all rows to a table with "
                     "visible='batch'"
                 )
             for sink in self.sinks_of(stage.name):
@@ -156,7 +159,7 @@ class JobGraph:
                 )
 
     def consumed(self, stage: StageId) -> tuple[str, ...]:
-        """Return the outputs of a stage that other stages, or sinks outside, read: these are channels.
+        """Return the outputs of a stage that are channels: other stages or sinks outside read them.
 
         In a fixed order.
         """
@@ -178,7 +181,9 @@ def _unique(what: str, names: Sequence[str]) -> None:
     for name in names:
         checked_name(name, what)
         if names.count(name) > 1:
-            raise GraphError(f"{what} {name!r} is declared twice: the name is its uid, choose another")
+            raise GraphError(
+                f"{what} {name!r} is declared twice: a name identifies one {what}, choose a different name"
+            )
 
 
 def _check_stage(stage: StageDecl) -> None:
@@ -193,10 +198,10 @@ def _check_stage(stage: StageDecl) -> None:
 
 
 def check_plans(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> None:
-    """Check what only the analysed plans tell: replayable sources, channels really used, tables that stay.
+    """Check with the analysed plans: sources can be replayed, inputs are used, static tables cannot change.
 
     Raises:
-        GraphError: with the stage and the cause.
+        GraphError: the message has the stage and the cause.
     """
     for stage in graph.stages:
         facts = plans[stage.name]
@@ -217,17 +222,17 @@ def check_plans(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> None:
         for channel in stage.inputs:
             if channel not in facts.channels:
                 raise GraphError(
-                    f"stage {stage.name!r} has the input {channel!r}, and its plan does not read it: remove "
-                    "the input"
+                    f"stage {stage.name!r} has the input {channel!r}, but its plan does not read this "
+                    "input: remove it"
                 )
 
 
 def watermark_findings(graph: JobGraph, plans: Mapping[StageId, PlanFacts]) -> tuple[str, ...]:
-    """Find watermark delays that are too short for what an upstream stage may still send.
+    """Find watermark delays that are shorter than the lateness of rows from a stage before.
 
-    A row leaves a stage at most as late as its own watermark allows; one that an operator holds back
-    until the watermark has passed it (outer join, windows) leaves later than that. The bound that a
-    join or a window adds is not in the plan as a number, so this is a lower bound of what is needed.
+    A row leaves a stage at most as late as the stage's watermark allows, unless an operator (outer join,
+    window) retains it until the watermark has passed. The plan does not have the extra time of such an
+    operator as a number, so the check uses a lower bound of the delay that is needed.
     """
     lateness: dict[StageId, tuple[int, bool]] = {}
     findings: list[str] = []

@@ -1,4 +1,4 @@
-"""What a stage is given to read: checked when it is declared, static tables held at the version they have."""
+"""The inputs of a stage: checked when it is declared; static tables are pinned to their present version."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 def given_inputs(
     job: NamedJob, stage: str, inputs: Sequence[Given]
 ) -> tuple[tuple[Input, ...], tuple[PinnedTable, ...]]:
-    """Check the inputs of a stage; returns them, static tables pinned, and what was pinned.
+    """Check the inputs of a stage; returns them with static tables pinned, and the pinned tables.
 
     Raises:
-        GraphError: one of them is none, or of another job; or there is a lookup beside more than one stream.
+        GraphError: an input is not valid or belongs to another job, or a lookup is beside more than one
+            stream.
     """
     found: list[Input] = []
     pinned = []
@@ -73,7 +74,7 @@ def _check_lookups(stage: str, inputs: Sequence[Input]) -> None:
 
 
 def declared_lookup(job: NamedJob, name: str, table: str, refresh: str) -> Lookup:
-    """Return a lookup of the table at a location, as it is declared.
+    """Return the lookup of a table, as it is declared.
 
     Raises:
         UsageError: `refresh` is neither `batch` nor `never` nor a duration.
@@ -96,14 +97,15 @@ def refuse_options(
     shuffle_partitions: int | None,
     begin: object,
 ) -> None:
-    """Refuse options of a stage that mean nothing.
+    """Refuse invalid options of a stage.
 
     Raises:
-        GraphError: names the option.
+        GraphError: the message names the option.
     """
     if MAIN_OUTPUT in outputs:
         raise GraphError(
-            f"stage {stage!r}: output {MAIN_OUTPUT!r} is the stage's main output, choose another name"
+            f"stage {stage!r}: output {MAIN_OUTPUT!r} is the name of the stage's main output, choose a "
+            "different name"
         )
     if state_provider is not None and state_provider not in PROVIDERS:
         raise GraphError(

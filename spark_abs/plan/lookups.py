@@ -1,4 +1,4 @@
-"""The tables of lookups: which version is the newest, and the frame of a version."""
+"""The tables of lookups: their newest version, and the frame of a version."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from spark_abs.store.version_files import lacks_vectors, place_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_BACK = "start with restart='checkpoint', or restore a checkpoint: later batches then choose versions anew"
+_BACK = "start with restart='checkpoint', or restore a checkpoint: later batches then read the newest version"
 _ANEW = (
-    "refresh='never' keeps the version in every run: declare a lookup of another name, which begins at the "
-    "newest"
+    "with refresh='never' every run reads this version: declare the lookup under a new name, it then begins "
+    "at the newest version"
 )
 
 
 class LookupTable:
-    """The table of a lookup, under a kept handle: a look costs what is new. For one thread."""
+    """The table of a lookup, with an open handle: asking for the newest version reads only new commits."""
 
     def __init__(self, lookup: Lookup, place: Place, spark: SparkSession) -> None:
         """Open the table.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no table.
         """
         self.lookup, self._place, self._spark = lookup, place, spark
         self._open()
 
     @property
     def way_on(self) -> str:
-        """Advice if a version cannot be read any more. With `never` a lookup's version outlives restores."""
+        """Advice if a version cannot be read any more. With `never`, a restore keeps a lookup's version."""
         return _ANEW if self.lookup.max_age_ms is None else _BACK
 
     def _open(self) -> None:
@@ -55,12 +55,12 @@ class LookupTable:
         self._seen = self._commit_file()
 
     def _commit_file(self) -> tuple[object, ...]:
-        """Return by what the commit file of the version read is known: a table made anew has another one."""
+        """Return the identity of the newest commit file: it differs if the table was created anew."""
         info = self._place.fs.get_file_info(f"{self._place.path}/{log_file(self._table.version)}")
         return info.type, info.size, info.mtime_ns
 
     def newest(self) -> LookupVersion:
-        """Return the newest version, as of now.
+        """Return the newest version of the table.
 
         Raises:
             DamageError: the table is gone.
@@ -76,35 +76,35 @@ class LookupTable:
                 self._seen = self._commit_file()
         except FileNotFoundError as error:
             raise DamageError(
-                f"lookup {self.lookup.name!r}: the table at {self._place} is gone: put it back, or declare "
-                "the job without the lookup"
+                f"lookup {self.lookup.name!r}: the table at {self._place} is gone: restore the table, or "
+                "declare the job without the lookup"
             ) from error
         return LookupVersion(self.lookup.name, self._place.uri, self._table.id, self._table.version, at_ms)
 
     def frame(self, at: LookupVersion) -> tuple[DataFrame, ReadTable]:
-        """Return the table as of a version, and what Spark reads for it.
+        """Return the table at a version, and the frame that Spark reads.
 
         Raises:
-            DamageError: its log does not have that version any more, or has one of another table.
+            DamageError: the log lacks that version, or the version belongs to a different table.
         """
         try:
             frame = read_version(self._spark, self._place.uri, at.version)
         except PySparkException as error:
             raise DamageError(
-                f"lookup {at.lookup!r}: a batch reads version {at.version} of {at.table}, which cannot be "
-                f"read any more: {self.way_on} ({str(error).splitlines()[0]})"
+                f"lookup {at.lookup!r}: a batch needs version {at.version} of {at.table}, and this version "
+                f"cannot be read any more: {self.way_on} ({str(error).splitlines()[0]})"
             ) from error
         (found,) = read_tables(frame)
         if found.id != at.table_id:
             raise DamageError(
-                f"lookup {at.lookup!r}: a batch reads version {at.version} of the table {at.table_id}, and "
-                f"{at.table} is now another table, {found.id}: put the table back, or declare the new one as "
-                "a lookup of another name"
+                f"lookup {at.lookup!r}: a batch needs version {at.version} of the table with id "
+                f"{at.table_id}, but {at.table} is now a different table, with id {found.id}: put the old "
+                "table back, or declare the new table as a lookup of another name"
             )
         return frame, found
 
     def lacks_file(self, version: Version) -> str | None:
-        """Return a data file of a version that is gone, None if all are there. Costs a look at each."""
+        """Return a missing data file of a version, None if all exist. Costs a request for each file."""
         place = self._place
         try:
             then = DeltaTable(place.uri, version=int(version), storage_options=place.options)
@@ -116,13 +116,13 @@ class LookupTable:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLookup:
-    """A lookup as a start finds it: stages are planned with it."""
+    """A lookup at the version with which a start plans the stages."""
 
     lookup: Lookup
     at: LookupVersion
     frame: DataFrame
     path: str
-    """As Spark names the table in plans."""
+    """The name of the table in Spark's plans."""
 
     @property
     def schema(self) -> t.StructType:
@@ -131,17 +131,17 @@ class OpenedLookup:
 
 
 def open_lookups(job: JobSpec, pinned: Sequence[LookupVersion]) -> Mapping[str, OpenedLookup]:
-    """Open the lookups of all stages, each at its newest version, or at the one that is recorded for ever.
+    """Open the lookups of all stages, each at its newest version or, with `never`, at the recorded one.
 
     Raises:
-        GraphError: there is no such table, or two lookups of one name.
-        DamageError: a table is not the recorded one any more.
+        GraphError: a table does not exist, or two lookups have one name.
+        DamageError: a recorded table was replaced by a different table.
     """
     found: dict[str, OpenedLookup] = {}
     for lookup in (i for stage in job.stages.values() for i in stage.lookups):
         if lookup.name in found:
             if found[lookup.name].lookup is not lookup:
-                raise GraphError(f"lookup {lookup.name!r} is declared twice: choose another name")
+                raise GraphError(f"lookup {lookup.name!r} is declared twice: choose a different name")
             continue
         place = job.root.storage.place(lookup.table)
         try:
@@ -159,26 +159,26 @@ def open_lookups(job: JobSpec, pinned: Sequence[LookupVersion]) -> Mapping[str, 
 
 
 def as_planned(frame: DataFrame, opened: OpenedLookup, version: Version) -> DataFrame:
-    """Return the frame of a version with the columns and fields with which the stage was planned.
+    """Return the frame of a version, with the columns and fields of the stage's plan.
 
-    Those that came since are left out. Those that were not there yet at an older version are null.
+    Newer columns are left out. Columns that an older version lacks are null.
 
     Raises:
-        Refused: one is gone, or has another type; shows both.
+        Refused: a column is missing or has a different type; the message shows both schemas.
     """
     have, want = frame.schema, opened.schema
     if not _has(have, want, version < opened.at.version):
         raise Refused(
-            f"lookup {opened.lookup.name!r}: the job was started with {want.simpleString()}, and "
-            f"{opened.at.table} has {have.simpleString()} at version {version}: start the job again, with a "
-            "function that fits the table"
+            f"lookup {opened.lookup.name!r}: the schema of {opened.at.table} has changed from "
+            f"{want.simpleString()} at the start of the job to {have.simpleString()} at version {version}: "
+            "start the job again, with a function that fits the table"
         )
     same = [(f.name, f.dataType) for f in have] == [(f.name, f.dataType) for f in want]
     return frame if same else frame.to(want.toNullable())
 
 
 def _has(have: t.DataType, want: t.DataType, older: bool) -> bool:
-    """Say whether values of a type have all that is in another; what is older may lack fields."""
+    """Say whether a type has all fields of another; if `older`, fields may be missing."""
     match have, want:
         case t.StructType(), t.StructType():
             fields = {field.name: field.dataType for field in have}

@@ -32,7 +32,7 @@ Restart = Literal["native", "checkpoint"]
 
 
 class NamedJob(Protocol):
-    """A job as its outputs know it: by its identity, and by its name for messages."""
+    """The job of an output: its identity, and its name for messages."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class NamedJob(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Output:
-    """An output of a stage, as an input of another or of a sink."""
+    """An output of a stage, as an input of a stage or a sink."""
 
     job: NamedJob
     stage: StageId
@@ -52,13 +52,13 @@ class Output:
 
     @property
     def channel(self) -> ChannelId:
-        """The channel that carries it if another stage reads it."""
+        """The channel that carries the output if another stage reads it."""
         return channel_id(self.stage, self.name)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stage(Output):
-    """A declared stage: itself its main output; `stage["late"]` is another one."""
+    """A declared stage, which is also its main output; `stage["late"]` is its output `late`."""
 
     outputs: tuple[str, ...] = (MAIN_OUTPUT,)
 
@@ -69,7 +69,7 @@ class Stage(Output):
         """Return an output by name."""
         if output not in self.outputs:
             raise GraphError(
-                f"stage {self.stage!r} has no output {output!r}: it has {', '.join(self.outputs)}"
+                f"stage {self.stage!r} has no output {output!r}: its outputs are {', '.join(self.outputs)}"
             )
         return Output(self.job, self.stage, output)
 
@@ -88,10 +88,10 @@ class Feedback:
         return f"Feedback({self.name!r} of job {self.job.name!r}, {closed})"
 
     def close(self, source: Output) -> None:
-        """Say which output goes round: of the stage that reads it, or of one after that.
+        """Close the loop with an output of the stage that reads the feedback, or of a later stage.
 
         Raises:
-            GraphError: it is closed already, or this is no output of the same job.
+            GraphError: the feedback is closed already, or the output belongs to another job.
         """
         if self.source is not None:
             raise GraphError(
@@ -104,28 +104,29 @@ class Feedback:
 
     @property
     def channel(self) -> ChannelId:
-        """The channel that goes round.
+        """The channel of the feedback.
 
         Raises:
-            GraphError: it is not closed.
+            GraphError: the feedback is not closed.
         """
         if self.source is None:
             raise GraphError(
-                f"feedback {self.name!r} is not closed: give its close() the output that it reads"
+                f"feedback {self.name!r} is not closed: call its close() with the output that the feedback "
+                "reads"
             )
         return self.source.channel
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Lookup:
-    """A Delta table that a stage joins its rows with, as an input of stages; see `Job.lookup`."""
+    """A Delta table with which stages join their rows; an input of stages, see `Job.lookup`."""
 
     job: NamedJob
     name: str
     table: str
     """Where it is."""
     max_age_ms: int | None
-    """For how long batches may go on with a version, 0: each looks anew; None: for ever."""
+    """For how long batches may use a version. 0: each batch reads the newest one; None: for ever."""
 
     def __repr__(self) -> str:
         return f"Lookup({self.name!r} of job {self.job.name!r})"
@@ -133,19 +134,19 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class TrackedSource:
-    """A native stream that is made for each start, with the place where Delta tracks its schema."""
+    """A native stream that each start creates anew, with the directory where Delta tracks its schema."""
 
     open: Callable[[str], DataFrame]
 
 
 Input = Union[Output, Feedback, Lookup, TrackedSource, "DataFrame"]
-"""What a stage reads."""
+"""An input of a stage."""
 Given = Union[Output, Feedback, Lookup, "DataFrame", Callable[[str], "DataFrame"]]
-"""As what a user gives it."""
+"""An input as users declare it."""
 
 
 def is_stream(given: Input) -> bool:
-    """Say whether an input is a stream: neither a lookup nor a static frame."""
+    """Say whether an input is a stream, neither a lookup nor a static frame."""
     if isinstance(given, (Output, Feedback, TrackedSource)):
         return True
     return not isinstance(given, Lookup) and given.isStreaming
@@ -153,7 +154,7 @@ def is_stream(given: Input) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """Everything that was given for one stage."""
+    """The declaration of one stage."""
 
     name: StageId
     inputs: tuple[Input, ...]
@@ -165,15 +166,15 @@ class StageSpec:
     state_provider: ProviderName | None
     begin: Begin = "cut"
     adopt: str | None = None
-    """The checkpoint of a native query that the stage takes the place of."""
+    """The checkpoint of the native query that the stage adopts."""
     pinned: tuple[PinnedTable, ...] = ()
-    """Static tables that stay at the version that they had when the stage was declared."""
+    """Static tables, pinned to their version when the stage was declared."""
 
     def __post_init__(self) -> None:
-        """Refuse functions that are none.
+        """Refuse functions that cannot be called.
 
         Raises:
-            UsageError: names what was given.
+            UsageError: the message names the given value.
         """
         _require_callable(f"stage {self.name!r}: function", self.function)
         for name, output in self.outputs.items():
@@ -185,10 +186,10 @@ class StageSpec:
         return tuple(i for i in self.inputs if isinstance(i, Lookup))
 
     def frame(self, stream: DataFrame, lookups: Mapping[str, DataFrame]) -> DataFrame:
-        """Call the function of a stage with lookups, which has one stream.
+        """Call the function of a stage with lookups and one stream.
 
         Args:
-            stream: the stream, or a batch of it.
+            stream: the stream, or one of its batches.
             lookups: by name.
         """
         return self.function(*(self._given(i, stream, lookups) for i in self.inputs))
@@ -207,7 +208,7 @@ class StageSpec:
         return tuple(i.channel for i in self.inputs if isinstance(i, (Output, Feedback)))
 
     def decl(self) -> StageDecl:
-        """Return the stage as the graph knows it."""
+        """Return the stage for the graph."""
         native = any(is_stream(i) and not isinstance(i, (Output, Feedback)) for i in self.inputs)
         feedback = tuple(i.channel for i in self.inputs if isinstance(i, Feedback))
         return StageDecl(
@@ -222,7 +223,7 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Everything that was given for one sink."""
+    """The declaration of one sink."""
 
     name: str
     source: Output
@@ -233,25 +234,28 @@ class SinkSpec:
     kind: str = OWN
     """Of a sink outside."""
     settings: str = ""
-    """Of a sink outside, as JSON, what makes it again; empty for one of the user's own."""
+    """For a sink outside: its configuration as JSON; empty for a sink of the user's own."""
     delta: Delta | None = None
     """Of a Delta table."""
     target: TableTarget | None = None
-    """Of a Delta table: where what was declared led to."""
+    """For a Delta table: the place to which the declared path or name led."""
 
     @property
     def epoch_table(self) -> str | None:
-        """Where a Delta table is whose rows are visible after each checkpoint; None for any other sink."""
+        """The place of a Delta table whose rows become visible after each checkpoint.
+
+        None for other sinks.
+        """
         return self.target.uri if self.target is not None and self.outside is not None else None
 
     @property
     def table_name(self) -> str:
-        """The name of a Delta table in its catalog; empty if it was declared by its path."""
+        """The name of a Delta table in its catalog; empty if the table was declared by path."""
         return self.target.said if self.target is not None else ""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns by which rows are merged into the table."""
+        """Key columns of the merge into the table."""
         return tuple(self.delta.key) if self.delta is not None else ()
 
     @property
@@ -260,7 +264,7 @@ class SinkSpec:
         return self.delta.changes if self.delta is not None else LAST_WINS
 
     def decl(self) -> SinkDecl:
-        """Return the sink as the graph knows it."""
+        """Return the sink for the graph."""
         outside = self.outside is not None
         return SinkDecl(
             self.name,
@@ -276,13 +280,13 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobSpec:
-    """Everything that was declared of a job, as it was when the job was started, checked or explained."""
+    """The declaration of a job at the time of its start, check or explanation."""
 
     name: str
     root: Root
     spark: SparkSession
     settings: Settings
-    """As they were then, each from where it was given last."""
+    """The settings at that time, each with the source of its value."""
     failpoint: Failpoint
     stages: Mapping[StageId, StageSpec]
     feedbacks: tuple[Feedback, ...]
@@ -292,7 +296,7 @@ class JobSpec:
         """Return the graph, checked.
 
         Raises:
-            GraphError: it cannot run.
+            GraphError: the graph cannot run.
         """
         read = {id(i) for s in self.stages.values() for i in s.inputs}
         for feedback in self.feedbacks:
@@ -304,10 +308,10 @@ class JobSpec:
 
 
 def listed_inputs(stage: str, inputs: object) -> Sequence[Given]:
-    """Return the inputs of a stage, which are given as a list.
+    """Return the inputs of a stage.
 
     Raises:
-        GraphError: they are not: a single input was given as it is, for example.
+        GraphError: the inputs are not a list, for example a single input.
     """
     if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)):
         return inputs
@@ -321,7 +325,7 @@ def require_stream(source: str, frame: object) -> None:
     """Require a streaming frame as the frame of a source.
 
     Raises:
-        GraphError: it is an input of another kind, a static frame, or none at all.
+        GraphError: the source is not a streaming frame.
     """
     if isinstance(frame, (Output, Feedback, Lookup)):
         raise GraphError(
@@ -334,16 +338,17 @@ def require_stream(source: str, frame: object) -> None:
         )
     if not getattr(frame, "isStreaming", True):
         raise GraphError(
-            f"source {source!r} has a static frame, and a source needs a stream: read it with "
-            "spark.readStream, or give it to a stage beside a stream, job.stage(NAME, [stream, frame], …)"
+            f"source {source!r} has a static frame, but a source needs a stream: read the data with "
+            "spark.readStream, or use the frame as a second input of a stage, job.stage(NAME, [stream, "
+            "frame], …)"
         )
 
 
 def require_one_kind(sink: str, **kinds: object) -> None:
-    """Require that a sink is of one kind; `kinds` has what was given for each, None for nothing.
+    """Require exactly one kind for a sink; `kinds` has the argument of each kind, None if not given.
 
     Raises:
-        UsageError: it is of none, or of several, or is no such thing.
+        UsageError: no kind or several kinds were given, or an argument has the wrong type.
     """
     *others, last = (f"{kind}=" for kind in kinds)
     given = [f"{kind}=" for kind, value in kinds.items() if value is not None]
@@ -351,8 +356,8 @@ def require_one_kind(sink: str, **kinds: object) -> None:
         raise UsageError(f"sink {sink!r} needs one of {', '.join(others)} and {last}")
     if len(given) > 1:
         raise UsageError(
-            f"sink {sink!r} has {' and '.join(given)}, and a sink writes to one place: declare a sink for "
-            "each, with a name of its own"
+            f"sink {sink!r} has {' and '.join(given)}, but a sink writes to one place: declare a sink for "
+            "each, under different names"
         )
     own, function = kinds.get("two_phase"), kinds.get("foreach_batch")
     if function is not None:
@@ -362,15 +367,15 @@ def require_one_kind(sink: str, **kinds: object) -> None:
 
 
 def _require_callable(argument: str, given: object) -> None:
-    """Refuse a function that could not be called in the first batch.
+    """Refuse a function that cannot be called.
 
     Raises:
-        UsageError: it cannot be called.
+        UsageError: the function cannot be called.
     """
     if not callable(given):
         raise UsageError(f"{argument} takes a function, not {given!r}")
 
 
 def query_name(job: str, stage: StageId) -> str:
-    """Return the name of a stage's query, which is unique in its session."""
+    """Return the name of a stage's query, unique in its session."""
     return f"{job}/{stage}"

@@ -1,4 +1,4 @@
-"""Which Delta table a path leads to: a table that two of a root write, or that one of it reads and writes."""
+"""Which Delta table a path leads to: refuse tables that two sinks write, or that a stage of the job reads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from spark_abs.store.table import Table
 
 @dataclass(frozen=True, slots=True)
 class TableRef:
-    """A table, however its path is written."""
+    """A table, independent of the spelling of its path."""
 
     uri: str
     location: str
-    """Where it is, symbolic links followed."""
+    """The path of the table, with symbolic links resolved."""
     id: str
-    """Of the table; empty if there is none yet, or its log cannot be read from here."""
+    """The id of the table; empty if the table does not exist yet or its log cannot be read here."""
 
     def is_same(self, other: TableRef) -> bool:
         """Say whether both are one table."""
@@ -34,7 +34,7 @@ class TableRef:
 
 
 def refer(storage: Storage, uri: str) -> TableRef:
-    """Look where a path leads to."""
+    """Return the table to which a path leads."""
     place = storage.place(uri)
     try:
         found = Table.open(place).id
@@ -62,11 +62,11 @@ def refuse_shared_sinks(sinks: Sequence[SinkDecl], storage: Storage) -> None:
 def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storage: Storage) -> None:
     """Refuse a stage that reads the table of a sink of its own job, as a stream or as a static frame.
 
-    No barrier goes that way: rows of a later epoch would be read in an earlier one, and a restore takes rows
-    back that were read.
+    Barriers do not pass through tables: the stage would read rows of a later epoch in an earlier one, and a
+    restore would remove rows that the stage has read.
 
     Raises:
-        GraphError: names stage, table and sink, and what to read instead.
+        GraphError: the message names stage, table and sink, and the input to use instead.
     """
     written = [(sink, refer(storage, sink.written)) for sink in graph.sinks if sink.written is not None]
     for stage in graph.stages if written else ():
@@ -78,9 +78,8 @@ def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storag
                     raise GraphError(
                         f"stage {stage.name!r} reads {_paths(table, read)}, the table of sink {sink.name!r} "
                         "of this job: barriers do not pass through tables, so a checkpoint would not have "
-                        f"both at one cut; read the channel instead: give {sink.stage}.{sink.output} as an "
-                        "input; an adopted query that reads the table of another goes into a job of its "
-                        "own, with a root of its own"
+                        f"both at one cut. Use {sink.stage}.{sink.output} as the input instead. If the "
+                        "stage adopts a query, declare it in a separate job, with a separate root"
                     )
 
 

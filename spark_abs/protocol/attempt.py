@@ -10,22 +10,28 @@ from spark_abs.manifest import StageShape, StateFunction
 from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, LookupVersion, Position, StageId
 
 NATIVES = "native"
-"""Where native checkpoints are if nothing else is said: below the root."""
+"""The default directory of native checkpoints, below the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A stage whose native checkpoint was lost, and is elsewhere since (P18)."""
+    """A stage whose native checkpoint was lost and is now in a new directory (P18)."""
 
     stage: StageId
     number: int
-    """Of its directory, `<stage>.<number>`, from 2: a late upload may still land in an older one."""
+    """The number in the name of its directory, `<stage>.<number>`, from 2.
+
+    A late upload may still write to an older directory.
+    """
     query: str
-    """The query id that the new directory gets."""
+    """The query id for the new directory."""
     checkpoint: CheckpointId | None
-    """Where its state comes from; None if it began with nothing."""
+    """The checkpoint that gave the state; None if the stage began without state."""
     done: bool = False
-    """Whether it has repeated what its outputs held; until then no start goes past it."""
+    """Whether the stage has repeated the batches of its outputs.
+
+    Until then every start continues the rebuild.
+    """
 
     @property
     def directory(self) -> str:
@@ -35,19 +41,19 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class StartedFunctions:
-    """The stateful functions with which a run started a stage: its state is theirs once a batch has ended."""
+    """The stateful functions with which a run started a stage: they own its state once a batch has ended."""
 
     stage: StageId
     after: BatchId
-    """The last batch that had ended by then."""
+    """The last finished batch at that start."""
     forms: tuple[StateFunction, ...]
     places: tuple[str, ...]
-    """The uid at each place of the plan; empty for what is none of ours."""
+    """The uid at each position of the plan; empty for operators that are not of spark_abs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a stage begins to read a channel."""
+    """The first position of a stage in a channel."""
 
     stage: StageId
     position: Position
@@ -59,53 +65,60 @@ class Attempt:
 
     id: AttemptId
     parent: AttemptId | None
-    """The attempt that the checkpoint belongs to; None for the first."""
+    """The attempt of the restored checkpoint; None for the first attempt."""
     checkpoint: CheckpointId | None
-    """Where it branched off."""
+    """The restored checkpoint."""
     plan: str
-    """The restore plan as JSON; empty for the first."""
+    """The restore plan as JSON; empty for the first attempt."""
     ready: bool
     created_ms: int
     natives: str = NATIVES
-    """Where its native checkpoints are, `<natives>/<id>/<stage>`: relative to the root, or absolute."""
+    """The directory of its native checkpoints `<natives>/<id>/<stage>`, relative to the root or absolute."""
     rebuilt: tuple[Rebuilt, ...] = ()
-    """Stages whose native checkpoint is not where it was at first."""
+    """Stages whose native checkpoint has moved to a new directory."""
     drain: str | None = None
-    """The savepoint before which event time is brought to its end; once set, a start goes on with that."""
+    """The savepoint that ends a drain; once it is set, every start resumes the drain."""
     partitions: Mapping[str, int] = field(default_factory=dict)
-    """Stages whose state the restore has spread over another number of partitions than its checkpoint had."""
+    """Stages whose state the restore has repartitioned, with the new number of partitions."""
     base: CheckpointId | None = None
-    """The parent's checkpoint with the cut of `checkpoint`, if that was made from it by an edit."""
+    """If `checkpoint` was made by an edit: the edited checkpoint of the parent, with the same cut."""
     root: str = ""
-    """As which root it commits to tables outside of it; empty if an earlier version began it."""
+    """The identity of the root in commits to tables outside of it.
+
+    Empty if an earlier version began the attempt.
+    """
     shapes: tuple[StageShape, ...] = ()
-    """The stages as the newest run declared them; empty before the first, and from an earlier version."""
+    """The stages as the newest run declared them; empty before the first run, and from earlier versions."""
     starts: tuple[Start, ...] = ()
-    """Where stages begin to read channels that were there before they were, until their first batch."""
+    """First positions of stages in channels that are older than the stage.
+
+    Kept until the stage's first batch.
+    """
     left: tuple[StageId, ...] = ()
-    """Stages that were left out since it began; their positions and state are left behind."""
+    """Stages that were removed since the attempt began; their positions and state are left behind."""
     functions: tuple[StartedFunctions, ...] = ()
-    """Of each stage that has some, those that its state is of and those that it was last started with."""
+    """For each stage with stateful functions: the functions that own its state, and those of its last start.
+    """
     lookups: tuple[LookupVersion, ...] = ()
-    """Of lookups that are never refreshed, the versions at which they were first read."""
+    """The first version of each lookup that is never refreshed."""
 
     def functions_of(self, stage: StageId, newest: BatchId) -> StartedFunctions | None:
-        """Return those that a stage's state is of after a batch, None if it is of none that a run started."""
+        """Return the functions that own a stage's state after a batch; None if no recorded start has them."""
         found = [f for f in self.functions if f.stage == stage and f.after < newest]
         return found[-1] if found else None
 
     @property
     def first_positions(self) -> Mapping[tuple[StageId, ChannelId], Position]:
-        """Where stages begin to read channels, as far as it is recorded."""
+        """The recorded first positions of stages in channels."""
         return {(start.stage, start.position.channel): start.position for start in self.starts}
 
     def rebuilt_stage(self, stage: StageId) -> Rebuilt | None:
-        """Return how a stage was rebuilt last, None if it never was."""
+        """Return the last rebuild of a stage; None without one."""
         return next((r for r in self.rebuilt if r.stage == stage), None)
 
     @property
     def directories(self) -> Mapping[StageId, str]:
-        """The names of directories that are not called like their stages."""
+        """The names of directories that differ from the names of their stages."""
         return {rebuilt.stage: rebuilt.directory for rebuilt in self.rebuilt}
 
     def directory(self, stage: StageId) -> str:
@@ -114,7 +127,7 @@ class Attempt:
 
     @property
     def command(self) -> str:
-        """The command that finishes the restore with which the attempt began."""
+        """The command that finishes the restore of this attempt."""
         options = "".join(f" --shuffle-partitions {stage}={n}" for stage, n in self.partitions.items())
         argument = f", shuffle_partitions={dict(self.partitions)}" if self.partitions else ""
         return way(

@@ -1,4 +1,4 @@
-"""The attempts of a job: a restore begins one, and nothing runs on it before it is ready (P18)."""
+"""The attempts of a job: a restore begins an attempt, and no run uses it before it is ready (P18)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ def begin_attempt(
     partitions: Mapping[str, int] = MappingProxyType({}),
     base: CheckpointId | None = None,
 ) -> ControlState:
-    """Add an attempt that is being restored, and the run that restores it: both replace what ran before.
+    """Add an attempt under restore, and the run that restores it: both replace the earlier attempt and run.
 
-    Asked again for the checkpoint that is already being restored, only the run is new. Asked for another
-    one, the unfinished attempt is given up: no run ever began on it, and none will. So it is if `natives`,
-    where its native checkpoints shall be, is another place, or if `partitions` are others; None leaves
-    native checkpoints where they were. `base` is the original of a checkpoint that an edit made.
+    If the same checkpoint is already being restored, only the run is new. If the checkpoint, `natives` (the
+    directory of native checkpoints; None: unchanged) or `partitions` differ, the unfinished attempt is
+    abandoned: no run has used it. `base` is the original of a checkpoint that an edit made.
 
     Raises:
         CheckpointNotFound: the parent attempt does not exist.
@@ -67,7 +66,7 @@ def attempt_for(
     natives: str,
     partitions: Mapping[str, int] = MappingProxyType({}),
 ) -> AttemptId:
-    """Return a restore's attempt: the unfinished one if it does the same, else the next.
+    """Return the attempt of a restore: the unfinished attempt if it restores the same, else a new one.
 
     Raises:
         CheckpointNotFound: the parent attempt does not exist.
@@ -82,16 +81,17 @@ def attempt_for(
 
 
 def replaced_by(state: ControlState, attempt: AttemptId) -> tuple[AttemptId, ...]:
-    """Return the attempts that a restore must fence: the last that ran, and those abandoned since."""
+    """Return the attempts that a restore must fence: the last attempt that ran, and those abandoned after it."""
     before = [a for a in state.attempts if a.id < attempt]
     ran = max(a.id for a in before if a.ready)
     return tuple(a.id for a in before if a.id >= ran)
 
 
 def start_functions(state: ControlState, run: RunId, started: Sequence[StartedFunctions]) -> ControlState:
-    """Record the functions with which a run starts its stages, before any of them runs a batch.
+    """Record the stateful functions of a run's stages, before any stage runs a batch.
 
-    Of each stage those stay that its state is of; those of starts after which no batch ended are forgotten.
+    For each stage, the functions that own its state stay recorded; functions of starts without a finished
+    batch are dropped.
     """
     require_current(state, run)
     attempt, found = state.attempt, []
@@ -112,7 +112,8 @@ def pin_lookups(
 ) -> ControlState:
     """Record the versions of lookups that are never refreshed, before any stage reads one.
 
-    Those of lookups that are not `declared` now stay: a restore may go back to stages that read them.
+    Versions of lookups that are no longer `declared` stay recorded: a restore may go back to stages that read
+    them.
 
     Raises:
         Fenced: somebody has taken over.
@@ -130,14 +131,14 @@ def record_change(
     moved: Sequence[Rebuilt],
     comparison: Comparison,
 ) -> ControlState:
-    """Record the job that a run starts: the commit after which it is the job of the root.
+    """Record the job that a run starts: this commit makes it the job of the root.
 
     Args:
-        state: the newest.
+        state: the newest state.
         run: the run.
-        shapes: the stages as they are declared.
+        shapes: the declared stages.
         moved: the native checkpoints whose sources were rearranged.
-        comparison: what becomes of the stages.
+        comparison: the effect of the start on each stage.
 
     Raises:
         Fenced: somebody has taken over.

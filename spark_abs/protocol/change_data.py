@@ -1,12 +1,13 @@
-"""Change data capture: how several changes of one key become a row, or its history.
+"""Change data capture: several changes of one key become a row, or the history of the row.
 
-The words are those of Databricks' AUTO CDC. `arrive` and `versions` are their meaning: a sink applies changes
-in columns, by a MERGE or in SQL, and must end with what these functions end with. Changes arrive one after
-another; how they are cut into batches never counts, so a repeat that cuts them otherwise has the same rows.
+The options are named as in Databricks' AUTO CDC. `arrive` and `versions` define their meaning: a sink applies
+many changes at once, by a MERGE or in SQL, and must produce the same rows as these functions. Changes arrive
+one after another. The borders of batches make no difference, so a repeat with different batches produces the
+same rows.
 
-The order of arrival is that of the batches, and within one that of the rows in its files. With `sequence_by`
-it decides only between changes of one sequence: the later one wins. A change whose sequence is null is
-refused, and the message names its key.
+The order of arrival is the order of batches, and within a batch the order of rows in its files. With
+`sequence_by` it decides only between changes with the same sequence: the later one wins. A change without a
+sequence is refused; the message names its key.
 """
 
 from __future__ import annotations
@@ -18,35 +19,39 @@ from typing import Any
 from spark_abs.errors import UsageError
 
 START_AT, END_AT = "__START_AT", "__END_AT"
-"""From and until which sequence a row of a history counts; until null: it is the newest of its key."""
+"""The columns of a history for the first and last sequence of a row.
+
+A null end marks the key's newest row.
+"""
 
 TWO_DAYS_MS = 2 * 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeOptions:
-    """How the rows that come for a key are applied; all defaults: the last that arrives takes its place."""
+    """How changes of a key are applied. With all defaults, the last change replaces the row."""
 
     sequence_by: tuple[str, ...] = ()
-    """Columns whose values order the changes of a key; without, they count in the order of arrival."""
+    """Columns that order the changes of a key; without them, changes are ordered by arrival."""
     apply_as_deletes: str = ""
-    """A predicate in SQL over the columns of the rows: those that meet it delete their key. Null is false."""
+    """An SQL predicate over the columns of a change: if true, the change deletes its key. Null is false."""
     ignore_null_updates: bool = False
-    """Whether a null keeps the value that is there."""
+    """Whether a null in a change keeps the present value."""
     scd_type: int = 1
-    """1: a row for each key. 2: all rows that it has had, with `START_AT` and `END_AT`."""
+    """1: one row for each key. 2: the history of each key, with `START_AT` and `END_AT`."""
     except_columns: tuple[str, ...] = ()
-    """Columns of the rows that the table does not have."""
+    """Columns of changes that are not written to the table."""
     tombstones_ms: int = TWO_DAYS_MS
-    """For how long at least a deleted key is remembered, so that a change from before it is known as late."""
+    """The least time for which a deleted key is remembered, to recognise late changes from before the delete.
+    """
 
     @property
     def keeps_tombstones(self) -> bool:
-        """Whether a change may be older than a delete that was applied before it."""
+        """Whether a change may be older than a delete that was applied already."""
         return bool(self.sequence_by and self.apply_as_deletes)
 
     def stored(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """Return which of the columns of the rows the table has."""
+        """Return the columns of changes that are written to the table."""
         left_out = {column.casefold() for column in self.except_columns}
         return tuple(column for column in columns if column.casefold() not in left_out)
 
@@ -55,23 +60,23 @@ LAST_WINS = ChangeOptions()
 
 
 def listed(columns: Sequence[str] | str | None) -> tuple[str, ...]:
-    """Return columns that a user gives as one name, several, or none."""
+    """Return columns that a user gives as one name, several names, or none."""
     return () if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
 
 
 def change_options(who: str, key: Sequence[str], options: ChangeOptions) -> ChangeOptions:
-    """Return options that a sink can follow.
+    """Return checked options.
 
     Args:
         who: the table, for messages.
         key: the columns of its key.
-        options: as the user gives them.
+        options: the options as the user gives them.
 
     Raises:
-        UsageError: they contradict each other.
+        UsageError: options contradict each other.
     """
     if options != replace(LAST_WINS, tombstones_ms=options.tombstones_ms) and not key:
-        raise UsageError(f"{who}: changes are applied by key: name its columns with key=")
+        raise UsageError(f"{who}: changes are applied by key: name the key columns with key=")
     for field in ("sequence_by", "except_columns"):
         named = getattr(options, field)
         if len({column.casefold() for column in named}) < len(named):
@@ -80,12 +85,12 @@ def change_options(who: str, key: Sequence[str], options: ChangeOptions) -> Chan
         raise UsageError(f"{who}: scd_type={options.scd_type!r} is neither 1 nor 2")
     if options.scd_type == 2 and not options.sequence_by:
         raise UsageError(
-            f"{who}: scd_type=2 needs sequence_by=: its values are {START_AT} and {END_AT} of the rows"
+            f"{who}: scd_type=2 needs sequence_by=: its values become {START_AT} and {END_AT} of the rows"
         )
     if options.scd_type == 2 and options.ignore_null_updates:
         raise UsageError(
-            f"{who}: ignore_null_updates does not go with scd_type=2: a late change would alter all rows of "
-            "its key after it"
+            f"{who}: ignore_null_updates cannot be combined with scd_type=2: a late change would alter all "
+            "later rows of its key"
         )
     if options.tombstones_ms <= 0:
         raise UsageError(f"{who}: tombstones_for=0: a deleted key must be remembered for some time")
@@ -100,28 +105,28 @@ def change_options(who: str, key: Sequence[str], options: ChangeOptions) -> Chan
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A row that arrives for a key."""
+    """A change of a key."""
 
     sequence: tuple[Any, ...]
-    """Its values of `sequence_by`, none of them null; empty without it."""
+    """The values of the `sequence_by` columns, none of them null; empty without `sequence_by`."""
     values: Mapping[str, Any] | None
-    """Its columns; None: it deletes the key."""
+    """The columns of the row; None: the change deletes the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """What is known of a key after its changes, for `scd_type=1`."""
+    """The state of a key after its changes, for `scd_type=1`."""
 
     sequence: tuple[Any, ...]
     values: Mapping[str, Any] | None
-    """The row; None: the key is deleted, this is its tombstone."""
+    """The row; None for a tombstone: the key is deleted."""
 
 
 def arrive(known: Newest | None, change: Change, options: ChangeOptions) -> Newest:
-    """Apply a change to what is known of its key.
+    """Apply a change to the state of its key.
 
-    A change with a lower sequence than the known one is late: all of it is ignored. Of two changes with one
-    sequence, the one that arrives last wins.
+    A change with a lower sequence than the state is late and ignored. Of two changes with one sequence, the
+    later arrival wins.
     """
     if known is not None and change.sequence < known.sequence:
         return known
@@ -132,16 +137,16 @@ def arrive(known: Newest | None, change: Change, options: ChangeOptions) -> Newe
 
 
 History = Mapping[tuple[Any, ...], Mapping[str, Any] | None]
-"""The changes of a key by their sequence, for `scd_type=2`: its columns, None where it was deleted."""
+"""The changes of a key by sequence, for `scd_type=2`: the columns of each row, None for a delete."""
 
 
 def enter(history: History, change: Change) -> History:
-    """Enter a change into the history of its key, late or not; the later one of a sequence wins."""
+    """Add a change, late or not, to the history of its key; of one sequence the later arrival wins."""
     return {**history, change.sequence: change.values}
 
 
 def versions(history: History) -> list[dict[str, Any]]:
-    """Return the rows of a history: each counts from its own sequence until that of the next change."""
+    """Return the rows of a history: each is valid from its sequence until the sequence of the next change."""
     order = sorted(history)
     found = []
     for start, end in zip(order, [*order[1:], None], strict=False):

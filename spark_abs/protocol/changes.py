@@ -23,15 +23,15 @@ from spark_abs.model import (
 from spark_abs.protocol.attempt import Start
 
 Begin = Literal["cut", "earliest"]
-"""Where a stage begins to read a channel that is older than its reading it."""
+"""Where a stage begins in a channel that existed before the stage read it."""
 FIRST_ENTRY = Version(0)
 """The commit that creates a channel."""
 LEAVE = "start with allow_non_restored_state=True"
-"""How a user leaves behind state and positions, for messages."""
+"""How to leave state and positions behind, for messages."""
 
 
 def first_position(channel: ChannelId, feedback: bool = False) -> Position:
-    """Return where a channel begins for a stage that is there from its creation on."""
+    """Return the start of a channel, for a stage that reads it from its creation."""
     return Position(channel, AttemptId(1), FIRST_ENTRY, NO_EPOCH, feedback=feedback)
 
 
@@ -39,32 +39,32 @@ class Verdict(StrEnum):
     """The effect of a start on a stage."""
 
     KEPT = "kept"
-    """It continues at its position."""
+    """The stage continues at its position."""
     NEW = "new"
     """It begins."""
     LEFT = "left"
-    """It is no longer declared; its state and positions are left behind."""
+    """The stage is no longer declared; its state and positions are left behind."""
     REFUSED = "refused"
-    """The job does not start."""
+    """The stage prevents the start of the job."""
 
 
 class UnderWay(StrEnum):
-    """How far the batch after the last finished one of a stage has come."""
+    """How far the batch after a stage's last finished batch was written."""
 
     NOTHING = "nothing"
     """None was planned."""
     PLANNED = "planned"
-    """No output holds it."""
+    """No output holds the batch."""
     WRITTEN = "written"
-    """Every output holds it: only Spark has not recorded its end."""
+    """Every output holds the batch; only Spark has not recorded its end."""
     TORN = "torn"
-    """Some outputs hold it."""
+    """Some outputs hold the batch."""
     NAMED = "named"
-    """Some outputs hold it, and the first commit names the files of the others."""
+    """Some outputs hold the batch, and its first commit names the files of the other outputs."""
 
     @property
     def decided(self) -> bool:
-        """Whether every output holds it, or can be brought to without the query."""
+        """Whether every output holds the batch, or can get it without the query."""
         return self in (UnderWay.WRITTEN, UnderWay.NAMED)
 
 
@@ -73,23 +73,25 @@ class StageProgress:
     """The position of a recorded stage."""
 
     sources: tuple[Position | None, ...] = ()
-    """Where each of its sources stands, in the order of Spark's offset file: None for a native one."""
+    """The position of each source, in the order of Spark's offset file; None for a native source."""
     finished: BatchId = NO_BATCH
     under_way: UnderWay = UnderWay.NOTHING
     stateful: bool = False
     calls_functions: bool = False
-    """Whether one of its sinks is a function: the batches that it has seen are not recorded."""
+    """Whether a sink of the stage is a function: the batches passed to it are not recorded."""
     lost: bool = False
-    """Its native checkpoint is not whole."""
+    """Whether the stage's native checkpoint is damaged or missing."""
     first: tuple[Position | None, ...] = ()
-    """Where it begins to read each source if it has finished no batch: its first one is repeated from there.
-    Empty if that is where it stands."""
+    """The first position of each source, for a stage without a finished batch: its first batch is repeated from there.
+
+    Empty if the positions are the same.
+    """
     lacks: Collection[ChannelId] = ()
-    """Its channels that do not hold the batch under way, and get what its first commit names for them."""
+    """Channels that lack the unfinished batch and get the files that its first commit names for them."""
 
     @property
     def positions(self) -> tuple[Position, ...]:
-        """Where it stands in its channels."""
+        """The stage's positions in its channels."""
         return tuple(p for p in self.sources if p is not None)
 
     @property
@@ -99,12 +101,12 @@ class StageProgress:
 
 
 def newly_read(shape: StageShape, reached: StageProgress) -> frozenset[ChannelId]:
-    """Return the channels that a stage is declared to read and did not read before."""
+    """Return the declared channels of a stage that it did not read before."""
     return frozenset(_read(shape)) - {p.channel for p in reached.positions}
 
 
 def less_read(reached: StageProgress, shape: StageShape | None) -> tuple[Position, ...]:
-    """Return where a stage stands, at the least, in each channel that it is declared to read less often."""
+    """Return the least position of a stage in each channel that it is now declared to read less often."""
     now = _read(shape) if shape is not None else Counter[ChannelId]()
     gone = Counter(p.channel for p in reached.positions) - now
     found = {p.channel: p for p in sorted(reached.positions, key=lambda p: -p.version) if p.channel in gone}
@@ -117,35 +119,34 @@ def _read(shape: StageShape) -> Counter[ChannelId]:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The job as the root knows it."""
+    """The job as the root has recorded it."""
 
     where: str
     """The origin of the record, for messages: `the last run`, `checkpoint 7`."""
     shapes: tuple[StageShape, ...] = ()
     progress: Mapping[StageId, StageProgress] = field(default_factory=dict)
     left: Collection[StageId] = ()
-    """Stages that were left out since the attempt began."""
+    """Stages that were removed since the attempt began."""
     ends: Mapping[ChannelId, Version] = field(default_factory=dict)
-    """Up to which entry each channel is in the past of a stage that begins now; it is there from 0 if it is
-    not named."""
+    """The entry of each channel after which a new stage begins; a channel that is not named begins at 0."""
     earliest: Mapping[ChannelId, Version] = field(default_factory=dict)
-    """After which entry each channel is still whole."""
+    """The entry of each channel after which no entry was removed."""
     unread: Callable[[Position], int] = lambda _: 0
     """Counts the entries with rows after a position in its channel."""
     epoch: CheckpointId = NO_EPOCH
-    """The newest id that was ever claimed: it has an outcome."""
+    """The newest claimed checkpoint id; it has an outcome."""
 
     def shape(self, stage: StageId) -> StageShape | None:
-        """Return what is recorded of a stage."""
+        """Return the record of a stage."""
         return next((s for s in self.shapes if s.stage == stage), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The sources of a stage that goes on, in their new order."""
+    """The sources of a continuing stage, in their new order."""
 
     sources: tuple[int | Position | None, ...]
-    """The place that each had; of a channel that begins, its first position; None: a native one begins."""
+    """For each source its old index; for a new channel its first position; None for a new native source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +156,17 @@ class StageChange:
     stage: StageId
     verdict: Verdict
     notes: tuple[str, ...] = ()
-    """What differs and what follows from it; of a refused stage the reasons."""
+    """The differences and their effect; for a refused stage the reasons."""
     starts: tuple[Start, ...] = ()
-    """Where it begins to read its channels, if it has finished no batch."""
+    """The first positions in the stage's channels, if the stage has finished no batch."""
     layout: Layout | None = None
-    """If its sources are others than before, or in another order; also before its first batch: a driver that
-    was frozen may still plan that one, of the old sources, where it was."""
+    """Set if the sources or their order have changed.
+
+    It is set even before the first batch: a frozen driver may still plan that batch from the old sources in
+    the old directory.
+    """
     ends_batch: bool = False
-    """Whether the batch under way is to be brought to all its outputs, and recorded as finished, first."""
+    """Whether the unfinished batch must first be written to all outputs and recorded as finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +174,14 @@ class Comparison:
     """The verdict on every stage, declared ones first."""
 
     where: str
-    """Who recorded what the job is compared with."""
+    """The origin of the record with which the job is compared."""
     stages: tuple[StageChange, ...]
     obstacles: tuple[str, ...] = ()
-    """What else the job does not start for."""
+    """Further reasons that prevent the start."""
 
     @property
     def refused(self) -> tuple[StageChange, ...]:
-        """The stages for which the job does not start."""
+        """The stages that prevent the start."""
         return tuple(s for s in self.stages if s.verdict is Verdict.REFUSED)
 
     @property
@@ -193,12 +197,12 @@ class Comparison:
         return not (self.refused or self.obstacles)
 
     def reasons(self) -> str:
-        """Return why the job does not start."""
+        """Return why the job cannot start."""
         lines = [f"stage {s.stage!r}: {note}" for s in self.refused for note in s.notes]
-        return "\n".join([f"the job as it is declared cannot go on from {self.where}:", *lines])
+        return "\n".join([f"the job as declared cannot continue from {self.where}:", *lines])
 
     def __str__(self) -> str:
-        """Return the verdict on each stage, a line each and its notes below."""
+        """Return a line with the verdict for each stage, followed by its notes."""
         lines = [f"compared with {self.where}:"]
         for stage in self.stages:
             lines.append(f"{stage.stage}: {stage.verdict}")

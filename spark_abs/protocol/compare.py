@@ -1,7 +1,7 @@
-"""A job as it is declared against the job as its root last ran it: what goes on, begins, or is refused.
+"""Compare a declared job with the recorded job: stages continue, begin, or are refused.
 
-Inputs, outputs and operators are found by name, never by place. Pure: `compatibility` gathers what goes in,
-and carries out what comes out; `check` only shows it.
+Inputs, outputs and operators are matched by name, never by position. Pure: `compatibility` collects the
+records and carries out the result; `check` only shows it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ from spark_abs.protocol.sources import match, more_than_once, recorded_sources, 
 from spark_abs.protocol.state_compatibility import state_reasons
 
 _AS_IT_WAS = ("start the job ", "stop the job ")
-"""One of them is in every reason that asks for the job to run before the change."""
-REBUILD_FIRST = (
-    "start the job as it was, which rebuilds the stage, and change it then; or restore a checkpoint"
-)
-_ONCE = "start the job once as it was: it ends that batch; stop it, then change it"
+"""Every reason that asks to run the unchanged job first contains one of these texts."""
+REBUILD_FIRST = "start the unchanged job, which rebuilds the stage, then change it; or restore a checkpoint"
+_ONCE = "start the unchanged job once, so that it finishes this batch, stop the job, then change it"
 
 
 def compare(
@@ -48,17 +46,18 @@ def compare(
     """Compare the declared job with the recorded one, stage by stage.
 
     Args:
-        recorded: what the root knows; nothing for a new root.
+        recorded: the records of the root; empty for a new root.
         declared: the stages as they are declared, sources in the order of their plans.
-        begin: where the stages begin to read channels that they did not read before; the cut if not named.
-            A channel that another stage gives up in the same change begins where that one stood.
+        begin: where stages begin in channels that they did not read before; the default is the cut. If
+            another stage stops reading the channel in the same change, the new reader begins at that stage's
+            position.
         leave: whether state, positions and unread rows may be left behind.
     """
     return _Comparing(recorded, declared, begin or {}, leave).run()
 
 
 class _Comparing:
-    """One comparison. `_given_up` are the positions of readers that read a channel no more."""
+    """One comparison. `_given_up` has the positions of stages in channels that they no longer read."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class _Comparing:
                     self._given_up[position.channel][stage] = min(known, position, key=lambda p: p.version)
 
     def run(self) -> Comparison:
-        """Compare stage by stage, then what only shows over all of them."""
+        """Compare stage by stage, then over all stages."""
         found = [self._stage(shape) for shape in self._declared]
         names = {shape.stage for shape in self._declared}
         if all(change.verdict is not Verdict.REFUSED for change in found):
@@ -90,7 +89,7 @@ class _Comparing:
         return Comparison(self._recorded.where, tuple(map(self._with_way_back, found)))
 
     def _with_way_back(self, change: StageChange) -> StageChange:
-        """Where the job is to be started as it was, say what to do if that repeats a batch that fails."""
+        """Add to requests to start the unchanged job what to do if its repeated batch fails."""
         open_ = [
             f"batch {reached.finished + 1} of stage {stage!r}"
             for stage, reached in sorted(self._recorded.progress.items())
@@ -99,8 +98,8 @@ class _Comparing:
         if not open_ or change.verdict is not Verdict.REFUSED:
             return change
         way = (
-            f"; if it fails there each time ({', '.join(open_)} has not ended and is repeated), start the "
-            "changed job with restart='checkpoint', which goes back to before that"
+            f"; if the unchanged job fails each time in its repeated batch ({', '.join(open_)}), start the "
+            "changed job with restart='checkpoint', which goes back to before this batch"
         )
         reasons = (
             reason + way if any(ask in reason for ask in _AS_IT_WAS) else reason for reason in change.notes
@@ -130,16 +129,17 @@ class _Comparing:
         batch_reasons, ends = _batch(before, shape, reached, same, self._begun() & set(reached.lacks))
         reasons += batch_reasons
         if reached.lost and not same:
-            reasons.append(f"its inputs differ, and its native checkpoint is lost: {REBUILD_FIRST}")
+            reasons.append(f"its inputs have changed, and its native checkpoint is lost: {REBUILD_FIRST}")
         if not same and (again := more_than_once(names) or more_than_once(shape.sources)):
             reasons.append(
-                f"it reads {again} more than once, and its inputs differ: Spark's files do not say which "
-                "is which of them; declare its inputs as they were, or read that in a source of its own"
+                f"it reads {again} more than once, and its inputs have changed: Spark's files do not tell "
+                f"the positions of equal sources apart; declare the inputs as before, or read {again} in a "
+                "separate source"
             )
         if reasons:
             return StageChange(shape.stage, Verdict.REFUSED, tuple(reasons))
         if not in_order and sorted(p for p in places if p is not None) == list(range(len(places))):
-            notes.append(f"inputs are in another order: {_listed(shape.sources)}")
+            notes.append(f"the order of inputs has changed: {_listed(shape.sources)}")
         notes += _said(before, shape)
         begun = reached.finished != NO_BATCH or ends  # its offset file says where it stands
         starts = () if begun else _starts(shape, reached, places, sources)
@@ -155,7 +155,7 @@ class _Comparing:
         names: Sequence[SourceShape],
         places: Sequence[int | None],
     ) -> tuple[list[int | Position | None], list[str], list[str]]:
-        """Return the sources of a stage for its layout, what is to be said, and why it cannot go on."""
+        """Return the layout of a stage's sources, the notes, and the reasons against a start."""
         sources: list[int | Position | None] = list(places)
         notes: list[str] = []
         reasons: list[str] = []
@@ -169,7 +169,7 @@ class _Comparing:
                 sources[i] = other_way[i]
                 notes.append(f"{source} closes {'a' if source.feedback else 'no'} loop now")
             elif places[i] is None and source.kind != CHANNEL:
-                notes.append(f"{source} is new: it starts where its own options say")
+                notes.append(f"{source} is new and starts where its options say")
             elif places[i] is None:
                 sources[i], said = self._begins(shape.stage, source)
                 (reasons if sources[i] is None else notes).extend(said)
@@ -181,14 +181,14 @@ class _Comparing:
                 shape.stage,
                 Verdict.REFUSED,
                 (
-                    "an earlier start left it out, with its positions and state: give it another name, under "
-                    "which it begins, or restore a checkpoint that has it",
+                    "an earlier start removed this stage with its positions and state: declare the stage "
+                    "under a new name, so that it begins anew, or restore a checkpoint that has it",
                 ),
             )
         starts, notes, reasons = [], [], []
         for source in shape.sources:
             if source.kind != CHANNEL:
-                notes.append(f"{source} starts where its own options say")
+                notes.append(f"{source} starts where its options say")
                 continue
             position, said = self._begins(shape.stage, source)
             if position is None:
@@ -203,7 +203,10 @@ class _Comparing:
     def _left(self, stage: StageId) -> StageChange:
         reached = self._recorded.progress.get(stage, StageProgress())
         if reached.under_way is UnderWay.TORN:
-            said = f"batch {reached.finished + 1} is under way, which some of its outputs hold: {_ONCE}"
+            said = (
+                f"batch {reached.finished + 1} is unfinished, and only some of the stage's outputs hold it: "
+                f"{_ONCE}"
+            )
             return StageChange(stage, Verdict.REFUSED, (said,))
         begun = reached.ended != NO_BATCH
         held = ["state"] if reached.stateful and begun else []
@@ -215,36 +218,41 @@ class _Comparing:
         ]
         if held and not self._leave:
             said = (
-                f"{self._recorded.where} has its {' and '.join(held)}, and the job declares no such stage "
-                f"now: name it as it was, or leave that behind: {LEAVE}"
+                f"the job no longer declares this stage, and {self._recorded.where} has its "
+                f"{' and '.join(held)}: declare the stage under its old name, or leave these behind: {LEAVE}"
             )
             return StageChange(stage, Verdict.REFUSED, (said,))
-        what = f"leaves behind {' and '.join(held)}" if held else "it had nothing that is needed"
+        what = f"leaves behind {' and '.join(held)}" if held else "no needed data is lost"
         return StageChange(stage, Verdict.LEFT, (what,), ends_batch=reached.under_way is UnderWay.NAMED)
 
     def _gone(self, position: Position | None, source: SourceShape) -> tuple[list[str], list[str]]:
-        """Return why a source cannot be given up, or what to say if it can."""
+        """Return why a source cannot be removed, or a note if it can."""
         if position is None:
             if self._leave:
                 return [], [f"{source} was removed, its position is left behind"]
             return [
-                f"{source} was removed; adding it back later would read it from its start again: "
-                f"declare it as it was, or leave its position behind: {LEAVE}"
+                (
+                    f"{source} was removed; adding it back later would read it from its start again: declare "
+                    f"the source as before, or leave its position behind: {LEAVE}"
+                )
             ], []
         if position.channel in self._taken_over():
-            return [], [f"channel {position.channel} is read by another stage from here on"]
+            return [], [f"another stage reads channel {position.channel} from this position on"]
         unread = self._recorded.unread(position)
         if unread and not self._leave:
             return [
-                f"channel {position.channel} is read no more, and {unread} entries of it are unread: start "
-                "the job as it was and stop it with a savepoint, after which nothing is unread; let another "
-                f"stage read the channel, it begins there; or leave them behind: {LEAVE}"
+                (
+                    f"no stage reads channel {position.channel} any more, and {unread} of its entries are "
+                    "unread: start the unchanged job and stop it with a savepoint, so that no entry stays "
+                    "unread; or let another stage read the channel, which begins at this position; or leave "
+                    f"the entries behind: {LEAVE}"
+                )
             ], []
-        said = f"channel {position.channel} is read no more"
-        return [], [f"{said}; {unread} entries are left unread" if unread else said]
+        said = f"no stage reads channel {position.channel} any more"
+        return [], [f"{said}; {unread} entries stay unread" if unread else said]
 
     def _taken_over(self) -> set[ChannelId]:
-        """Return the channels that a stage begins to read while another one gives them up."""
+        """Return the channels that a stage begins to read while another stage stops reading them."""
         return self._begun() & self._given_up.keys()
 
     def _begun(self) -> set[ChannelId]:
@@ -255,13 +263,13 @@ class _Comparing:
         return begun
 
     def _begins(self, stage: StageId, source: SourceShape) -> tuple[Position | None, list[str]]:
-        """Return where a stage begins to read a channel and what to say of it; None if it cannot begin."""
+        """Return where a stage begins in a channel, with a note; None if it cannot begin."""
         channel = ChannelId(source.name)
         reached = self._recorded.progress.get(stage, StageProgress())
         own = [p for p in reached.positions if p.channel == channel]
         if own:  # a second reading of the channel: the two have one first position
             position = min(own, key=lambda p: p.version)
-            return position, [f"reads channel {channel} once more, from after entry {position.version}"]
+            return position, [f"reads channel {channel} a further time, from after entry {position.version}"]
         asked = self._begin.get(stage, "cut")
         given = self._given_up.get(channel, {})
         if given and asked == "cut":
@@ -269,9 +277,11 @@ class _Comparing:
             if len(versions) > 1:
                 stood = ", ".join(f"{s!r} after entry {p.version}" for s, p in sorted(given.items()))
                 return None, [
-                    f"several stages give up channel {channel} at different entries ({stood}), and a new "
-                    "reader can start at only one of them: stop the job with a savepoint first, after which "
-                    "all its readers are at the same entry"
+                    (
+                        f"several stages stop reading channel {channel} at different entries ({stood}), and a "
+                        "new reader can start at only one of them: stop the unchanged job with a savepoint "
+                        "first, after which all readers are at the same entry"
+                    )
                 ]
             position = replace(next(iter(given.values())), feedback=source.feedback)
             (who, *_) = given
@@ -293,7 +303,7 @@ def _starts(
     places: Sequence[int | None],
     sources: Sequence[int | Position | None],
 ) -> tuple[Start, ...]:
-    """Return where a stage that has finished no batch begins to read its channels."""
+    """Return where a stage without a finished batch begins in its channels."""
     begins = replace(reached, sources=reached.first or reached.sources)
     other_way = turned(shape, begins, places)
     first = [begins.sources[s] if isinstance(s, int) else s for s in sources]
@@ -308,9 +318,10 @@ def _batch(
     same: bool,
     begun: Collection[ChannelId],
 ) -> tuple[list[str], bool]:
-    """Say whether the batch under way has to be recorded as finished, or why it stands in the way.
+    """Say whether the unfinished batch must be recorded as finished, or why it prevents the start.
 
-    `begun` are channels that lack it and that another stage begins to read: after it, as all its outputs.
+    `begun` are channels that lack the batch and that another stage begins to read: the new reader begins
+    after this batch.
     """
     changed = not same or (before is not None and not _same_outputs(before, shape))
     differ = "its inputs or outputs differ" if changed else f"{_listed(sorted(begun))} gets a new reader"
@@ -328,7 +339,7 @@ def _batch(
         UnderWay.TORN: "some of its outputs hold",
         UnderWay.NAMED: "some of its outputs hold",
     }[reached.under_way]
-    return [f"{differ} while batch {number} is under way, which {what}: {_ONCE}"], False
+    return [f"{differ} while batch {number} is unfinished, which {what}: {_ONCE}"], False
 
 
 def _same_outputs(before: StageShape, shape: StageShape) -> bool:
@@ -340,7 +351,7 @@ def _same_outputs(before: StageShape, shape: StageShape) -> bool:
 
 
 def _said(before: StageShape | None, shape: StageShape) -> Iterator[str]:
-    """Iterate what else differs and makes no difference to what is kept."""
+    """Iterate the notes on other differences, which do not affect recorded data."""
     if before is None:
         return
     yield from _lookups_said(before, shape)
@@ -350,10 +361,10 @@ def _said(before: StageShape | None, shape: StageShape) -> Iterator[str]:
         yield f"sink {sink} was {renamed[0]}" if renamed else f"sink {sink} begins with the next batch"
     for sink in sorted(before.sinks.keys() - shape.sinks.keys()):
         if before.tables.get(sink) not in shape.tables.values() or sink not in before.tables:
-            yield f"sink {sink} is written no more"
+            yield f"sink {sink} is no longer written"
     for sink in sorted(before.sinks.keys() & shape.sinks.keys()):
         if before.sinks[sink] != shape.sinks[sink]:
-            yield f"sink {sink} takes output {shape.sinks[sink]}, before it took {before.sinks[sink]}"
+            yield f"sink {sink} now writes output {shape.sinks[sink]}, before {before.sinks[sink]}"
 
 
 def _lookups_said(before: StageShape, shape: StageShape) -> Iterator[str]:
@@ -362,10 +373,10 @@ def _lookups_said(before: StageShape, shape: StageShape) -> Iterator[str]:
         said = f"was {was[0]}, and " if was else ""
         yield f"lookup {lookup} {said}is read at the newest version from the next batch on"
     for lookup in sorted(before.lookups.keys() - shape.lookups.keys()):
-        yield f"lookup {lookup} is read no more"
+        yield f"lookup {lookup} is no longer read"
     for lookup in sorted(before.lookups.keys() & shape.lookups.keys()):
         if before.lookups[lookup] != shape.lookups[lookup]:
-            yield f"lookup {lookup} is {shape.lookups[lookup]}, and was {before.lookups[lookup]}"
+            yield f"lookup {lookup} is now {shape.lookups[lookup]}, before {before.lookups[lookup]}"
 
 
 def _listed(items: Sequence[object]) -> str:

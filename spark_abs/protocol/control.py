@@ -1,7 +1,7 @@
-"""What `control/` says, and the changes it allows: attempts, runs, claimed ids, aborted ids, commands.
+"""The content of `control/` and its allowed changes: attempts, runs, claimed and aborted ids, commands.
 
-Pure values. `store.control` commits them by compare-and-swap, so every function here may be called
-again on a newer state and must then decide anew.
+Pure values. `store.control` commits them by compare-and-swap, so every function may be called again on a
+newer state and must then decide anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ WRAPPED_JOB = "queries"
 """The job name of a root that wrapped queries share."""
 
 KEPT = 100
-"""Settled aborts and answered commands that stay in `control/`; `history/` keeps all."""
+"""The number of settled aborts and of answered commands that stay in `control/`.
+
+`history/` has all of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,13 @@ class Run:
     pid: int
     started_ms: int
     ended: str | None = None
-    """How it ended (`stopped`, `finished`, `failed: …`); None while it runs or if it was killed."""
+    """How the run ended (`stopped`, `finished`, `failed: …`); None while it runs or if it was killed."""
     kind: RunKind = RunKind.JOB
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A checkpoint id that was taken and has no outcome yet."""
+    """A claimed checkpoint id without an outcome."""
 
     barrier: Barrier
     attempt: AttemptId
@@ -70,7 +73,7 @@ class Aborted:
 
 
 class CommandKind(StrEnum):
-    """The requests that a user can send to a running job."""
+    """The requests that users can send to a running job."""
 
     SAVEPOINT = "savepoint"
     STOP = "stop"
@@ -78,7 +81,7 @@ class CommandKind(StrEnum):
     SET = "set"
     """Change settings until the run ends."""
     FORGET = "forget"
-    """Do without a query that is gone for good, which `name` names."""
+    """Forget the wrapped query `name`, which is gone for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Command:
     name: str | None
     asked_ms: int
     drain: bool = False
-    """Whether event time is brought to its end before the savepoint."""
+    """Whether the job is drained before the savepoint."""
     answered: bool = False
     ok: bool = False
     checkpoint: CheckpointId | None = None
@@ -108,17 +111,17 @@ class AttachedSink:
     table: str
     table_id: str
     version: Version | None = None
-    """Of a table that a sink function writes by itself: the version at which the job came to it."""
+    """For a table that a sink function writes by itself: its version when the job first used it."""
     key: tuple[str, ...] = ()
-    """Columns by which its rows are merged; empty if they are not."""
+    """Key columns of the merge; empty if rows are appended."""
     overwrites: bool = False
-    """Whether each batch takes the place of all rows."""
+    """Whether each batch replaces all rows."""
     changes: ChangeOptions = LAST_WINS
     """How changes of one key are applied."""
     name: str = ""
-    """The name in a catalog that led to it; empty if it was declared by its path."""
+    """The name of the table in a catalog; empty if the table was declared by path."""
     attempt: AttemptId = NO_ATTEMPT
-    """The newest attempt that came to it; `NO_ATTEMPT` if an earlier version recorded it."""
+    """The newest attempt that used the table; `NO_ATTEMPT` if an earlier version recorded it."""
     took_over: RunId = NO_RUN
     """The run that has taken the table over with `existing="take_over"`; `NO_RUN` if none has."""
 
@@ -130,19 +133,19 @@ class AttachedSink:
 
 @dataclass(frozen=True, slots=True)
 class OutsideSink:
-    """A sink outside that the job has attached: it gets the rows of an output, see `protocol.outside`."""
+    """A sink outside that the job has attached, see `protocol.outside`."""
 
     sink: str
     stage: StageId
     output: str
     kind: str
-    """The name of the kind of sink, or `own` if a user has written the sink."""
+    """The name of the kind of sink, or `own` for a user's own sink."""
     settings: str
-    """The names by which it is found again, as JSON, without secrets; empty for `own`."""
+    """The configuration that finds the sink again, as JSON without secrets; empty for `own`."""
     first: Mark
     """Where it began."""
     begun: bool = False
-    """Whether it has committed anything: from then on it must have a mark."""
+    """Whether the sink has committed anything: from then on it must have a mark."""
 
     @property
     def id(self) -> str:
@@ -156,9 +159,9 @@ class Forgotten:
 
     stage: StageId
     attempt: AttemptId
-    """In which it was forgotten."""
+    """The attempt in which the query was forgotten."""
     checkpoint: CheckpointId
-    """The newest id that was claimed by then."""
+    """The newest id claimed at that time."""
     at_ms: int
 
     @property
@@ -172,7 +175,7 @@ class ControlState:
 
     job: str
     root: str = ""
-    """The identity of the root, which it has from its birth: the id of the table."""
+    """The identity of the root from its creation: the id of the table."""
     attempts: tuple[Attempt, ...] = ()
     runs: tuple[Run, ...] = ()
     last_claimed: CheckpointId = NO_EPOCH
@@ -190,12 +193,12 @@ class ControlState:
 
     @property
     def run(self) -> Run | None:
-        """The newest run, of whatever attempt."""
+        """The newest run of any attempt."""
         return self.runs[-1] if self.runs else None
 
     @property
     def newest_run(self) -> RunId | None:
-        """The number of the newest run, None before the first."""
+        """The number of the newest run; None before the first run."""
         return self.runs[-1].id if self.runs else None
 
     def lineage(self, attempt: AttemptId | None = None) -> tuple[Attempt, ...]:
@@ -210,15 +213,18 @@ class ControlState:
 
     @property
     def unnamed(self) -> frozenset[AttemptId]:
-        """The attempts that began before roots had an identity: their commits do not name it."""
+        """The attempts that began before roots had an identity: their commits do not name the root."""
         return frozenset(a.id for a in self.attempts if not a.root)
 
     def writer(self, attempt: Attempt, stage: StageId, sink: str) -> SinkWriter:
-        """Return as whom an attempt commits to the table of a sink."""
+        """Return the writer as which an attempt commits to the table of a sink."""
         return SinkWriter(self.job, attempt.root, stage, sink, attempt.id)
 
     def on_path(self, attempt: AttemptId, checkpoint: CheckpointId) -> bool:
-        """Say whether a checkpoint lies on the current path; an edited one does if one began from it."""
+        """Say whether a checkpoint is on the current path.
+
+        An edited checkpoint is if an attempt began from it.
+        """
         path = self.lineage()
         for step, after in zip(path, (*path[1:], None), strict=True):
             if step.id == attempt:
@@ -239,7 +245,7 @@ def require_current(state: ControlState, run: RunId) -> None:
 
 
 def begin_job(job: str, now_ms: int, root: str = "") -> ControlState:
-    """Return the state of a new root of that identity."""
+    """Return the state of a new root."""
     return ControlState(
         job,
         root,
@@ -248,18 +254,19 @@ def begin_job(job: str, now_ms: int, root: str = "") -> ControlState:
 
 
 def place_natives(state: ControlState, natives: str) -> ControlState:
-    """Say where native checkpoints are, before the first run; afterwards only a restore moves them.
+    """Record the place of native checkpoints before the first run; later only a restore moves them.
 
     Raises:
-        UsageError: they are elsewhere.
+        UsageError: the native checkpoints are in a different place.
     """
     attempt = state.attempt
     if attempt.natives == natives:
         return state
     if state.runs:
         raise UsageError(
-            f"the native checkpoints of attempt {attempt.id} are in {attempt.natives}, the job now says "
-            f"{natives}: give native_root as before, or start with restart='checkpoint' to move them"
+            f"the native checkpoints of attempt {attempt.id} are in {attempt.natives}, but native_root is "
+            f"now {natives}: give native_root as before, or start with restart='checkpoint' to move the "
+            "native checkpoints"
         )
     return replace(state, attempts=(replace(attempt, natives=natives),))
 
@@ -269,7 +276,7 @@ def begin_run(
 ) -> ControlState:
     """Add a run of the newest attempt, which fences all earlier runs.
 
-    A job's run answers what an earlier run was asked and did not answer: it is not meant itself.
+    A new run of a job refuses the unanswered requests to earlier runs.
 
     Raises:
         AttemptNotReady: a restore was begun and not finished.
@@ -282,13 +289,16 @@ def begin_run(
         )
     runs = with_run(state, attempt.id, host=host, pid=pid, now_ms=now_ms, kind=kind)
     if kind is RunKind.JOB:
-        said = f"no run carried it out before run {runs[-1].id} began: ask again if it is still wanted"
+        said = (
+            f"the run that was asked ended before it answered, and run {runs[-1].id} has begun: repeat the "
+            "request if it is still needed"
+        )
         state = dismiss(state, said)
     return replace(state, runs=runs)
 
 
 def rebuild(state: ControlState, run: RunId, rebuilt: Rebuilt) -> ControlState:
-    """Record where a stage's native checkpoint is from now on, before anything is written there."""
+    """Record the new place of a stage's native checkpoint, before anything is written there."""
     require_current(state, run)
     others = tuple(r for r in state.attempt.rebuilt if r.stage != rebuilt.stage)
     attempt = replace(state.attempt, rebuilt=(*others, rebuilt))
@@ -296,21 +306,23 @@ def rebuild(state: ControlState, run: RunId, rebuilt: Rebuilt) -> ControlState:
 
 
 def begin_drain(state: ControlState, run: RunId, name: str) -> ControlState:
-    """Record that event time is being brought to its end, before it is in any stage."""
+    """Record a drain, before event time ends in any stage."""
     require_current(state, run)
     return replace(state, attempts=(*state.attempts[:-1], replace(state.attempt, drain=name)))
 
 
 def end_run(state: ControlState, run: RunId, how: str) -> ControlState:
-    """Record how a run ended, unless that is recorded already."""
+    """Record how a run ended, unless its end is recorded already."""
     ended = (replace(r, ended=how) if r.id == run and r.ended is None else r for r in state.runs)
     return replace(state, runs=tuple(ended))
 
 
 def in_order_since(state: ControlState, run: RunId) -> RunId:
-    """Return from which run on all before `run` have ended in order; `run` itself if the last has not.
+    """Return the first of the runs before `run` that all ended in order.
 
-    No part of such a run works any more: later runs need no fence against it.
+    `run` itself if the last one did not.
+
+    No part of such a run is active any more: later runs need no fence against it.
     """
     oldest = run
     for past in reversed(state.runs):
@@ -356,7 +368,7 @@ def overtake(state: ControlState, run: RunId, checkpoint: CheckpointId) -> Contr
 
 
 def overtaken(before: ControlState | None, after: ControlState) -> tuple[CheckpointId, ...]:
-    """Return the claimed checkpoints that were aligned in the one state and are not in the other."""
+    """Return the claimed checkpoints that are aligned in the first state and unaligned in the second."""
     aligned = CheckpointMode.ALIGNED
     were = {c.barrier.id for c in before.claims if c.barrier.mode is aligned} if before else set()
     return tuple(c.barrier.id for c in after.claims if c.barrier.id in were and c.barrier.mode is not aligned)
@@ -377,13 +389,13 @@ def settle(
 
 
 def taken_over(state: ControlState, sink: str, table: str, table_id: str = "") -> RunId:
-    """Return the newest run in which a sink has taken a table over, `NO_RUN` if it never has.
+    """Return the newest run in which a sink has taken a table over; `NO_RUN` without one.
 
     Args:
-        state: what is recorded.
+        state: the recorded state.
         sink: the name of the sink.
-        table: where the table is.
-        table_id: its id; empty for any table that was there.
+        table: the place of the table.
+        table_id: the id of the table; empty for any table at that place.
     """
     mine = (s for s in state.sinks if (s.sink, s.table) == (sink, table))
     known = (s for s in mine if table_id in ("", s.table_id))
@@ -393,7 +405,7 @@ def taken_over(state: ControlState, sink: str, table: str, table_id: str = "") -
 def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:
     """Record Delta sinks, the newest last.
 
-    One that is known already keeps its version, and may be written in another way or under another name.
+    A known sink keeps its version; its options and its name may change.
     """
     found = {s.id: s for s in state.sinks}
     for sink in sinks:
@@ -403,28 +415,28 @@ def attach(state: ControlState, sinks: Iterable[AttachedSink]) -> ControlState:
 
 
 def attach_outside(state: ControlState, run: RunId, sinks: Iterable[OutsideSink]) -> ControlState:
-    """Record sinks outside; each takes the place of its older record."""
+    """Record sinks outside; each replaces its older record."""
     require_current(state, run)
     found = {s.sink: s for s in (*state.outside, *sinks)}
     return replace(state, outside=tuple(found.values()))
 
 
 def forget(state: ControlState, stage: StageId, now_ms: int) -> ControlState:
-    """Record that a wrapped query is gone: no later checkpoint of the attempt needs it."""
+    """Record that a wrapped query is gone: no later checkpoint of the attempt includes it."""
     gone = Forgotten(stage, state.attempt.id, state.last_claimed, now_ms)
     others = remember(state, stage)
     return replace(others, forgotten=(*others.forgotten, gone))
 
 
 def remember(state: ControlState, stage: StageId) -> ControlState:
-    """Record that a wrapped query takes part, also if it was forgotten before."""
+    """Record that a wrapped query takes part, even if it was forgotten before."""
     return replace(state, forgotten=tuple(f for f in state.forgotten if f.stage != stage))
 
 
 def forgotten(state: ControlState) -> frozenset[StageId]:
-    """Return the wrapped queries that checkpoints of the newest attempt do without.
+    """Return the wrapped queries that checkpoints of the newest attempt do not include.
 
-    A query that was forgotten in an earlier attempt takes part again if the restored checkpoint has it.
+    A query that was forgotten in an earlier attempt takes part again if the restored checkpoint includes it.
     """
     return frozenset(f.stage for f in state.forgotten if f.attempt == state.attempt.id)
 
@@ -451,7 +463,7 @@ def answer(
 
 
 def dismiss(state: ControlState, message: str, but: Collection[str] = ()) -> ControlState:
-    """Answer all open commands but some: nothing was done for them, with the reason."""
+    """Refuse all open commands except some, with a reason."""
     for command in state.commands:
         if command.id not in but:
             state = answer(state, command.id, False, None, message)
@@ -461,6 +473,6 @@ def dismiss(state: ControlState, message: str, but: Collection[str] = ()) -> Con
 def with_run(
     state: ControlState, attempt: AttemptId, *, host: str, pid: int, now_ms: int, kind: RunKind
 ) -> tuple[Run, ...]:
-    """Return the runs and one more."""
+    """Return the runs with a new run added."""
     newest = RunId(state.run.id + 1 if state.run else 1)
     return (*state.runs[-KEPT:], Run(newest, attempt, host, pid, now_ms, kind=kind))

@@ -1,8 +1,8 @@
 """The coordinator: claims ids, counts acknowledgements, decides outcomes (P2, P3, P13, P15).
 
-Events in, effects out. It reads no clock and keeps nothing that cannot be lost: a fresh coordinator that is
-told `Claimed` again for the ids without an outcome completes them if their acknowledgements come again, and
-aborts them when their time is over.
+Events in, effects out. The coordinator reads no clock, and its memory may be lost: a new coordinator that
+gets `Claimed` again for ids without an outcome completes them if their acknowledgements are sent again, and
+aborts them after their timeout.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from spark_abs.protocol.trigger import Past, Request, RunStatus, TriggerSettings
 _FAILURES = frozenset(
     (AbortReason.EXPIRED, AbortReason.DECLINED, AbortReason.FINALIZE_FAILED, AbortReason.STATE_MISSING)
 )
-"""Reasons that count as failures; with the other reasons the checkpoint was no longer needed."""
+"""Reasons that count as failures. With the other reasons the checkpoint was no longer needed."""
 _REMEMBERED = 64
-"""Outcomes and answers that are remembered to recognise late and repeated messages."""
+"""The number of outcomes and answers that are remembered, to recognise late and repeated messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Pending:
     since_ms: int
     acks: Mapping[StageId, StageSnapshot] = field(default_factory=dict)
     verdict: Complete | Abort | None = None
-    """Decided here; durable only when `Decided` comes."""
+    """The verdict of this coordinator; it is durable when `Decided` comes."""
     committing: bool = False
-    """Whether the verdict has left: from then on it cannot change."""
+    """Whether the verdict was sent: from then on it cannot change."""
 
     @property
     def id(self) -> CheckpointId:
@@ -70,11 +70,11 @@ class Pending:
 class Coordinator:
     """Turns events into effects. Not thread-safe; the caller carries effects out in the order given.
 
-    Guarantees: one claim at a time, and of periodic and requested checkpoints no more than may be open at
-    once; verdicts leave one at a time, in id order; a checkpoint is completed only with the acknowledgements
-    of all stages; every claimed id gets a verdict. Any event may come twice or late, except that `Claimed`
-    first comes in id order: a new coordinator hears it for every claim without an outcome before it hears
-    anything of a later one.
+    Guarantees: one claim at a time, and no more open periodic and requested checkpoints than allowed;
+    verdicts are sent one at a time, in id order; a checkpoint is completed only with the acknowledgements of
+    all stages; every claimed id gets a verdict. Any event may come twice or late, except the first `Claimed`
+    of each id, which come in id order: a new coordinator first gets `Claimed` for every claim without an
+    outcome.
     """
 
     def __init__(self, stages: Iterable[StageId], settings: Callable[[], TriggerSettings]) -> None:
@@ -89,7 +89,7 @@ class Coordinator:
         self._answers: dict[str, Answer] = {}
         self._named: set[str] = set()
         self._failures: list[str] = []
-        """Periodic checkpoints that have failed since one was completed."""
+        """Periodic checkpoints that have failed since the last completed checkpoint."""
         self._ended = False
 
     @property
@@ -98,7 +98,7 @@ class Coordinator:
         return tuple(self._pending[number] for number in sorted(self._pending))
 
     def handle(self, event: Event) -> tuple[Effect, ...]:
-        """Take one event and return what has to be done because of it, in order."""
+        """Take one event and return its effects, in order."""
         effects = self._react(event)
         self._expire(event.now_ms)
         return (
@@ -156,7 +156,7 @@ class Coordinator:
         return f"the job is {self._status}" + (f": {self._why}" if self._why else "")
 
     def _forbidden(self, kind: CheckpointKind) -> AbortReason | None:
-        """Return why a checkpoint of this kind may not go on in the present status."""
+        """Return why a checkpoint of this kind cannot continue in the present status."""
         match self._status:
             case RunStatus.CREATED | RunStatus.RUNNING | RunStatus.ENDING:
                 return None
@@ -176,16 +176,18 @@ class Coordinator:
         if request.id in under_way or (self._claiming and self._claiming.request_id == request.id):
             return ()
         if self._ended or self._forbidden(request.kind):
-            why = "the job ends with the savepoint taken" if self._ended else self._status_text
+            why = "the job ends with the savepoint that was just taken" if self._ended else self._status_text
             return (self._answer(request.id, None, False, why),)
         if request.name is not None and request.name in self._names():
-            why = f"there is a savepoint {request.name!r} already, or under way: choose another name"
+            why = f"a savepoint {request.name!r} exists already or is being taken: choose a different name"
             return (self._answer(request.id, None, False, why),)
         self._waiting.append(request)
         return ()
 
     def _names(self) -> frozenset[str | None]:
-        """Return the names that requests of this run have taken: of two at once the second is refused."""
+        """Return the savepoint names in use by requests of this run: a second request with one of them is
+        refused.
+        """
         claiming = self._claiming.name if self._claiming else None
         waiting = [r.name for r in self._waiting]
         return frozenset((*self._named, claiming, *waiting, *(p.barrier.name for p in self.pending)))
@@ -241,7 +243,7 @@ class Coordinator:
                 self._subsume(pending.barrier)
 
     def _subsume(self, complete: Barrier) -> None:
-        """Abort older checkpoints that a newer one makes needless (P8), as Flink does.
+        """Abort older checkpoints that a newer one subsumes (P8), as Flink does.
 
         Savepoints are never aborted. A savepoint of a job that continues does not abort checkpoints either: a
         failed job does not restart from savepoints.
@@ -284,7 +286,7 @@ class Coordinator:
         return (*effects, *self._count_failure(pending, event))
 
     def _count_failure(self, pending: Pending, event: Decided) -> tuple[Effect, ...]:
-        """Fail the job if more checkpoints failed in a row than are tolerated; savepoints do not count."""
+        """Fail the job if more checkpoints failed in a row than tolerated; savepoints do not count."""
         tolerated = self._settings().tolerated_failures
         if event.completed:
             self._failures.clear()
@@ -306,7 +308,7 @@ class Coordinator:
                 self._abort(pending.id, AbortReason.EXPIRED, f"after {timeout_ms} ms without {missing}")
 
     def _overtake(self, now_ms: int) -> tuple[Effect, ...]:
-        """Let aligned checkpoints that take too long become unaligned (P16); a savepoint stays aligned."""
+        """Make aligned checkpoints that take too long unaligned (P16); savepoints stay aligned."""
         timeout_ms = self._settings().aligned_timeout_ms
         found = [
             p
@@ -323,7 +325,7 @@ class Coordinator:
         return tuple(Overtake(late.id) for late in found)
 
     def _commit_next(self) -> tuple[Effect, ...]:
-        """Let the verdict on the lowest open id out, once: a later one must not become durable first."""
+        """Send the verdict on the lowest open id, once: no later verdict may become durable before it."""
         first = next(iter(self.pending), None)
         if first is None or first.verdict is None or first.committing:
             return ()
@@ -355,7 +357,7 @@ class Coordinator:
                 return (self._claiming,)
 
     def _ending(self) -> bool:
-        """Say whether a savepoint is open with which the job ends: nothing begins after it."""
+        """Say whether a savepoint that ends the job is open: no checkpoint begins after it."""
         return any(p.barrier.kind is CheckpointKind.SYNC_SAVEPOINT for p in self.pending)
 
     def _answer(self, request_id: str, checkpoint: CheckpointId | None, ok: bool, message: str) -> Answer:
@@ -365,9 +367,9 @@ class Coordinator:
 
 
 def _carried(snapshots: Iterable[StageSnapshot]) -> str:
-    """Say which parts are those of an older checkpoint."""
+    """Name the stages whose parts were copied from an older checkpoint."""
     old = [f"{s.stage!r} is as of checkpoint {s.carried}" for s in snapshots if s.carried is not None]
-    return f"; {', '.join(old)}: it did not run" if old else ""
+    return f"; not running: {', '.join(old)}" if old else ""
 
 
 _K = TypeVar("_K")
@@ -375,7 +377,7 @@ _V = TypeVar("_V")
 
 
 def _remember(recent: dict[_K, _V], key: _K, value: _V) -> None:
-    """Keep the newest facts, forget the oldest."""
+    """Keep the newest facts and forget the oldest."""
     recent[key] = value
     while len(recent) > _REMEMBERED:
         del recent[next(iter(recent))]

@@ -1,12 +1,12 @@
-"""Draining: event time is brought to its end before the last savepoint, so that no window stays open (P21).
+"""Draining: event time advances to its end before the last savepoint, so that no window stays open (P21).
 
-Stage by stage, from the sources down: sources stop reading. A stage that has read all its input gets a batch
-without rows, planned with a watermark at the end of event time, and emits all that it holds; then the stages
-after it read that. The drain is recorded in `control/` before the first of these batches, so after a kill the
-next start resumes it: event time does not go back.
+Sources stop reading first; then each stage follows, producers first. A stage that has read all its input gets
+a batch without rows, planned with a watermark at the end of event time, and emits all rows of its state; the
+stages after it read these rows. The drain is recorded in `control/` before the first of these batches, so the
+next start after a kill resumes it: event time does not go back.
 
-Processing time has no end, so a drain does not fire its timers: they stay in the savepoint, as in Flink. Rows
-from timers that are due meanwhile are late for a stage whose event time is at its end already.
+Processing time has no end, so a drain does not fire timers of processing time: they stay in the savepoint, as
+in Flink. Rows from timers that become due during the drain are late for a stage whose event time has ended.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """Who requested a drain."""
+    """A request to drain."""
 
     savepoint: str
     """The name of the savepoint that ends the drain."""
     request: str | None
-    """The id of the request that the savepoint answers; None if only the run's start asks for the drain."""
+    """The id of the request that the savepoint answers; None if the start of the run resumed the drain."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Drain:
             return self._asked
 
     def ask(self, savepoint: str, request: str | None) -> None:
-        """Ask for a drain that ends with a savepoint, on behalf of a request; without waiting.
+        """Request a drain that ends with a savepoint; does not wait.
 
         Raises:
             UsageError: the job cannot be drained, or a drain was requested already.
@@ -82,14 +82,14 @@ class Drain:
             if asked is not None and (asked.savepoint != savepoint or asked.request is not None):
                 raise UsageError(
                     f"the job is being drained already, with savepoint {asked.savepoint!r}; `spark-abs "
-                    "status` says whether it has ended"
+                    "status` shows when the drain has ended"
                 )
             self._asked = DrainRequest(savepoint, request)
 
     def request(self) -> str:
-        """Return the id of the request that the savepoint answers; from then on no other is taken.
+        """Return the id of the request that the savepoint answers; later requests are refused.
 
-        Only while a drain is asked for.
+        To be called only while a drain is requested.
         """
         with self._asking:
             assert self._asked is not None
@@ -105,13 +105,13 @@ class Drain:
         """
         if self.ctx.bounded:
             raise UsageError(
-                "a bounded run ends by itself and is not drained: start it without available_now"
+                "a bounded run ends by itself and cannot be drained: start the job without available_now"
             )
         for stage in self.graph.stages:
             if stage.feedback:
                 raise UsageError(
-                    f"stage {stage.name!r} is the head of a loop: a drain could not tell when its last "
-                    "row has passed; stop without a drain, the savepoint includes the rows in the loop"
+                    f"stage {stage.name!r} is the head of a loop: a drain cannot tell when the last row has "
+                    "passed the loop; stop without a drain, the savepoint includes the rows in the loop"
                 )
             if stage.inputs and self.plans[stage.name].sources:
                 raise UsageError(
@@ -120,7 +120,7 @@ class Drain:
                 )
 
     def run(self, name: str, look: Callable[[], None]) -> None:
-        """Record the drain, then bring event time to its end in every stage.
+        """Record the drain, then advance event time to its end in every stage.
 
         Args:
             name: the savepoint that will end the run.
@@ -149,7 +149,7 @@ class Drain:
             running.run_only(runner.native.newest_planned(), look)
 
     def _drain_behind(self, stage: StageDecl, look: Callable[[], None]) -> None:
-        """Wait until a stage has read all rows of the stages before it, flush it, and let it run on."""
+        """Wait until a stage has read all rows of the stages before it, flush it, and restart it."""
         self._read_all(stage, look)
         running = self.stages[stage.name]
         runner = running.runner  # as it is now: it may have been started again
@@ -161,11 +161,12 @@ class Drain:
         self._read_all(stage, look)
 
     def _read_all(self, stage: StageDecl, look: Callable[[], None]) -> None:
-        """Wait until a stage has read all rows that are written by now, and has ended its batch.
+        """Wait until a stage has read all rows written by now and has finished its batch.
 
-        What event time lets out of them is there by now. Nobody waits until nothing comes any more: a stage
-        with timers of processing time has batches without end (`IncrementalExecution.shouldRunAnotherBatch`),
-        and one behind it, too, if rows come out of them.
+        The stages before have already emitted the rows of their event time. The wait ends at the present end
+        of the channels, since new rows may never stop: a stage with timers of processing time has batches
+        without end (`IncrementalExecution.shouldRunAnotherBatch`), and so has the stage after it if the
+        timers emit rows.
         """
         running, newest = self.stages[stage.name], self._newest(stage)
 
@@ -182,7 +183,7 @@ class Drain:
         self._await(has_ended, look)
 
     def _newest(self, stage: StageDecl) -> Mapping[ChannelId, Version]:
-        """Return where each channel that a stage reads ends now."""
+        """Return the present end of each channel that a stage reads."""
         state, found = self.control.state, dict[ChannelId, Version]()
         for position in self.stages[stage.name].runner.consumed():
             follower = follow(self.ctx.root, position.channel, channel_path(state, position.channel))
@@ -198,9 +199,9 @@ class Drain:
             look()
 
     def _halt(self, stage: RunningStage, look: Callable[[], None]) -> None:
-        """End the query of a stage after its batch under way; run a batch that is planned and has not ended.
+        """End the query of a stage after its current batch; finish a batch that is planned.
 
-        The outputs may hold that batch already: a run that was killed, or a query that failed, had begun it.
+        The outputs may hold the planned batch already, from a killed run or a failed query.
         """
         stage.read_no_more()
         if stage.query is not None:  # else a source, of a run that begins with the drain
@@ -218,8 +219,8 @@ class Drain:
             batch, error, fixed = runner.failure.batch, runner.failure.error, runner.failure.fixed
         if error is not None:
             raise StageFailed(
-                f"stage {stage.name!r} failed in batch {batch} while it was drained: "
-                f"{cause_of(error)}{fixed}; start the job again: the start resumes the drain"
+                f"stage {stage.name!r} failed in batch {batch} during its drain: {cause_of(error)}{fixed}; "
+                "start the job again: the start resumes the drain"
             ) from error
 
     def _needs_flush(self, stage: StageDecl, runner: StageRunner) -> bool:

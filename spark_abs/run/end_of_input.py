@@ -1,4 +1,4 @@
-"""The end of a bounded run: stages end one after the other, as their inputs end (P10)."""
+"""The end of a bounded run: each stage ends after its inputs have ended (P10)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _ENDING = CheckpointId(-1)
-"""What the stages of a loop are held for while it is found out whether it has come to its end."""
+"""The reason for holding the stages of a loop while its end is checked."""
 
 
 class EndOfInput:
-    """Finds out which stages have read all that there is, and ends them. For one thread."""
+    """Ends the stages that have read all their input. For one thread."""
 
     def __init__(self, ctx: RunContext, stages: Mapping[StageId, RunningStage], loops: Loops) -> None:
         self._ctx, self._stages, self._loops = ctx, stages, loops
         self._before: dict[StageId, BatchId] = {}
-        """The newest batch that each stage had planned when it was first looked at."""
+        """The newest planned batch of each stage at the first check."""
         self._processed: dict[StageId, dict[StageId, threading.Thread]] = {}
-        """For a stage that may have come to its end, by stage around it: asks if that has nothing to do."""
+        """For each stage that may have ended: the pending questions to the stages of its loop, by stage."""
         self.loop_waits = False
-        """Whether, at the last look, nothing but batches with barriers kept a loop from its end."""
+        """Whether only batches with barriers kept a loop from ending at the last check."""
 
     def finish_stages(self) -> bool:
-        """End stages whose input has ended, producers first; say whether all have."""
+        """End stages whose input has ended, producers first; return whether all stages have ended."""
         self.loop_waits = False
         for name, stage in self._stages.items():
             runner, query = stage.runner, stage.query
@@ -62,9 +62,9 @@ class EndOfInput:
         return ended
 
     def _drained(self, runner: StageRunner) -> bool:
-        """Say whether a stage has read its channels to the end, and what its native sources had by then.
+        """Say whether a stage has read its channels to the end, and its native sources up to their end then.
 
-        The head of a loop has when its loop has come to an end: no stage of it works while that is found out.
+        For the head of a loop this is the end of the loop; no stage of the loop works during the check.
         """
         around, nothing_left = self._loops.around(runner), self._has_nothing_left(runner)
         self.loop_waits |= nothing_left and runner.heads_loop
@@ -79,13 +79,13 @@ class EndOfInput:
         return not runner.heads_loop or self._still_ended(runner)
 
     def _has_nothing_left(self, runner: StageRunner) -> bool:
-        """Say whether a stage, of a head its loop, has ended but for batches that may be under way."""
+        """Say whether a stage, or the loop of a head, has read all input; batches may still be running."""
         return runner.inputs_closed(runner.native.newest_committed()) and self._loops.has_ended(
             runner, lambda _: True
         )
 
     def _still_ended(self, head: StageRunner) -> bool:
-        """Look once more while no stage of a loop begins a batch; if it has ended, its head stays held."""
+        """Check a loop again while no stage of it can begin a batch; if it has ended, its head stays held."""
         around = self._loops.around(head)
         for runner in around:
             runner.batch_lock.block(_ENDING)
@@ -96,7 +96,7 @@ class EndOfInput:
         return ended
 
     def _has_processed_all(self, runner: StageRunner, asked: dict[StageId, threading.Thread]) -> bool:
-        """Let Spark say that a query has nothing to do: in a thread, since a batch may wait for credit."""
+        """Ask Spark whether a query has nothing to do, in a thread, since a batch may wait for credit."""
         processing = asked.get(runner.name)
         if processing is None:
             query = self._stages[runner.name].query
@@ -106,14 +106,14 @@ class EndOfInput:
         return not processing.is_alive() or self._rests(runner)
 
     def _done(self, runner: StageRunner) -> BatchId | None:
-        """Return the last batch if no other is under way but one for timers alone."""
+        """Return the last batch if no batch is running, except one for timers alone."""
         idle = runner.native.idle_at()
         if idle is None and self._rests(runner):
             return runner.native.newest_committed()
         return idle
 
     def _rests(self, runner: StageRunner) -> bool:
-        """Say whether the last batch of this run had nothing to read and moved no event time.
+        """Say whether the last batch of this run read nothing and did not advance event time.
 
         A query with timers of processing time has batches without end: Spark never says that it has nothing
         to do, and does not end it with `availableNow` either (`IncrementalExecution.shouldRunAnotherBatch`).
@@ -123,14 +123,14 @@ class EndOfInput:
 
 
 def _process_all(query: StreamingQuery | None) -> None:
-    """Return when a query has nothing more to do; if it fails, the next look for failures says so."""
+    """Return when a query has nothing more to do; the next check for failures reports a failure."""
     with suppress(StreamingQueryException):
         if query is not None:
             query.processAllAvailable()
 
 
 class Loops:
-    """Asked by the thread that ends stages, about those whose other inputs have ended; reads logs."""
+    """Reads logs to find the end of stages whose other inputs have ended. For the thread that ends stages."""
 
     def __init__(
         self, ctx: RunContext, found: Sequence[Loop], stages: Mapping[StageId, RunningStage]
@@ -140,14 +140,14 @@ class Loops:
         self._stages = stages
 
     def around(self, stage: StageRunner) -> tuple[StageRunner, ...]:
-        """Return the stages that must be idle while `stage` ends: itself, or the whole loop of a head."""
+        """Return the stages that must be idle while `stage` ends: the stage, or the whole loop of a head."""
         loop = self._loop(stage)
         if loop is None:
             return (stage,)
         return tuple(one.runner for name, one in self._stages.items() if name in loop.stages)
 
     def has_ended(self, stage: StageRunner, is_idle: Callable[[StageRunner], bool]) -> bool:
-        """Say whether nothing comes to an idle stage any more whose other inputs have ended.
+        """Say whether an idle stage, whose other inputs have ended, will get no more rows.
 
         Certain only while no stage of `around` begins a batch.
         """

@@ -80,18 +80,18 @@ class Laps:
         self._parts: list[str] = []
 
     def over(self, part: str) -> None:
-        """End a part, which began when the one before ended."""
+        """End a part of the start; the next part begins."""
         now = time.monotonic()
         self._parts.append(f"{part} {now - self._last:.1f} s")
         self._last = now
 
     def __str__(self) -> str:
-        """Return the time of the whole, and of each part."""
+        """Return the total time and the time of each part, as text."""
         return f"{self._last - self._began:.1f} s ({', '.join(self._parts)})"
 
 
 class Launch:
-    """Starts the queries and the coordinator of a run; its root is prepared. Used once."""
+    """Starts the queries and the coordinator of a run whose root is prepared. Used once."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Launch:
         rebuilds: Sequence[Rebuild] = (),
         drain: str | None = None,
     ) -> None:
-        """Take what is known when queries may start.
+        """Take the results of the earlier steps of a start.
 
         Args:
             job: the job.
@@ -116,10 +116,11 @@ class Launch:
             shapes: the stages as they are declared.
             control: the start's handle on `control/`.
             policy: how stages that fail are restarted.
-            started: called when the coordinator is about to renew the lease in place of the start.
+            started: called when the coordinator is about to renew the lease instead of the start.
             laps: measures the start.
             rebuilds: the stages that repeat their batches first.
-            drain: the savepoint of an unfinished drain: sources read no more, and the run ends with it.
+            drain: the savepoint of an unfinished drain: sources do not read, and the run ends with this
+                savepoint.
         """
         self._job, self._ctx, self._control = job, ctx, control
         self._graph, self._plans, self._drafts = drafted.graph, drafted.plans, drafted.frames
@@ -130,7 +131,7 @@ class Launch:
         self._snapshots: Snapshotter
 
     def start(self) -> Run:
-        """Start the run; stop again whatever has started if a part of it cannot.
+        """Start the run; if a part of it cannot start, stop the parts that have.
 
         1. Create the channels.  2. Create and attach the sinks in Delta tables.  3. Open the storage of
         state.  4. Fence and open the sinks outside.  5. Fence the outputs of each stage and make its runner.
@@ -247,7 +248,9 @@ class Launch:
         )
 
     def _took_over(self, sink: SinkSpec, table: DeltaSink) -> RunId:
-        """Return the run that took a table over: the first one, although the job says it at every start."""
+        """Return the run that took a table over: the first one, also if later starts declare `take_over`
+        again.
+        """
         before = taken_over(self._control.state, sink.name, table.uri, table.table_id)
         return self._ctx.run if sink.existing == "take_over" and before == NO_RUN else before
 
@@ -268,7 +271,7 @@ class Launch:
         ]
 
     def _runner(self, stage: StageDecl, tables: Mapping[str, DeltaSink]) -> StageRunner:
-        """Open the outputs of a stage, which fences older runs there, and make the runner of its batches."""
+        """Open the outputs of a stage, which fences older runs, and make the runner of its batches."""
         job, ctx = self._job, self._ctx
         spec = job.stages[stage.name]
         writers = open_writers(ctx, spec, self._graph.consumed(stage.name))
@@ -299,7 +302,7 @@ class Launch:
         return runner
 
     def _reopened(self, stage: StageDecl) -> StageRunner:
-        """Make another runner of a stage, with handles of its own."""
+        """Make a further runner of a stage, with separate handles."""
         tables = {s.name: self._attach(s, s.table) for s in self._sinks_of(stage) if s.table is not None}
         return self._runner(stage, tables)
 
@@ -416,9 +419,9 @@ class Launch:
         )
 
     def _start_queries(self, stages: Mapping[StageId, RunningStage], drain: Drain) -> None:
-        """Let stages that were lost repeat their batches, then start all queries.
+        """Let rebuilt stages repeat their batches, then start all queries.
 
-        Of a run that begins with a drain, those of sources are not started.
+        If the run begins with a drain, the queries of sources are not started.
         """
         for rebuild in self._rebuilds:
             repeat_batches(self._ctx, self._control, rebuild, stages[rebuild.stage])

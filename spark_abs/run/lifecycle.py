@@ -22,29 +22,29 @@ log = logging.getLogger(__name__)
 
 
 class Termination:
-    """Whether a run shall end, why, and whether it has. Safe to use from any thread.
+    """Whether a run must end, the reason, and whether it has ended. Safe to use from any thread.
 
-    The first part of a run: every other one can be given it.
+    Created before all other parts of a run, which may hold it.
     """
 
     def __init__(self) -> None:
         self._requested = threading.Event()
         self.over = threading.Event()
-        """Set when nothing of the run is left, and its end is recorded."""
+        """Set when all parts of the run have ended and the end is recorded."""
         self.failure: Exception | None = None
         """The first error that ended the run, if any."""
 
     @property
     def requested(self) -> bool:
-        """Whether somebody has asked for the end."""
+        """Whether the end was requested."""
         return self._requested.is_set()
 
     def request(self) -> None:
-        """Ask for a graceful end, without waiting."""
+        """Request a graceful end; does not wait."""
         self._requested.set()
 
     def fail(self, error: Exception) -> None:
-        """Ask for the end because of an error; the first one is kept."""
+        """Request the end because of an error; the first error is kept."""
         if self.failure is None:
             self.failure = error
         self._requested.set()
@@ -54,13 +54,13 @@ class Termination:
         return self._requested.wait(seconds)
 
     def raise_failure(self) -> None:
-        """Raise what ended the run, if it was an error."""
+        """Raise the error that ended the run, if any."""
         if self.failure is not None:
             raise self.failure
 
 
 def end_all(ends: Iterable[Callable[[], object]]) -> None:
-    """Call each, also after one has failed; raise the first error when all were called."""
+    """Call every function, even after one has failed; then raise the first error."""
     errors = []
     for end_one in ends:
         try:
@@ -72,12 +72,12 @@ def end_all(ends: Iterable[Callable[[], object]]) -> None:
 
 
 class Lifecycle:
-    """The thread that watches a run, and shuts it down when it is to end.
+    """The thread that watches a run and shuts it down.
 
-    1. The coordinator hears of it: no checkpoint begins any more.  2. The queries end their batches.  3. The
-    threads of coordination and copies end.  4. What is left to do is done.  5. The end is recorded and the
-    lease given back, which is held until then.  If one of them fails the run has failed, and the others are
-    done all the same: whatever goes on running would be in the way of the next start.
+    1. The coordinator begins no further checkpoint.  2. The queries finish their batches.  3. The threads of
+    coordination and copies end.  4. `finish` is called.  5. The end is recorded and the lease, held until
+    then, is released.  If a step fails, the run has failed, and the later steps are still done: anything left
+    running would block the next start.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class Lifecycle:
         finish: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the parts of a run, and what differs between runs.
+        """Take the parts of a run.
 
         Args:
             ctx: the run.
-            title: whose run it is, for the log.
-            termination: what ends it.
+            title: the owner of the run, for the log.
+            termination: the requests to end the run.
             coordination: its coordinator.
             snapshots: its copies.
-            watch: returns when the run is to end, with how it ends; raises what it fails with.
+            watch: returns the kind of end when the run must end; raises the error if the run fails.
             stop_queries: step 2.
             finish: step 4.
             on_end: called after step 5.
@@ -116,7 +116,7 @@ class Lifecycle:
         self._finish = finish
         self._on_end = on_end
         self._told = (RunStatus.RUNNING, "")
-        """What the coordinator was last told: how the run stands, and what fails."""
+        """The phase of the run and the failing stages, as last told to the coordinator."""
         self._thread = threading.Thread(target=self._live, name=f"spark-abs-watch-{ctx.job}", daemon=True)
 
     def start(self) -> None:
@@ -124,7 +124,7 @@ class Lifecycle:
         self._thread.start()
 
     def report(self, status: RunStatus, failing: str) -> None:
-        """Tell the coordinator how the run stands and what fails, if that is news; for the watcher."""
+        """Tell the coordinator a changed phase of the run or changed failing stages; for the watcher."""
         if (status, failing) != self._told:
             self._told = status, failing
             self._coordination.put(StatusChanged(steady_ms(), status, failing))

@@ -1,4 +1,4 @@
-"""The start of a stage with lookups: the query of its stream, and its function for each batch."""
+"""Start a stage with lookups: a query of its stream, and its function for each batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def open_lookups(
 
 
 def _checkpointed(ctx: RunContext, stage: StageId) -> tuple[LookupVersion, ...]:
-    """Return the versions of the attempt's newest checkpoint; after a restore all are chosen anew."""
+    """Return the lookups' versions at the attempt's newest checkpoint.
+
+    After a restore all are chosen anew.
+    """
     checkpoints = Checkpoints.open(ctx.root, ctx.job)
     mine = [summary.id for summary in checkpoints.summaries() if summary.attempt == ctx.attempt]
     with suppress(DamageError):  # it stands in nobody's way: a newer version is chosen
@@ -53,12 +56,15 @@ def _checkpointed(ctx: RunContext, stage: StageId) -> tuple[LookupVersion, ...]:
 
 
 def _whole(drafts: Frames, stage: StageDecl, batch: DataFrame) -> DataFrame:
-    """Return a batch of a stage's one stream with all columns of its channel."""
+    """Return a batch of a stage's stream with all columns of the channel."""
     return widened(batch, stage.inputs[0], drafts.schemas[stage.inputs[0]]) if stage.inputs else batch
 
 
 def query_frame(frames: Frames, plan: PlanFacts, stage: StageDecl) -> DataFrame:
-    """Return what Spark runs for a stage: of one with lookups its stream, as far as it is used."""
+    """Return the frame that Spark runs for a stage.
+
+    With lookups this is its stream, with the used columns.
+    """
     stream = frames.streams.get(stage.name)
     if stream is None:
         return frames.stages[stage.name]

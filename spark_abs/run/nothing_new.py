@@ -1,6 +1,6 @@
-"""Whether there is new data since the newest checkpoint: only then does a bounded run end with another one.
+"""Whether data is newer than the newest checkpoint: only then does a bounded run end with a checkpoint.
 
-A job that a scheduler starts every minute would write a checkpoint a minute otherwise, of the same state.
+Otherwise a job that a scheduler starts every minute would write a checkpoint of the same state each time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ from spark_abs.store.table import Table
 log = logging.getLogger(__name__)
 
 MOST_ENTRIES = 50
-"""Entries without rows that a channel may have after the cut: each start leaves one, and none goes before the
-cut of a retained checkpoint has passed it."""
+"""Entries without rows that a channel may have after the cut: each start leaves one, and clean-up removes an
+entry only when the cuts of all retained checkpoints are after it.
+"""
 
 
 def nothing_since(
     ctx: RunContext, shapes: tuple[StageShape, ...], stages: Iterable[StageId]
 ) -> CheckpointId | None:
-    """Return the newest checkpoint if it holds all that the stages have read and written; None if not.
+    """Return the newest checkpoint if it includes all rows that the stages have read and written.
 
-    Asked when all stages have ended. That no native source and no watermark has moved, and no channel and no
-    table has got rows, is read from their logs; what cannot be read is no reason to do without a checkpoint.
+    None if not.
+
+    Called when all stages have ended. Logs show whether a native source or a watermark has advanced, or a
+    channel or a table has new rows. If a log cannot be read, a checkpoint is taken.
     """
     with suppress(AbsError, DeltaError, OSError):
         state = Control.open(ctx.root).state
@@ -65,7 +68,7 @@ def _holds_all(
 
 
 def _has_read(cut: StageSnapshot, native: NativeLog) -> bool:
-    """Say whether a cut has all that a stage has read from elsewhere than from channels."""
+    """Say whether a cut includes all rows that a stage has read from its native sources."""
     last = native.idle_at()
     if last is None or (cut.cut_batch == NO_BATCH) != (last == NO_BATCH):
         return False
@@ -77,7 +80,7 @@ def _read_from(planned: OffsetFile) -> tuple[Mapping[str, str], int]:
 
 
 def _has_got(ctx: RunContext, state: ControlState, cut: StageSnapshot, output: OutputVersion) -> bool:
-    """Say whether an output has, or may have, rows that a cut does not have."""
+    """Say whether an output has, or may have, rows that are not in a cut."""
     match output.kind:
         case "function":
             return False

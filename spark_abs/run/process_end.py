@@ -1,7 +1,7 @@
-"""The end of a process in which jobs have run: it leaves no thread behind that could fail.
+"""Stop jobs when their process ends, so that no thread fails in the middle of its work.
 
-A script may end while a job runs, because of an error or because it does not wait. Its threads would then be
-torn off in the middle of a commit, and the JVM would call into a Python that is no more.
+A script may end while a job runs, because of an error or because it does not wait. Without this module its
+threads would be cut off in the middle of a commit, and the JVM would call a Python process that has ended.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Guest:
 
     job: str
     stop: Callable[[], None]
-    """Asks it to stop gracefully; does not wait."""
+    """Requests a graceful stop; does not wait."""
     done: threading.Event
     timeout_s: float
-    """How long it may take."""
+    """The time limit of the stop."""
 
 
 _guests: list[Guest] = []
@@ -34,7 +34,7 @@ _registered = False
 
 
 def attend(guest: Guest) -> None:
-    """Have a run stopped gracefully, and then the session that it used, when this process ends."""
+    """Stop a run gracefully, and then its session, when this process ends."""
     global _registered
     with _registering:
         _guests[:] = [other for other in _guests if not other.done.is_set()] + [guest]
@@ -47,7 +47,7 @@ def attend(guest: Guest) -> None:
 def _farewell() -> None:
     running = [guest for guest in _guests if not guest.done.is_set()]
     for guest in running:
-        log.warning("job %s: the script ends, the job is stopped", guest.job)
+        log.warning("job %s: the script has ended, the job is being stopped", guest.job)
         guest.stop()
     for guest in running:
         if not guest.done.wait(guest.timeout_s):

@@ -1,9 +1,9 @@
-"""A stage that has lost its native checkpoint is rebuilt alone; the others do not notice (P18).
+"""Rebuild a stage that has lost its native checkpoint, without effects on the other stages (P18).
 
-1. Its state comes from the newest intact checkpoint, into a directory that no query has used.  2. It repeats
-its batches up to its last output, each planned from the offset text that its outputs hold.  3. After that it
-is a stage like any other. The place is recorded in `control/` before 1, and that it is done after 2: after a
-kill in between, the next start continues with the directory if it is complete, or takes a new one.
+1. Copy its state from the newest intact checkpoint into a directory that no query has used.  2. Repeat its
+batches up to its last output, each planned from the offset text in its outputs.  3. Run it like any other
+stage. `control/` records the directory before 1, and the end of the rebuild after 2: after a kill in between,
+the next start continues with the directory if it is complete, or takes a new one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 _TRIES = 3
 _FIRST = 2
-"""The number of the first directory that takes the place of a lost one."""
+"""The number of the first directory that replaces a lost native checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Rebuild:
 
     record: Rebuilt
     snapshot: StageSnapshot | None
-    """The files for the new directory; None if it begins empty or is there already."""
+    """The files for the new directory; None if the directory begins empty or exists already."""
     goes_on: bool
     """Whether the directory exists already, from a start that was killed."""
     repeats: tuple[Repeat[str], ...]
@@ -138,7 +138,10 @@ class Rebuilder:
             place.write(METADATA, json.dumps({"id": query}).encode())
 
     def _reached(self, record: Rebuilt) -> BatchId | None:
-        """Return the last batch that an unfinished rebuild has repeated, None if it must begin again."""
+        """Return the last batch that an unfinished rebuild has repeated.
+
+        None if the rebuild must begin again.
+        """
         place = replace(self._ctx, directories={record.stage: record.directory}).native(record.stage)
         try:
             native = NativeLog(place)
@@ -153,7 +156,7 @@ class Rebuilder:
     def _newest_intact(
         self, attempt: Attempt, stage: StageId
     ) -> tuple[CheckpointId | None, StageSnapshot | None]:
-        """Return the newest checkpoint of this attempt that has the stage whole, or where it branched off."""
+        """Return the newest checkpoint with intact state of the stage, from this attempt or its origin."""
         summaries = self._checkpoints.summaries()
         mine = [s.id for s in summaries if s.attempt == attempt.id or s.id == attempt.checkpoint]
         for checkpoint in sorted(mine, reverse=True):
@@ -171,7 +174,7 @@ class Rebuilder:
                 return checkpoint, snapshot
             log.warning("checkpoint %s: %s: %s", checkpoint, findings[0].path, findings[0].problem)
         if mine or attempt.parent is not None:
-            raise Refused("no checkpoint that has its state is left and intact")
+            raise Refused("no retained checkpoint has its state intact")
         return None, None
 
     def _repeats(
@@ -198,14 +201,14 @@ class Rebuilder:
         then = next((s.sources for s in manifest.graph if s.stage == stage), ())
         if then and not same_sources(then, self._plans[stage].streams):
             raise Refused(
-                f"at checkpoint {manifest.id}, the newest that has its state, it had different inputs"
+                f"its inputs at checkpoint {manifest.id}, the newest with its state, were different"
             )
 
     def _require_same_tables(self, facts: PlanFacts, snapshot: StageSnapshot | None) -> None:
         then = dict(snapshot.static_tables) if snapshot is not None else {}
         if any(then.get(table) != version for table, version in facts.static_tables.items()):
             raise Refused(
-                "it reads static tables whose versions at that checkpoint were others or are not known: "
+                "it reads static tables whose versions at that checkpoint are different or unknown: "
                 f"{', '.join(sorted(facts.static_tables))}"
             )
 
@@ -220,7 +223,9 @@ def _require_readable_again(found: Sequence[Repeat[str]], snapshot: StageSnapsho
     for repeat in found:
         for source, offset in parse_offsets(repeat.plan).offsets.items():
             if file_source_offset(offset) is not None and offset != then.get(source):
-                raise Refused(f"batch {repeat.batch} has read files that only the lost checkpoint names")
+                raise Refused(
+                    f"batch {repeat.batch} has read files, and only the lost checkpoint had their names"
+                )
 
 
 def _repeat(
@@ -229,7 +234,7 @@ def _repeat(
     stage: RunningStage,
     heartbeat: Callable[[], None],
 ) -> None:
-    """Repeat one batch, with retries: starts of queries fail now and then."""
+    """Repeat one batch, with retries: starts of queries sometimes fail."""
     native = ctx.native(stage.name)
     for tries_left in reversed(range(_TRIES)):
         ctx.failpoint(f"rebuild.{stage.name}.plan.before")
@@ -252,13 +257,13 @@ def repeat_batches(
     rebuild: Rebuild,
     rebuilt: RunningStage,
 ) -> None:
-    """Let a stage repeat its batches, one after the other, then record that it is rebuilt.
+    """Let a stage repeat its batches one after the other, then record the end of the rebuild.
 
-    Each is planned by hand and run by a query of its own: Spark looks into its offset log only when a query
-    begins, and plans the next batch by itself.
+    Each batch is planned by writing its offset file, and run by a separate query: Spark reads the offset log
+    only when a query starts.
 
     Raises:
-        StageFailed: a batch failed repeatedly; the next start resumes with it.
+        StageFailed: a batch failed repeatedly; the next start resumes the rebuild with this batch.
         Fenced: another run has taken over.
     """
     began, stage = now_ms(), rebuild.stage

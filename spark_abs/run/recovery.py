@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StageEnd:
-    """How a stage's query ended: in which batch, and with which error."""
+    """The end of a stage's query: the batch and the error."""
 
     stage: StageId
     batch: BatchId
     error: BaseException
     fixed: str = ""
-    """Which outputs hold the batch, with the consequence; empty if none does."""
+    """The outputs that hold the batch, and the consequence, as text; empty if no output holds the batch."""
 
     @property
     def cause(self) -> str:
@@ -49,7 +49,7 @@ class _Due:
 
 
 class Recovery:
-    """Decides about failed stages and restarts them. Only for the thread that watches the run."""
+    """Decides about failed stages and restarts them. For the thread that watches the run."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Recovery:
         self._restart = restart
         self._renewable = frozenset(renewable)
         self._renewed: dict[StageId, BatchId] = {}
-        """The batch at which a stage's source last had other columns than its frame."""
+        """The last batch of each stage in which the source's columns differed from the frame's."""
         self._past = Failures()
         self._due: dict[StageId, _Due] = {}
 
@@ -89,11 +89,11 @@ class Recovery:
         )
 
     def take(self, end: StageEnd) -> None:
-        """Take a failed stage.
+        """Take a failed stage and schedule its restart.
 
         Raises:
             Fenced: the run was replaced.
-            StageFailed: it is not restarted; the message has the earlier failures that counted.
+            StageFailed: the stage is not restarted; the message has the failures that counted.
         """
         if isinstance(end.error, Fenced):
             raise end.error
@@ -119,7 +119,7 @@ class Recovery:
                 raise StageFailed(_told(end, decision)) from end.error
 
     def _may_be_renewed(self, end: StageEnd) -> bool:
-        """Say whether creating the frame again may cure a failure; once for each batch."""
+        """Say whether a new frame may solve a failure; true once for each batch."""
         if not source_moved(end.cause) or end.stage not in self._renewable:
             return False
         before = self._renewed.get(end.stage)
@@ -127,7 +127,7 @@ class Recovery:
         return before != end.batch
 
     def _require_current(self) -> None:
-        """Raise `Fenced` if the run was replaced: a new run in the same directory makes stages fail, too.
+        """Raise `Fenced` if the run was replaced: a newer run in the same directory also makes stages fail.
 
         If `control/` cannot be read, the stage's own error is reported.
         """
@@ -186,7 +186,9 @@ def _failed(end: StageEnd) -> str:
 def _told(end: StageEnd, decision: GiveUp) -> str:
     said = f"{_failed(end)}{end.fixed}"
     if source_moved(end.cause):
-        said += "; start the job again from its script: that creates the frame again, or says why it cannot"
+        said += (
+            "; start the job again from its script: the start creates the frame again, or says why it cannot"
+        )
     before = decision.counted[:-1]
     if not before:
         return said

@@ -1,4 +1,4 @@
-"""Taking the root for a run, and giving it back."""
+"""Claim a root for a run, and release it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LEASE_POLL_S = 0.2
 
 
 def refuse_second(job: JobSpec, control: Control, takeover: bool) -> RunId | None:
-    """Refuse to run beside a run that is alive, unless it is to be replaced; return the newest run.
+    """Refuse to start beside a live run unless `takeover` replaces it; return the newest run.
 
     Raises:
-        RunAlive: names host, process and age.
+        RunAlive: the message has host, process and age of the live run.
     """
     newest = control.state.newest_run
     lease, now = read_lease(job.root), now_ms()
@@ -48,10 +48,10 @@ def refuse_second(job: JobSpec, control: Control, takeover: bool) -> RunId | Non
 
 
 def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
-    """Refuse to start beside a job of the same name in the same session: Spark wants each name once.
+    """Refuse to start beside a job of the same name in one session: names of queries are unique in Spark.
 
     Raises:
-        UsageError: names the queries that run.
+        UsageError: the message names the running queries.
     """
     lease = read_lease(job.root)
     if lease is not None and not lease.ended and lease.is_ours():
@@ -59,29 +59,29 @@ def refuse_namesake(job: JobSpec, stages: Sequence[StageId]) -> None:
     taken = _active(job, stages)
     if taken:
         raise UsageError(
-            f"the session runs {', '.join(taken)} already, of another job {job.name!r}: give this one "
-            "another name, stop that one, or start it in a session of its own, spark.newSession()"
+            f"the session already runs {', '.join(taken)} of another job with the name {job.name!r}: rename "
+            "this job, stop the running job, or start this job in a separate session, spark.newSession()"
         )
 
 
 def await_replaced(job: JobSpec, stages: Sequence[StageId]) -> None:
-    """Wait until the queries of a run that was replaced have ended, where they run in the same session.
+    """Wait until the queries of a replaced run in the same session have ended.
 
     Raises:
-        RunAlive: names those that have not within the time of a lease.
+        RunAlive: queries have not ended within the time of a lease; the message names them.
     """
     until, pause = steady_ms() + job.settings.lease_timeout_ms, threading.Event()
     while left := _active(job, stages):
         if steady_ms() > until:
             raise RunAlive(
-                f"the run that was replaced has not ended {', '.join(left)} in this session yet: it ends "
-                "with the batch that is under way; start again then"
+                f"the replaced run is still running {', '.join(left)} in this session, until the current "
+                "batch ends: start the job again after that"
             )
         pause.wait(_LEASE_POLL_S)
 
 
 def _active(job: JobSpec, stages: Sequence[StageId]) -> list[str]:
-    """Name the queries of the session that have the names of a job's stages."""
+    """Return the names of queries in the session that equal names of a job's stages."""
     names = {query_name(job.name, stage) for stage in stages}
     return sorted(query.name for query in job.spark.streams.active if query.name in names)
 
@@ -96,12 +96,12 @@ def begin(
     Args:
         job: the job.
         control: its control table.
-        newest: the newest run when it was seen that none is alive.
-        takeover: whether to replace a run that is alive, also one that has begun since.
+        newest: the newest run when no run was seen alive.
+        takeover: whether to replace a live run, also one that began after `newest`.
         bounded: whether the run ends with its input.
 
     Raises:
-        RunAlive: somebody else has begun a run meanwhile.
+        RunAlive: another run has begun meanwhile.
         AttemptNotReady: a restore was begun and not finished.
     """
 
@@ -163,10 +163,10 @@ def begin(
 
 
 def end(ctx: RunContext, how: str | BaseException) -> None:
-    """Record how a run ended and give the lease back; harmless for a run that was replaced.
+    """Record how a run ended and release the lease; harmless for a replaced run.
 
-    Done again, it changes nothing: the first end is the run's, and `history/` has one row of it, with all
-    that an error says.
+    A second call changes nothing: the first end counts. `history/` gets one row with the full text of the
+    error.
 
     Args:
         ctx: the run.
@@ -192,4 +192,4 @@ def end(ctx: RunContext, how: str | BaseException) -> None:
     try:
         renew(ctx.root, own_lease(ctx.run, now), now, ended=True)
     except OSError as error:
-        log.warning("the lease of run %s could not be given back: %s", ctx.run, error)
+        log.warning("the lease of run %s could not be released: %s", ctx.run, error)

@@ -1,4 +1,4 @@
-"""A source's frame is created again when its stage is restarted, since the columns may have changed."""
+"""Create a source's frame again when its stage is restarted, since the columns may have changed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Renewal:
     graph: JobGraph
     stage: StageId
     plan: PlanFacts
-    """What the plan says with which the run began."""
+    """The facts of the plan at the start of the run."""
     schemas: Mapping[ChannelId, StructType]
-    """Of the outputs, when the run began."""
+    """The schemas of the outputs at the start of the run."""
     tracking: str
     """Where Delta tracks the schemas of its sources."""
 
@@ -37,8 +37,8 @@ class Renewal:
     def possible(self) -> bool:
         """Whether the frame can be created again.
 
-        Of a stage that is given nothing but frames and what opens them, and has no functions with state, if
-        one of them is opened at each start, or nothing but a Delta table.
+        True for a stage without stateful functions that reads only native streams, if a function opens one of
+        them or if it reads only a Delta table.
         """
         inputs = self.job.stages[self.stage].inputs
         known = (isinstance(given, TrackedSource) or hasattr(given, "isStreaming") for given in inputs)
@@ -47,10 +47,10 @@ class Renewal:
         return any(isinstance(given, TrackedSource) or _is_read_anew(given) for given in inputs)
 
     def __call__(self) -> DataFrame | None:
-        """Return the frame as a start would make it now, None if it cannot be made anew.
+        """Return the frame that a start would create now; None if the frame cannot be created again.
 
         Raises:
-            Refused: the stage would be another one: only a start brings the rest of the job along.
+            Refused: the new frame changes the stage, and only a start can adapt the rest of the job.
             GraphError: the function of the stage failed, or its plan cannot be part of a job.
         """
         if not self.possible:
@@ -68,7 +68,7 @@ class Renewal:
                 raise self._refused(f"its output {output!r} has changed: {', '.join(changed)}")
         now, then = plans[self.stage], self.plan
         if (now.streams, now.operators, now.by_place) != (then.streams, then.operators, then.by_place):
-            raise self._refused("its plan has other sources or other state")
+            raise self._refused("its plan has different sources or different state")
         return frames.stages[self.stage]
 
     def _refused(self, why: str) -> Refused:
@@ -91,7 +91,7 @@ def _no_gate(stage: StageId, channel: ChannelId, _: StructType) -> DataFrame:
 
 
 def _changes(before: StructType, now: StructType) -> list[str]:
-    """Return the columns that have come, gone, or another type."""
+    """Return the columns that are new, are gone, or have a different type."""
     old = {field.name: field.dataType.simpleString() for field in before}
     new = {field.name: field.dataType.simpleString() for field in now}
     found = [f"{name} {kind} is new" for name, kind in new.items() if name not in old]

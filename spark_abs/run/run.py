@@ -1,4 +1,4 @@
-"""A job that is running: its handle, and the thread that watches it."""
+"""A running job: its handle, and the thread that watches it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def attempt(self) -> AttemptId:
-        """The attempt that it runs."""
+        """The attempt of the run."""
         return self._ctx.attempt
 
     @property
@@ -124,7 +124,7 @@ class Run:
         """Take a savepoint and return its id.
 
         Raises:
-            UsageError: the name is not valid, or taken.
+            UsageError: the name is not valid or is in use.
             Refused: the savepoint was aborted; the message has the reason.
             CheckpointPending: no answer within `timeout` seconds; the savepoint may still complete.
         """
@@ -140,7 +140,7 @@ class Run:
         They hold from the next decision until the run ends: the next start uses the declared settings.
 
         Raises:
-            ConfigError: a setting cannot be changed while a job runs, or not to this value; nothing was
+            ConfigError: a setting cannot be changed while a job runs, or the value is not valid; nothing was
                 changed.
             Refused: the job is not running.
         """
@@ -192,7 +192,7 @@ class Run:
         return ended
 
     def begin(self) -> None:
-        """Start watching; called once, by whoever has started the queries."""
+        """Start watching; called once, after the queries have been started."""
         termination, patience_s = self._termination, self._ctx.settings.stop_timeout_ms / 1000
         self._senders.start(termination.fail)
         self._coordination.start()
@@ -204,7 +204,7 @@ class Run:
         self._termination.request()
 
     def _queries(self) -> dict[StageId, StreamingQuery]:
-        """Return the queries that were started, as they are now."""
+        """Return the present queries of the stages that were started."""
         return {name: stage.query for name, stage in self._stages.items() if stage.query is not None}
 
     def _stop_for_signal(self) -> None:
@@ -245,7 +245,7 @@ class Run:
         )
 
     def _watch(self) -> str:
-        """Wait until the run is to end, and return how it ends."""
+        """Wait until the run must end; return the kind of end."""
         while not self._termination.await_request(_WATCH_S):
             self._look()
             drain = self._drain.asked
@@ -294,7 +294,7 @@ class Run:
     def _look_while_draining(self) -> None:
         self._termination.raise_failure()
         if self._termination.requested:
-            raise Refused("stopped while it was being drained: the next start resumes the drain")
+            raise Refused("stopped during the drain: the next start resumes the drain")
         self._look()
 
     def _look(self) -> None:
@@ -322,14 +322,14 @@ class Run:
                 self._recovery.take(StageEnd(name, stage.runner.native.newest_planned(), error))
             elif stage.runner.reads_channels or not self._ctx.bounded:  # no source that has come to its end
                 raise StageFailed(
-                    f"the query of stage {name!r} was stopped, and not by the job: end a job with stop(), or "
-                    "with `spark-abs stop ROOT`; start it again, nothing is lost"
+                    f"the query of stage {name!r} was stopped from outside the job; no data is lost. Start "
+                    "the job again, and end jobs with stop() or `spark-abs stop ROOT`"
                 )
 
     def _last_checkpoint(self) -> None:
         known = nothing_since(self._ctx, self._shapes, self._stages)
         if known is not None:
-            log.info("job %s: nothing has come since checkpoint %s", self._ctx.job, known)
+            log.info("job %s: no new data since checkpoint %s", self._ctx.job, known)
             self._snapshots.tidy()
             return
         answers = self._coordination.request(Request("end-of-input", CheckpointKind.CHECKPOINT))
@@ -343,15 +343,15 @@ class Run:
                 if self._senders.need_checkpoints and not self._termination.requested:
                     raise CheckpointsFailed(
                         f"no checkpoint at the end of input: {answer.message}; sinks outside lack the rows "
-                        "after the newest checkpoint: start the job again, it sends the rest"
+                        "after the newest checkpoint: start the job again, the new run sends them"
                     )
             return
 
     def _await_sent(self) -> None:
-        """Wait until the sinks outside have all rows, except unreachable ones, or until a stop.
+        """Wait until all reachable sinks outside have all rows, or until a stop.
 
-        The coordinator takes no checkpoint meanwhile and continues to renew the lease. If it was completing a
-        checkpoint, the sinks are told first: the manifest can be read before they know of it.
+        Meanwhile the coordinator takes no checkpoint and renews the lease. The sinks are first told of the
+        newest checkpoint: its manifest may become readable before the coordinator has told them.
         """
         self._lifecycle.report(RunStatus.STOPPING, "")
         told = self._coordination.handled()
@@ -377,11 +377,11 @@ class Run:
         if left and in_order:
             log.warning("job %s ends with unsent rows: %s; the next start sends them", self._ctx.job, left)
             if self._ctx.bounded:
-                said = f"rows were not sent: {left}; start the job again, it sends them"
+                said = f"rows were not sent: {left}; start the job again, the new run sends them"
                 self._termination.fail(SinkUnreachable(said))
 
     def _under_way(self) -> str:
-        """Say which batches a stop waits for."""
+        """Return the batches for which a stop waits, as text."""
         logs = {n: self._stages[n].runner.native for n, query in self._queries().items() if query.isActive}
         busy = [f"{name} (batch {n.newest_planned()})" for name, n in logs.items() if n.idle_at() is None]
         return f": it waits for {', '.join(busy)}" if busy else ""

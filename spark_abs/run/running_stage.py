@@ -49,16 +49,16 @@ class StageParts:
     snapshots: Snapshotter
     late: LateRows
     renew: Callable[[], DataFrame | None]
-    """Creates the frame again, as a start would; None if it stays."""
+    """Creates the frame again, as a start would; None if the frame stays."""
     reopen: Callable[[], StageRunner]
-    """Opens the outputs again, which fences older runs, and makes a runner with its own handles."""
+    """Opens the outputs again, which fences older runs, and makes a runner with separate handles."""
 
 
 class RunningStage:
-    """Owns the runner and the query of a stage: only this object replaces them.
+    """Owns the runner and the query of a stage; only this object replaces them.
 
-    Any thread may look at them; the rest is for the thread that starts the run and then for the one that
-    watches it.
+    Any thread may read them. All other methods are for the thread that starts the run, and later for the
+    thread that watches it.
     """
 
     def __init__(self, parts: StageParts, runner: StageRunner) -> None:
@@ -69,7 +69,7 @@ class RunningStage:
         self.query: StreamingQuery | None = None
         """None before the first start; a restart replaces it."""
         self.halted = False
-        """Whether it has stopped reading: then an ended or missing query is no failure."""
+        """Whether the stage has stopped reading: an ended or missing query is then no failure."""
 
     @property
     def name(self) -> StageId:
@@ -77,7 +77,7 @@ class RunningStage:
         return self._parts.decl.name
 
     def query_start(self) -> QueryStart:
-        """Return the parameters of its first query, which the stage takes once it has begun."""
+        """Return the parameters of the first query; the stage adopts the query after its start."""
         return self._start_with(self._take_first)
 
     def start(self) -> None:
@@ -85,10 +85,10 @@ class RunningStage:
         self.query = self._begun()
 
     def run_only(self, batch: BatchId, meanwhile: Callable[[], None]) -> None:
-        """Run one planned batch and nothing else, in a query that has ended when this returns.
+        """Run only one planned batch, in a query that has ended when this returns.
 
         Raises:
-            StageFailed: the batch failed; names it and the cause.
+            StageFailed: the batch failed; the message names the batch and the cause.
         """
         run_only(self._begun, self.runner, batch, meanwhile)
 
@@ -97,8 +97,8 @@ class RunningStage:
 
         1. Wait until all threads of the failed query have ended. 2. Check the native checkpoint: without one
         a query would silently begin with batch 0. 3. Make a new frame and a new runner with new handles. 4.
-        In the coordinator's thread, let the new runner take over the old one's barriers; from then on the old
-        one gets no calls. 5. Start the query.
+        In the coordinator's thread, let the new runner take over the barriers of the old runner, which gets
+        no calls after that. 5. Start the query.
 
         Raises:
             DamageError: the native checkpoint is missing or damaged.
@@ -112,7 +112,9 @@ class RunningStage:
         newest = newest_output(parts.ctx, parts.graph, self.name)
         finding = check_native(parts.ctx.native(self.name), newest)  # 2
         if finding is not None:
-            raise DamageError(f"{finding}; start the job again: it says what can be done about it")
+            raise DamageError(
+                f"{finding}; start the job again: the start rebuilds the stage or says what to do"
+            )
         self._frame = parts.renew() or self._frame  # 3
         runner = parts.reopen()
         if not coordination.await_done(coordination.join(runner)):  # 4
@@ -137,9 +139,8 @@ class RunningStage:
     ) -> StreamingQueryException | None:
         """Stop a query as soon as no batch is under way; return the error if it had failed before.
 
-        An error from the stop itself does not count: with Java's flight recorder, Spark does not recognise
-        its own interrupt of a waiting query. A query that has failed has its error while it still counts as
-        active.
+        An error of the stop is ignored: with Java's flight recorder, Spark does not recognise its own
+        interrupt of a waiting query. A failed query has its error while it still counts as active.
         """
         runner = self.runner
         try:
@@ -167,7 +168,7 @@ class RunningStage:
         self._parts.snapshots.register(self.name, facts, self.runner.batch_lock.wake)
 
     def _dropped_late(self) -> int:
-        """Return the rows that it has dropped as late since the run began."""
+        """Return the number of rows dropped as late since the run began."""
         by_spark = self._parts.late.dropped(str(self.query.id)) if self.query is not None else 0
         return self._parts.declared.dropped() + by_spark
 

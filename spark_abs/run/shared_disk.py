@@ -1,4 +1,4 @@
-"""Whether driver and executors see the same disk: asked before native checkpoints are put there."""
+"""Check that driver and executors share a disk, before native checkpoints are written there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ROUNDS = 5
 
 
 def require_shared(spark: SparkSession, directory: Place) -> None:
-    """Have every executor read what the driver writes, and the driver read what they answer.
+    """Let every executor read a file of the driver, and the driver read the executors' answers.
 
     Costs one short Spark job.
 
     Raises:
-        UsageError: the driver cannot write there, or an executor does not see it, or does not answer.
+        UsageError: the driver cannot write there, or an executor cannot read the file or does not answer.
     """
     token = f"_seen-{uuid.uuid4().hex}"
     try:
@@ -39,9 +39,9 @@ def require_shared(spark: SparkSession, directory: Place) -> None:
         directory.fs.delete_dir(f"{directory.path}/{token}")
     if blind:
         raise UsageError(
-            f"native_root: {directory} is not the same disk on all machines: executors on "
-            f"{', '.join(sorted(set(blind)))} do not see what the driver writes there; give a path that "
-            "driver and executors share, or none, so that native checkpoints are below the root"
+            f"native_root: {directory} is not on a shared disk: executors on "
+            f"{', '.join(sorted(set(blind)))} cannot read the driver's files there; give a path that driver "
+            "and executors share, or leave native_root out: native checkpoints are then below the root"
         )
 
 
@@ -56,13 +56,13 @@ def _ask(spark: SparkSession, directory: Place, token: str) -> dict[str, str]:
         if len(answers) >= executors:
             return answers
     raise UsageError(
-        f"native_root: {len(answers)} of {executors} executors said whether they see {directory}: "
-        "start the job when they are free"
+        f"native_root: only {len(answers)} of {executors} executors answered whether they can read "
+        f"{directory}: start the job when all executors are free"
     )
 
 
 def _answer(directory: Place, token: str, _: Iterator[int]) -> Iterator[tuple[str, str]]:
-    """Answer below the token if it is there; runs in an executor."""
+    """Write an answer beside the driver's file if the file exists; runs in an executor."""
     # Each executor has scratch directories of its own.
     name = hashlib.sha256(os.environ["SPARK_LOCAL_DIRS"].encode()).hexdigest()
     if directory.read(f"{token}/driver") == token.encode():

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while a script waits for its job: the first stops it gracefully, the second ends it."""
+"""SIGTERM and Ctrl-C while a script waits for its job: the first one stops the job, the second kills it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SAME_S = 1.0
 """Signals within this time count as one: Ctrl-C goes to a whole process group and may arrive twice."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _PYSPARKS = "pyspark.core.context"
-"""Where the handler of Ctrl-C lives that a session installs."""
+"""The module of the Ctrl-C handler that a session installs."""
 
 
 class SignalledStop:
-    """The stop that signals of one run request. `wait` is for one thread; a notebook keeps its signals.
+    """Turns signals into a stop of one run. `wait` is for one thread; a notebook keeps its signals.
 
     Args:
         job: its name, for the log.
@@ -50,7 +50,7 @@ class SignalledStop:
         self._deadline: float | None = None
 
     def wait(self, done: threading.Event, timeout: float | None) -> bool:
-        """Wait until something is done, at most `timeout` seconds, and obey signals meanwhile."""
+        """Wait until `done`, at most `timeout` seconds, and handle signals meanwhile."""
         if not _is_script():
             return done.wait(timeout)
         until = None if timeout is None else time.monotonic() + timeout
@@ -72,7 +72,7 @@ class SignalledStop:
         if self._deadline is None:
             self._deadline = first + self._timeout_s
             log.info(
-                "job %s: %s, stopping gracefully within %g s; another signal ends it at once",
+                "job %s: %s, stopping gracefully within %g s; a second signal ends the process at once",
                 self._job,
                 signal.Signals(number).name,
                 self._timeout_s,
@@ -82,7 +82,9 @@ class SignalledStop:
         if again is None and time.monotonic() < self._deadline:
             return
         why = "has not stopped in time" if again is None else f"{signal.Signals(again).name} again"
-        log.error("job %s: %s: it ends at once, the next start repeats its last batches", self._job, why)
+        log.error(
+            "job %s: %s: the process ends at once, the next start repeats its last batches", self._job, why
+        )
         self._end(128 + (again or number))
 
 
@@ -101,7 +103,7 @@ def _is_script() -> bool:
 
 @contextmanager
 def _listening(hear: Callable[[int], None]) -> Iterator[None]:
-    """Handle signals without another handler, also those that the JVM gets in place of Python."""
+    """Handle signals that have no other handler, including those that the JVM gets instead of Python."""
 
     def handler(number: int, _frame: FrameType | None) -> None:
         hear(number)

@@ -46,12 +46,12 @@ def start_job(
 ) -> Run:
     """Start a job; see `Job.start`.
 
-    1. Check graph, plans and settings, on a new root tables, too: nothing exists yet.  2. Claim the root,
-    refuse a second run, and functions that cannot go on from their state.  3. Take a run number and fence the
-    runs before it.  4. Abort what they left open.  5. Check the native checkpoints, and functions again.
-    6. Make channels and sinks ready.  7. Start queries and coordinator.
-    What of 5 is lost for single stages is rebuilt from their own outputs, in 5 and at the beginning of 7.
-    Killed anywhere, the next start does all of it again under a newer run number.
+    1. Check graph, plans and settings, on a new root also tables; nothing exists yet.  2. Claim the root;
+    refuse a second run and functions that cannot continue with their state.  3. Take a run number and fence
+    earlier runs.  4. Abort their open checkpoints.  5. Check the native checkpoints, and the functions again.
+    6. Prepare channels and sinks.  7. Start queries and coordinator. Single stages that have lost their
+    native checkpoint are rebuilt from their outputs, in 5 and at the beginning of 7. After a kill at any
+    point, the next start does everything again with a newer run number.
     """
     check_session(job.spark)
     speak()
@@ -125,7 +125,7 @@ def start_job(
 
 
 def _origin(state: ControlState, ctx: RunContext) -> str:
-    """Describe for users from where a run resumes."""
+    """Describe from where a run resumes, for users."""
     attempt = state.attempt
     if any(run.id != ctx.run and run.attempt == attempt.id for run in state.runs):
         return f"it resumes attempt {attempt.id}"
@@ -135,7 +135,7 @@ def _origin(state: ControlState, ctx: RunContext) -> str:
 
 
 def _say_pinned(job: JobSpec) -> None:
-    """Say of which tables a run reads no newer version."""
+    """Log the tables that a run reads at a fixed version."""
     tables = (table for stage in job.stages.values() for table in stage.pinned)
     for table in dict.fromkeys(tables):
         log.info(
@@ -146,16 +146,16 @@ def _say_pinned(job: JobSpec) -> None:
 
 
 def _pinned(drafted: Drafted) -> tuple[LookupVersion, ...]:
-    """Return the lookups that are never refreshed, each at the version at which it is read for ever."""
+    """Return the lookups that are never refreshed, each at its fixed version."""
     opened = drafted.frames.lookups.values()
     return tuple(one.at for one in opened if one.lookup.max_age_ms is None)
 
 
 def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> str | None:
-    """Return the savepoint of a drain that has begun and not ended, None if there is none.
+    """Return the savepoint of an unfinished drain; None without one.
 
     Raises:
-        Refused: there is one, and the run is to be a bounded one.
+        Refused: a drain is unfinished, and the run is bounded.
     """
     attempt = control.state.attempt
     name = attempt.drain
@@ -164,30 +164,35 @@ def _unfinished_drain(job: JobSpec, control: Control, available_now: bool) -> st
     done = Checkpoints.open(job.root, job.name).summaries()
     if any(s.attempt == attempt.id and s.name == name for s in done):
         log.warning(
-            "job %s was drained before savepoint %r: its event time is at its end, and stages with a "
-            "watermark drop all rows as late; restore an earlier checkpoint to continue its event time",
+            "job %s was drained before savepoint %r: its event time has ended, so stages with a watermark "
+            "drop all rows as late; restore an earlier checkpoint to continue event time",
             job.name,
             name,
         )
         return None
     if available_now:
         raise Refused(
-            f"the job is being drained, with savepoint {name!r}: start it without available_now: it finishes "
-            "the drain, takes the savepoint and ends; or restore an earlier checkpoint"
+            f"the job has an unfinished drain, with savepoint {name!r}: start the job without "
+            "available_now, the run then finishes the drain, takes the savepoint and ends; or restore an "
+            "earlier checkpoint"
         )
     log.warning("job %s resumes the drain that ends with savepoint %r", job.name, name)
     return name
 
 
 def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: bool) -> bool:
-    """Restore the newest intact checkpoint; False if none was completed: then nothing is checked yet."""
+    """Restore the newest intact checkpoint.
+
+    Return False, with nothing checked, if no checkpoint was completed.
+    """
     from spark_abs.restore.apply import apply
     from spark_abs.restore.prepare import prepare
     from spark_abs.restore.refusals import Force
 
     if not Checkpoints.open(job.root, job.name).summaries():
         log.warning(
-            "job %s: restart='checkpoint' found no checkpoint at %s: its stages resume where they were",
+            "job %s: restart='checkpoint' found no checkpoint at %s: the stages resume after their last "
+            "batches",
             job.name,
             job.root.uri,
         )
@@ -231,16 +236,16 @@ def _rebuild(
     control: Control,
     lost: Mapping[StageId, str],
 ) -> tuple[RunContext, tuple[Rebuild, ...]]:
-    """Prepare the rebuild of single stages; a stage never starts over silently.
+    """Prepare the rebuild of single stages; no stage starts over silently.
 
     Raises:
-        DamageError: one of them cannot be rebuilt, or all are lost, as with a disk that is not there; names
-            the stages and the way back. Nothing was changed.
+        DamageError: a stage cannot be rebuilt, or all native checkpoints are lost, for example with a missing
+            disk; the message names the stages and what to do. Nothing was changed.
     """
     graph = drafted.graph
     declared = {stage.name for stage in graph.stages}
     begun = [r.stage for r in control.state.attempt.rebuilt if not r.done and r.stage in declared]
-    wanted = {**dict.fromkeys(begun, "a start was killed while it rebuilt it"), **lost}
+    wanted = {**dict.fromkeys(begun, "a start was killed during its rebuild"), **lost}
     if not wanted:
         return ctx, ()
     rebuilder = Rebuilder(ctx, graph, drafted.plans, control)
@@ -256,8 +261,8 @@ def _rebuild(
     if len(rebuilds) == len(wanted):
         return rebuilder.prepare(rebuilds), tuple(rebuilds)
     way = (
-        "start with restart='checkpoint' to go back to the newest intact checkpoint, sinks included"
+        "start with restart='checkpoint' to restore the newest intact checkpoint, sinks included"
         if Checkpoints.open(ctx.root, ctx.job).summaries()
-        else "no checkpoint was completed that one could go back to: start over on a new root"
+        else "no checkpoint was completed that could be restored: start over on a new root"
     )
     raise DamageError("native checkpoints are missing or damaged:\n" + "\n".join([*findings, way]))
