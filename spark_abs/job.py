@@ -174,7 +174,9 @@ class Job:
         """
         stage_id = StageId(checked_name(name, "stage"))
         if stage_id in self.stages:
-            raise GraphError(f"stage {name!r} is declared twice: the name is its uid, choose another")
+            raise GraphError(
+                f"stage {name!r} is declared twice: a name identifies one stage, choose a different name"
+            )
         extra = dict(outputs or {})
         refuse_options(name, extra, state_provider, shuffle_partitions, begin)
         given, pinned = given_inputs(self, name, inputs)
@@ -370,7 +372,7 @@ class Job:
         )
 
     def check(self, *, to: str | int | None = None, allow_non_restored_state: bool = False) -> Comparison:
-        """Say for each stage whether a start would keep it, begin it, leave it behind or refuse it, and why.
+        """Return whether a start would keep, begin, leave behind or refuse each stage, with the reasons.
 
         Starts nothing and writes nothing. Print the result, or read its `ok`, `stages` and `obstacles`.
 
@@ -387,9 +389,10 @@ class Job:
         return check_job(self.spec(), allow_non_restored_state, to=to)
 
     def explain(self, *, allow_non_restored_state: bool = False) -> Explanation:
-        """Return the job as a value to print: stages, channels, sinks, where each thing is kept, its start.
+        """Return the job as a value to print: stages, channels, sinks, places, and the effect of a start.
 
-        Starts nothing and writes nothing. `print(job.explain())` shows it; `start` of it is as `check`.
+        Starts nothing and writes nothing. `print(job.explain())` shows the text; its `start` is the result of
+        `check`.
 
         Args:
             allow_non_restored_state: as for `start`.

@@ -50,7 +50,7 @@ def open(root: str, spark: SparkSession | None = None, **storage: Unpack[Storage
         root: the job's root.
         spark: a session, for methods that return or take frames; None: the active session of this thread.
             `read` and `views` also take a session of Spark Connect.
-        storage: how an object store is reached, if neither the environment nor the session says so.
+        storage: options to reach an object store, if neither the environment nor the session has them.
 
     Raises:
         ConfigError: an option is unknown or cannot be read.
@@ -112,7 +112,7 @@ class JobRoot:
 
         Args:
             checkpoint: an id, the name of a savepoint, or `latest`; None: everything.
-            progress: told what is being read.
+            progress: called with the part that is being read.
 
         Raises:
             CheckpointNotFound: there is no such checkpoint.
@@ -135,7 +135,7 @@ class JobRoot:
         Raises:
             UsageError: the checkpoint has no such sink, the sink is a function, or there is no session.
             CheckpointNotFound: there is no such checkpoint.
-            Refused: the table was replaced since.
+            Refused: the table was replaced since the checkpoint.
         """
         return read_sink(self._session(), self.root, name, checkpoint)
 
@@ -253,7 +253,7 @@ class JobRoot:
                 or numbers by stage. State must be in RocksDB. None leaves it as it was. Declare the stage
                 with the same number: if it ever begins without state again, the declared number counts.
             sinks: your own two-phase sinks by name, since the root cannot create them.
-            progress: told each step.
+            progress: called with each step.
 
         Raises:
             CheckpointNotFound: there is no such checkpoint.
@@ -314,7 +314,7 @@ class JobRoot:
             timeout: seconds to wait for it; None: until the job ends.
 
         Raises:
-            UsageError: the name is no name.
+            UsageError: the name is not valid.
             Refused: no run is alive, the run ended before it answered, or the savepoint failed.
             CheckpointPending: no answer within `timeout`; the savepoint may still complete.
         """
@@ -340,7 +340,7 @@ class JobRoot:
         """Change settings of the running job until it ends, and return the changes.
 
         Raises:
-            ConfigError: a setting cannot be changed while a job runs, or not to this value. Nothing was
+            ConfigError: a setting cannot be changed while a job runs, or the value is not valid. Nothing was
                 changed.
             Refused: no run is alive, or the run refused the change.
         """

@@ -163,8 +163,11 @@ class SourceShape:
     feedback: bool = False
     """Whether the channel closes a loop."""
     at: str = field(default="", compare=False)
-    """Tells sources with the same name apart: for Kafka the brokers, for files the `pathGlobFilter`, for
-    Delta `changes` if it reads the change data feed. A source whose `at` changes is still the same source."""
+    """Distinguishes sources with the same name; a source whose `at` changes is still the same source.
+
+    For Kafka the brokers, for files the `pathGlobFilter`, for Delta `changes` if the change data feed is
+    read.
+    """
 
     def __str__(self) -> str:
         """Return the name for messages."""

@@ -92,7 +92,7 @@ PROVIDERS: Mapping[ProviderName, Provider] = {"rocksdb": Provider.ROCKSDB, "hdfs
 
 
 class CheckpointKind(StrEnum):
-    """What a barrier asks for (P1)."""
+    """The kind of checkpoint that a barrier begins (P1)."""
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
@@ -105,7 +105,7 @@ class CheckpointKind(StrEnum):
 
 
 class RunKind(StrEnum):
-    """Who takes a run number. Each writer to a root takes one and then owns the root."""
+    """The kinds of runs. Each writer to a root takes a run number and then owns the root."""
 
     JOB = "job"
     RESTORE = "restore"
@@ -116,12 +116,13 @@ class CheckpointMode(StrEnum):
     """How stages handle a barrier. The barrier carries its mode, so that all stages decide alike."""
 
     ALIGNED = "aligned"
-    """Wait for it on every input (P4): exactly once."""
+    """Wait for the barrier on every input (P4): exactly once."""
     UNALIGNED = "unaligned"
-    """Let it overtake unread rows, which become part of the checkpoint (P16): exactly once."""
+    """Let the barrier overtake unread rows, which become part of the checkpoint (P16): exactly once."""
     AT_LEAST_ONCE = "at_least_once"
-    """Count it without waiting (P7): rows that faster inputs have read beyond it are read again after a
-    restore."""
+    """Count the barrier without waiting (P7): after a restore, rows that faster inputs have read past it are
+    read again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ class LookupVersion:
     lookup: str
     """The lookup's name."""
     table: str
-    """Where the table is."""
+    """The place of the table."""
     table_id: str
     version: Version
     at_ms: int
@@ -257,11 +258,11 @@ class LookupVersion:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One attempt on the current path, and its last entry that counts in one channel."""
+    """One attempt on the current path, and its last valid entry in one channel."""
 
     attempt: AttemptId
     until: Version | None
-    """Inclusive; None for the newest attempt, whose entries all count."""
+    """Inclusive; None for the newest attempt, whose entries are all valid."""
 
 
 def counts(path: Sequence[Branch], attempt: AttemptId, version: Version) -> bool:
@@ -286,7 +287,7 @@ def run_app_id(owner: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SinkWriter:
-    """Who commits to the table of a sink: one stage of one attempt of a job, on one root.
+    """The writer of a sink's table: one stage of one attempt of a job, on one root.
 
     Two roots that run the same job are two writers. The ids do not include the name of the sink: a root has
     one sink on a table, so a renamed sink continues under its ids. Attempts from before roots had an identity
@@ -307,7 +308,7 @@ class SinkWriter:
 
     @property
     def name(self) -> str:
-        """How its commits name their sink, for people."""
+        """The name of the sink in its commits, for people."""
         return f"{self.job}/{self.stage}/{self.sink}"
 
     @property

@@ -510,13 +510,15 @@ class Settings:
         live = {setting.argument: setting for setting in SETTINGS if setting.live}
         forms = ", ".join(f"{name}={setting.default}" for name, setting in live.items())
         if not given:
-            raise ConfigError(f"nothing to set; of a running job one can set, e.g., {forms}")
+            raise ConfigError(f"no setting was given; settings that can be changed: {forms}")
         values: dict[str, Any] = {}
         for name, value in given.items():
             if name not in {setting.argument for setting in SETTINGS}:
-                raise ConfigError(f"{_unknown(name, 'set', live)}; one can set, e.g., {forms}")
+                raise ConfigError(f"{_unknown(name, 'set', live)}; settings that can be changed: {forms}")
             if name not in live:
-                raise ConfigError(f"{name!r} cannot be set while a job runs; one can set, e.g., {forms}")
+                raise ConfigError(
+                    f"{name!r} cannot be changed while a job runs; settings that can be changed: {forms}"
+                )
             values[live[name].field] = _read(live[name], value, name)
         return replace(self, **values)._agreeing()
 

@@ -143,7 +143,7 @@ class Explanation:
             lines += stage.lines()
         lines += map(str, (*self.channels, *self.sinks))
         lines += [f"state of checkpoints: {self.state}", f"tables of the job: {', '.join(self.tables)}"]
-        lines += [f"a start: {'refused' if not self.start.ok else 'goes on'}"]
+        lines += [f"a start: {'refused' if not self.start.ok else 'possible'}"]
         return "\n".join([*lines, *(f"  {line}" for line in str(self.start).splitlines())])
 
 

@@ -81,7 +81,7 @@ def attempt_for(
 
 
 def replaced_by(state: ControlState, attempt: AttemptId) -> tuple[AttemptId, ...]:
-    """Return the attempts that a restore must fence: the last attempt that ran, and those abandoned after it."""
+    """Return the attempts that a restore must fence: the last that ran, and those abandoned after it."""
     before = [a for a in state.attempts if a.id < attempt]
     ran = max(a.id for a in before if a.ready)
     return tuple(a.id for a in before if a.id >= ran)

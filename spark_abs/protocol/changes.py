@@ -82,7 +82,7 @@ class StageProgress:
     lost: bool = False
     """Whether the stage's native checkpoint is damaged or missing."""
     first: tuple[Position | None, ...] = ()
-    """The first position of each source, for a stage without a finished batch: its first batch is repeated from there.
+    """For a stage without a finished batch: the positions at which its first batch begins.
 
     Empty if the positions are the same.
     """

@@ -278,9 +278,9 @@ class _Comparing:
                 stood = ", ".join(f"{s!r} after entry {p.version}" for s, p in sorted(given.items()))
                 return None, [
                     (
-                        f"several stages stop reading channel {channel} at different entries ({stood}), and a "
-                        "new reader can start at only one of them: stop the unchanged job with a savepoint "
-                        "first, after which all readers are at the same entry"
+                        f"several stages stop reading channel {channel} at different entries ({stood}), and "
+                        "a new reader can start at only one entry: stop the unchanged job with a savepoint "
+                        "first, then all readers are at the same entry"
                     )
                 ]
             position = replace(next(iter(given.values())), feedback=source.feedback)

@@ -127,7 +127,7 @@ class AttachedSink:
 
     @property
     def id(self) -> str:
-        """What tells it from others."""
+        """The fields that identify the sink."""
         return f"{self.stage}/{self.sink}/{self.table_id or self.table}"
 
 
@@ -149,7 +149,7 @@ class OutsideSink:
 
     @property
     def id(self) -> str:
-        """What tells it from others."""
+        """The fields that identify the sink."""
         return self.sink
 
 

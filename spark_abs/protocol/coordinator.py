@@ -185,9 +185,7 @@ class Coordinator:
         return ()
 
     def _names(self) -> frozenset[str | None]:
-        """Return the savepoint names in use by requests of this run: a second request with one of them is
-        refused.
-        """
+        """Return the savepoint names that requests of this run use; they cannot be used a second time."""
         claiming = self._claiming.name if self._claiming else None
         waiting = [r.name for r in self._waiting]
         return frozenset((*self._named, claiming, *waiting, *(p.barrier.name for p in self.pending)))
@@ -368,8 +366,12 @@ class Coordinator:
 
 def _carried(snapshots: Iterable[StageSnapshot]) -> str:
     """Name the stages whose parts were copied from an older checkpoint."""
-    old = [f"{s.stage!r} is as of checkpoint {s.carried}" for s in snapshots if s.carried is not None]
-    return f"; not running: {', '.join(old)}" if old else ""
+    old = [
+        f"{s.stage!r} did not run and is as of checkpoint {s.carried}"
+        for s in snapshots
+        if s.carried is not None
+    ]
+    return f"; {', '.join(old)}" if old else ""
 
 
 _K = TypeVar("_K")

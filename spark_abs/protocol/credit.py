@@ -1,19 +1,18 @@
-"""Credit: whether a stage may begin its next batch, from what its channels hold unread (P19).
+"""Credit: whether a stage may begin its next batch, decided from the unread data in its channels (P19).
 
-There is no message that grants credit. A channel has so much room; what its slowest consumer has not durably
-consumed takes some of it. Both are in logs, so a producer that asks again after a crash gets the same answer.
-A full channel makes its producer wait, which then reads nothing from its own inputs, and so the pressure goes
-back to the sources.
+No message grants credit. A channel has a fixed capacity; the entries that its slowest consumer has not
+durably consumed use it. Both are read from logs, so the answer is the same after a crash. A full channel
+blocks its producer, which then reads no input, and so backpressure reaches the sources.
 
-Barriers do not wait (see `at_once`), so a channel holds at most its capacity and a batch for each open
-checkpoint; in bytes, one batch more, which may be larger than what was left. No cycle of waiting comes of it:
+Barriers do not wait (see `at_once`), so a channel holds at most its capacity and one batch for each open
+checkpoint; in bytes, one batch more, since a batch may be larger than the remaining capacity. There is no
+deadlock:
 
-- A consumer that stands at barrier n and does not read on waits for a stage that has not passed n on. Take
-  the least such n, and of the stages that have yet to pass it on the one furthest upstream: it is a source,
-  or all its inputs have n.
-- If it waits for credit, then on a channel whose consumer is not held there at n, which it does not hold or
-  which is the last it holds, nor at an earlier barrier. That one reads on, or waits for credit itself, and
-  the chain of these goes downstream to an end.
+- A consumer that is blocked at barrier n waits for a stage that has not passed n on. Take the least such n,
+  and the stage furthest upstream that has not passed it on: this stage is a source, or all its inputs have n.
+- If this stage waits for credit, the consumer of the full channel is not blocked at n, which has not arrived
+  there or is its last entry, nor at an earlier barrier. So this consumer reads, or waits for credit itself,
+  and this chain of waiting stages ends downstream.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from spark_abs.model import CheckpointId, Entry, Version
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The unread data that a channel may hold: entries with rows, and their bytes; None for no limit."""
+    """The unread data that a channel may hold, in entries with rows and in bytes; None for no limit."""
 
     entries: int | None = None
     size: int | None = None
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a bound."""
+        """Whether a limit is set."""
         return self.entries is not None or self.size is not None
 
 
@@ -44,7 +43,7 @@ ANY = Capacity()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An entry with rows as credit counts it."""
+    """The credit that an entry with rows uses."""
 
     version: Version
     size: int
@@ -52,28 +51,28 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The data in a channel that its slowest consumer has not durably consumed."""
+    """The data of a channel that its slowest consumer has not durably consumed."""
 
     entries: int
     size: int
 
 
 def load_of(entry: Entry) -> Load | None:
-    """Return what an entry takes of a channel's room; None if it has no rows.
+    """Return the credit that an entry uses; None for an entry without rows.
 
-    A position never moves to an entry without anything in it: were such entries counted, an idle stage
-    could fill its channel with what nobody will ever consume.
+    A position never moves to an entry without rows and markers. If such entries used credit, an idle stage
+    would fill its channel with entries that are never consumed.
     """
     return Load(entry.version, entry.size) if entry.files else None
 
 
 def loads_of(entries: Iterable[Entry]) -> Iterator[Load]:
-    """Iterate what entries take of a channel's room."""
+    """Iterate the credit that entries use."""
     return (load for entry in entries if (load := load_of(entry)) is not None)
 
 
 def slowest(consumers: Iterable[Version]) -> Version | None:
-    """Return the entry up to which all consumers of a channel have read, None if it has none."""
+    """Return the entry up to which all consumers of a channel have read; None without consumers."""
     return min(consumers, default=None)
 
 
@@ -85,15 +84,15 @@ def unread(loads: Iterable[Load], consumers: Iterable[Version]) -> Unread:
 
 
 def grants(found: Unread, capacity: Capacity) -> bool:
-    """Say whether a channel takes another batch, however large: an empty one always does."""
+    """Say whether a channel has credit for one more batch of any size; an empty channel always has."""
     entries = capacity.entries is None or found.entries < capacity.entries
     return not found.entries or (entries and (capacity.size is None or found.size < capacity.size))
 
 
 def holds_back(loads: Iterable[Load], position: Version, capacity: Capacity) -> bool:
-    """Say whether the head of a loop reads only its feedback edge for now: that holds all it may hold.
+    """Say whether the head of a loop must read only its feedback edge, because this channel is full.
 
-    A feedback edge is outside credit: its producer may be the head, which must not wait for itself (P17).
+    A feedback edge has no credit: its producer may be the head, which must not wait for itself (P17).
     """
     return not grants(unread(loads, [position]), capacity)
 
@@ -102,11 +101,11 @@ def at_once(emission: Emission, written: CheckpointId, offered: CheckpointId) ->
     """Say whether a batch needs no credit.
 
     Args:
-        emission: what the outputs get at its end.
-        written: the newest id that every output has carried.
-        offered: the open barrier that the stage may take ahead of the batch, or with it, though no input has
-            it: it takes barriers like a source, or this one is unaligned; `NO_EPOCH` if there is none. It
-            counts also if it is offered while the stage waits.
+        emission: the marker that the outputs get at the end of the batch.
+        written: the newest id that every output has passed on.
+        offered: an open barrier that the stage may take before or with the batch although no input has it,
+            because the stage takes barriers like a source or the barrier is unaligned; `NO_EPOCH` without
+            one. The barrier may also be offered while the stage waits.
     """
     match emission:
         case Cut(id=reached) | Cancelled(id=reached):

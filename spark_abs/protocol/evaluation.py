@@ -1,7 +1,7 @@
-"""Which parts of a batch are evaluated, copied or completed, so that all consumers hold the same rows.
+"""Which parts of a batch are evaluated, copied or completed, so that all consumers get the same rows.
 
-An output is evaluated once a batch, whatever takes it. All files are written before the first commit, which
-names them: once it stands, it decides the rows of every other output of that batch.
+Each output is evaluated once in a batch, for all its consumers. All files are written before the first
+commit, which names them: this commit decides the rows of all other outputs of the batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ class Staged:
 
     output: str
     table: str
-    """For which table: relative to the root for a channel, a whole location for a sink; empty: for no table,
-    the files are staged below the root."""
+    """The table of the files: relative to the root for a channel, a full location for a sink.
+
+    Empty for files staged below the root.
+    """
     directory: str = ""
-    """Relative to the table, or to the root; empty if there are no rows, or the table takes its rows from
-    what is staged for another one."""
+    """Paths relative to the table or to the root.
+
+    Empty without rows, or if the table uses the files staged for another table.
+    """
     files: int = 0
     rows: int = 0
     size: int = 0
@@ -37,7 +41,7 @@ class Consumer:
     table: str
     """As in `Staged`."""
     plain: bool = True
-    """Whether files are committed as they are; if not, Delta's own writer reads them and writes others."""
+    """Whether files are committed unchanged; otherwise Delta's writer reads them and writes new files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +50,22 @@ class Write:
 
     output: str
     to: Consumer | None
-    """Whose files they are; None: nobody's, they are staged for those who read them. Others that are plain
-    get copies: tables that forget files at different times cannot share them."""
+    """The table that owns the files; None for staged files.
+
+    Other plain tables get copies: tables that remove files at different times cannot share them.
+    """
 
 
 def writes(
     consumers: Sequence[Consumer], called: Collection[str], unsure: Collection[str]
 ) -> tuple[Write, ...]:
-    """Return which outputs are evaluated into files, the main one first.
+    """Return the outputs that are evaluated into files, the main output first.
 
     Args:
-        consumers: the tables that get rows, in the order of their commits; without any nothing is written.
-        called: outputs that a function takes.
-        unsure: outputs that may have other rows when they are evaluated a second time: of the main one it
-            concerns all, of another one only itself.
+        consumers: the tables that get rows, in the order of their commits; without consumers no files are
+            written.
+        called: outputs that are passed to a function.
+        unsure: outputs whose rows may differ in a second evaluation. The main output affects all others.
     """
     if not consumers:
         return ()
@@ -82,22 +88,23 @@ def _write(output: str, takers: Sequence[Consumer]) -> Write:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """How the tables that lack a partly committed batch get its rows."""
+    """How the tables that lack a partly committed batch get the rows."""
 
     own: Mapping[str, Staged] = field(default_factory=dict)
-    """By table: files that lie there for it, or the fact that it has no rows."""
+    """By table: its named files, or the fact that it gets no rows."""
     lent: Mapping[str, Staged] = field(default_factory=dict)
-    """By table: files of the same output, of another table or staged."""
+    """By table: files of the same output, from another table or staged."""
     anew: tuple[Consumer, ...] = ()
-    """Nothing is named for their output: it is evaluated again."""
+    """Tables whose output has no named files: the output is evaluated again."""
 
 
 def missing(lacking: Sequence[Consumer], named: Sequence[Staged]) -> Missing:
-    """Return how the consumers that lack a batch get its rows, another output having committed it.
+    """Return how the consumers that lack a batch get its rows, after another output has committed it.
 
     Args:
         lacking: the consumers without the batch, in the order of their commits.
-        named: what the first commit of the batch names; empty if a version wrote it that named nothing.
+        named: the files that the first commit of the batch names; empty if an earlier version wrote the
+            commit.
     """
     own: dict[str, Staged] = {}
     lent: dict[str, Staged] = {}
@@ -115,7 +122,10 @@ def missing(lacking: Sequence[Consumer], named: Sequence[Staged]) -> Missing:
 
 
 def files_of(named: Sequence[Staged]) -> dict[str, Staged]:
-    """Return by output where its rows can be read; one without rows has files nowhere, which says it, too."""
+    """Return, for each output, files from which its rows can be read.
+
+    An output without rows has an empty entry.
+    """
     found: dict[str, Staged] = {}
     for staged in named:
         if staged.directory or not staged.rows:

@@ -1,6 +1,6 @@
-"""Which errors of Spark and Delta a restart of the stage cannot cure, by their conditions. Read in 4.2, 4.4.
+"""Errors of Spark and Delta that a restart cannot solve, by their conditions (of Spark 4.2, Delta 4.4).
 
-Closed lists: an error that is on none of them may be gone the next time, and the restart policy decides.
+The lists are closed: for any other error the restart policy decides, since it may not come again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SOURCE_MOVED = frozenset(
         "DELTA_STREAMING_SCHEMA_MISMATCH_ON_RESTART",
     )
 )
-"""A source has other columns than the frame that reads it: a frame that is made anew may go on."""
+"""The columns of a source differ from its frame: a new frame may continue."""
 
 _FINAL = frozenset(
     (
@@ -52,24 +52,24 @@ _FINAL = frozenset(
     )
 )
 _FINAL_FAMILIES = ("DELTA_STREAMING_",)
-"""Schemas of Delta sources, and the log in which they are tracked."""
+"""Schemas of Delta sources, and the log that tracks them."""
 _FINAL_KINDS = re.compile(r"(?:^|caused by )(?:\w*AnalysisException\b|AssertionError: assertion failed)")
-"""An analysis that fails, and an assertion of Spark about a plan: by the name of the exception."""
+"""Failed analysis, and assertions of Spark about a plan, by the name of the exception."""
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*)(?:\.[A-Z0-9_]+)?\]")
 
 
 def conditions(cause: str) -> frozenset[str]:
-    """Return the error conditions that a cause names, without what they say in particular."""
+    """Return the error conditions that a cause names, without subconditions."""
     return frozenset(_CONDITION.findall(cause))
 
 
 def source_moved(cause: str) -> bool:
-    """Say whether a cause, as `cause_of` gives it, is a source that has other columns now."""
+    """Say whether a cause, as `cause_of` returns it, is a source whose columns have changed."""
     return not SOURCE_MOVED.isdisjoint(conditions(cause))
 
 
 def cannot_go_away(cause: str) -> bool:
-    """Say whether an error with this cause, as `cause_of` gives it, comes again with the same frame."""
+    """Say whether an error with this cause, as `cause_of` returns it, would come again in the same frame."""
     found = conditions(cause)
     return (
         not (SOURCE_MOVED | _FINAL).isdisjoint(found)

@@ -30,7 +30,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Somebody asks for a checkpoint or savepoint. The same request id may come again."""
+    """A checkpoint or savepoint was requested. The same request id may come again."""
 
     now_ms: int
     request: Request
@@ -38,7 +38,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A stage has come: no checkpoint without an outcome is complete without it from now on."""
+    """A stage takes part: from now on every checkpoint without an outcome needs it."""
 
     now_ms: int
     stage: StageId
@@ -46,7 +46,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A stage has gone: no checkpoint needs it from now on, also none that is open."""
+    """A stage has left: from now on no checkpoint needs it, not even an open one."""
 
     now_ms: int
     stage: StageId
@@ -54,7 +54,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The id of `barrier` is durably claimed: the answer to `Claim`, or told again to a new coordinator."""
+    """The id of `barrier` is durably claimed: the answer to `Claim`, repeated for a new coordinator."""
 
     now_ms: int
     barrier: Barrier
@@ -72,7 +72,7 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A stage cannot do its part, or went past the barrier without a cut."""
+    """A stage cannot do its part, or passed the barrier without a cut."""
 
     now_ms: int
     id: CheckpointId
@@ -83,7 +83,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The outcome of a checkpoint is durable: the answer to `Complete` and `Abort`, whichever it was."""
+    """The outcome of a checkpoint is durable: the answer to `Complete` or `Abort`."""
 
     now_ms: int
     id: CheckpointId
@@ -100,16 +100,16 @@ class AckResult(StrEnum):
     SUCCESS = "success"
     """It counts."""
     DUPLICATE = "duplicate"
-    """It has been counted."""
+    """The acknowledgement was counted."""
     UNKNOWN = "unknown"
-    """No such checkpoint is known, or the job has no such stage."""
+    """The checkpoint is unknown, or the job has no such stage."""
     DISCARDED = "discarded"
-    """The checkpoint is already aborted."""
+    """The checkpoint was aborted already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim an id durably, then say `Claimed` and hand the barrier to the stages."""
+    """Claim an id durably, then send `Claimed` and pass the barrier to the stages."""
 
     kind: CheckpointKind
     name: str | None
@@ -121,8 +121,8 @@ class Claim:
 class Overtake:
     """Tell every stage that an aligned checkpoint is unaligned from now on, then record it durably (P16).
 
-    In this order: gates learn of it from the record, and let nothing past the barrier that a stage might not
-    have been told of. Repeatable; lost between the two, gates go on waiting.
+    The order matters: gates learn of the change from the record, and so read past the barrier only after the
+    stage was told. Repeatable; after a crash between the two, gates still wait.
     """
 
     id: CheckpointId
@@ -130,7 +130,7 @@ class Overtake:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Commit the manifest, or if that is impossible the abort, then say `Decided`."""
+    """Commit the manifest, or the abort if that is impossible, then send `Decided`."""
 
     id: CheckpointId
     snapshots: tuple[StageSnapshot, ...]
@@ -138,7 +138,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Commit the abort, then say `Decided`."""
+    """Commit the abort, then send `Decided`."""
 
     id: CheckpointId
     reason: AbortReason
@@ -156,7 +156,7 @@ class AckAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Release all resources of a checkpoint's acknowledgements: none of them will ever count."""
+    """Release the resources of a checkpoint's acknowledgements: none of them will count."""
 
     id: CheckpointId
 
@@ -171,7 +171,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell who asked what became of the request. `id` is None if none was claimed."""
+    """Answer a request. `id` is None if no id was claimed."""
 
     request_id: str
     id: CheckpointId | None
@@ -181,7 +181,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """End the job: more checkpoints have failed in a row than are tolerated (P3)."""
+    """End the job: more checkpoints have failed in a row than tolerated (P3)."""
 
     message: str
 

@@ -10,9 +10,9 @@ from spark_abs.model import ChannelId, Position, StageId, producer
 from spark_abs.protocol.changes import Recorded, StageChange, StageProgress, Verdict
 
 _REASON = (
-    "sink {} belonged to stage {!r}, and only one of the two stages has read {} entries of channel {}: "
-    "their rows would be {}; start the job as it was and stop it with a savepoint, after which no row is "
-    "unread, then move the sink"
+    "sink {} moves from stage {!r}, but only one of the two stages has read {} entries of channel {}: the "
+    "rows of these entries would be {}; start the unchanged job and stop it with a savepoint, so that no row "
+    "stays unread, then move the sink"
 )
 _TWICE, _MISSING = "in the table twice", "missing from the table"
 
@@ -22,13 +22,13 @@ def moved_sinks(
 ) -> Iterator[tuple[StageId, str]]:
     """Iterate the stages that may not take over the table of another stage's sink, and why.
 
-    Rows that the one stage has written to the table and that have not come to the other one would be in the
-    table twice; rows that the other one has passed on, and that have not come to the first, would be missing.
+    Rows that the old stage has written and the new stage has not read would be in the table twice. Rows that
+    the new stage has read and the old stage has not written would be missing.
 
     Args:
-        recorded: the job as the root knows it.
-        declared: the stages as they are declared.
-        changes: what becomes of them.
+        recorded: the job as recorded in the root.
+        declared: the declared stages.
+        changes: the effect of the start on each stage.
     """
     now = {shape.stage: shape for shape in declared}
     known = {shape.stage: shape for shape in recorded.shapes} | now
@@ -47,7 +47,7 @@ def moved_sinks(
 def _moved_from(
     recorded: Recorded, now: Mapping[StageId, StageShape], shape: StageShape, table: str
 ) -> Iterator[StageId]:
-    """Iterate the other stages that wrote a table and write it no more."""
+    """Iterate the other stages that wrote a table and no longer do."""
     before = recorded.shape(shape.stage)
     if before is not None and table in before.tables.values():
         return
@@ -59,14 +59,14 @@ def _moved_from(
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """The ways of rows through a job: as it is declared, and for stages that are left out as it was."""
+    """The paths of rows through the declared job; removed stages keep their recorded inputs."""
 
     recorded: Recorded
     reads: Mapping[StageId, Collection[ChannelId]]
     changes: Mapping[StageId, StageChange]
 
     def apart(self, old: StageId, new: StageId) -> Iterator[tuple[ChannelId, int, str]]:
-        """Iterate what has come to only one of two stages: channel, entries, what becomes of their rows."""
+        """Iterate the channels that only one of two stages has read: channel, entries, effect on the rows."""
         above = {stage: self._above(stage) for stage in (old, new)}
         common = above[old] & above[new]
         for stage, other, times in ((new, old, _TWICE), (old, new, _MISSING)):
@@ -85,14 +85,14 @@ class _Ways:
                         yield channel, entries, times
 
     def _behind(self, reader: StageId, channel: ChannelId, others: Collection[StageId]) -> int:
-        """Count the entries that have not come to a reader, but not those that none of the others has."""
+        """Count the entries that a reader has not read and another reader has."""
         unread = self.recorded.unread
         ahead = [unread(p) for other in others for p in self._stands(other, channel)]
         mine = [unread(p) for p in self._stands(reader, channel)]
         return max(0, max(mine, default=0) - min(ahead, default=0))
 
     def _above(self, stage: StageId) -> set[StageId]:
-        """Return a stage and all whose rows come to it."""
+        """Return a stage and all stages before it."""
         found, waiting = {stage}, [stage]
         while waiting:
             new = {producer(c) for c in self.reads.get(waiting.pop(), ())} - found
@@ -101,7 +101,10 @@ class _Ways:
         return found
 
     def _stands(self, stage: StageId, channel: ChannelId) -> list[Position]:
-        """Return where a stage goes on, or begins, to read a channel; where it stood if it is left out."""
+        """Return the position from which a stage will read a channel.
+
+        For a removed stage its last position.
+        """
         change = self.changes.get(stage)
         reached = self.recorded.progress.get(stage, StageProgress())
         if change is not None and change.verdict is Verdict.NEW:

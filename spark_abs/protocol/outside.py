@@ -1,12 +1,12 @@
 """Sinks outside: the rows to send next, and the mark of a sink after a restore.
 
-Rows for such a sink lie in the channel of an output. An epoch is what lies there between the cuts of two
-completed checkpoints; it is sent whole, after the completion, and committed together with its mark. So a
-crash at any moment leaves one of two things: the mark before it and none of its rows, or its mark and all.
-The channel holds what has not been sent, so no transaction stays open meanwhile.
+Rows for such a sink are in the channel of an output. An epoch has the rows between the cuts of two completed
+checkpoints. It is sent as a whole after the completion, and committed together with its mark. So after a
+crash the sink has either the earlier mark and no rows of the epoch, or the epoch's mark and all its rows. The
+channel holds the rows that are not sent yet, so no transaction stays open meanwhile.
 
-A sink may also take each batch as an epoch of its own, as soon as its entry is in the channel: an entry is
-never withdrawn but by going back to a checkpoint, and then the mark says that it was sent.
+A sink may also take each batch as a separate epoch, as soon as the entry is in the channel. Only a restore
+withdraws an entry, and then the mark shows that the entry was sent.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from spark_abs.protocol.changes import FIRST_ENTRY
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a sink has committed: all that counts in its channel up to entry `version`."""
+    """How far a sink has committed: all valid entries of its channel up to `version`."""
 
     attempt: AttemptId
-    """Whose entry that is."""
+    """The attempt of that entry."""
     checkpoint: CheckpointId
-    """The checkpoint whose cut it is, or of an entry between two cuts the newest one before it that was known
-    to be complete; 0 where the channel begins."""
+    """The checkpoint with its cut at that entry.
+
+    Between two cuts, the newest earlier checkpoint known as complete; 0 at the beginning of the channel.
+    """
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who sends: one sink of one root, in one run. Run numbers only grow: a newer one fences older ones."""
+    """The sender: one sink of one root in one run. Run numbers only grow: a newer run fences older ones."""
 
     root: str
     """The identity of the root."""
@@ -51,23 +53,28 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What is committed at once: the entries after `after` up to those of `mark`, that mark included."""
+    """A unit of commit: the entries after `after` up to `mark`, and `mark` itself."""
 
     owner: Owner
     after: Mark
     mark: Mark
     floor: Version = FIRST_ENTRY
-    """No restore goes back to before this entry any more: what was kept to undo epochs up to it may go."""
+    """No restore can go back to before this entry: data for undoing earlier epochs may be deleted.
+    """
     first: bool = False
-    """Whether nothing was ever committed: the sink has no mark yet."""
+    """Whether the sink has committed nothing yet and so has no mark."""
     savepoint: str | None = None
-    """The name of the savepoint that the epoch ends with, None if that is no savepoint."""
+    """The name of the savepoint that ends the epoch; None if a checkpoint ends it."""
     asked: tuple[Version, ...] = ()
-    """The entries to which the kept checkpoints go back, oldest first, as they were some time ago; empty if
-    they are not known. What has been completed since goes back to a later entry."""
+    """The entries at the cuts of retained checkpoints, oldest first, as known some time ago.
+
+    Empty if unknown.
+
+    Checkpoints completed later have later entries.
+    """
 
     def may_return_to(self, version: Version) -> bool:
-        """Say whether a restore may go back to an entry with which an epoch has ended."""
+        """Say whether a restore may go back to the end of an epoch."""
         if not self.asked:
             return version >= self.floor
         return version in self.asked or version > self.asked[-1]
@@ -77,9 +84,9 @@ def next_epochs(mark: Mark, cuts: Iterable[Mark], path: Sequence[Branch]) -> tup
     """Return the epochs to send, oldest first, each with the mark before it and its own mark.
 
     Args:
-        mark: what the sink has committed; it counts on the path.
+        mark: the mark of the sink; it is on the path.
         cuts: the cuts of completed checkpoints in the channel, of abandoned attempts too, in any order.
-        path: what counts in the channel, see `channel_path`.
+        path: the valid path of the channel, see `channel_path`.
     """
     ahead = {c.version: c for c in cuts if c.version > mark.version and is_on(path, c)}
     ordered = [ahead[version] for version in sorted(ahead)]
@@ -89,16 +96,17 @@ def next_epochs(mark: Mark, cuts: Iterable[Mark], path: Sequence[Branch]) -> tup
 def next_batches(
     mark: Mark, entries: Iterable[tuple[AttemptId, Version]], cuts: Iterable[Mark], path: Sequence[Branch]
 ) -> tuple[tuple[Mark, Mark], ...]:
-    """Return what is to be sent to a sink that takes each batch: as `next_epochs`, entry by entry.
+    """Return the epochs for a sink that takes each batch: as `next_epochs`, entry by entry.
 
-    Also a cut after the last entry is returned, without rows: its mark lets what is older go. No epoch has
-    an entry in its middle, so one can go back to any cut between two of them, complete by now or later.
+    A cut after the last entry is returned as an epoch without rows: its mark lets older data be deleted.
+    Every epoch is one entry, so a restore can go back to any cut between entries, whenever its checkpoint
+    completes.
 
     Args:
-        mark: what the sink has committed; it counts on the path.
-        entries: those of the channel that hold rows.
+        mark: the mark of the sink; it is on the path.
+        entries: the entries of the channel with rows.
         cuts: the cuts of completed checkpoints in the channel, in any order.
-        path: what counts in the channel, see `channel_path`.
+        path: the valid path of the channel, see `channel_path`.
     """
     mine = sorted((c for c in cuts if is_on(path, c)), key=lambda c: (c.version, -c.checkpoint))
     ahead = {v: Mark(a, NO_EPOCH, v) for a, v in entries if v > mark.version and counts(path, a, v)}
@@ -114,30 +122,30 @@ def next_batches(
 
 
 def is_on(path: Sequence[Branch], mark: Mark) -> bool:
-    """Say whether all rows up to a mark count on a path."""
+    """Say whether all rows up to a mark are valid on a path."""
     return counts(path, mark.attempt, mark.version)
 
 
 def may_miss(path: Sequence[Branch], mark: Mark, oldest: AttemptId) -> bool:
-    """Say whether entries after a mark that count may be gone, where the next ones are.
+    """Say whether valid entries right after a mark may have been removed.
 
     Args:
         path: what counts in the channel.
         mark: what the sink has committed.
-        oldest: whose the oldest entry is that is left: what is gone is of that attempt or of older ones.
+        oldest: the attempt of the oldest entry left: removed entries are of this attempt or older ones.
     """
     return any(b.attempt <= oldest and (b.until is None or b.until > mark.version) for b in path)
 
 
 def line_to(path: Sequence[Branch], mark: Mark) -> tuple[Branch, ...]:
-    """Cut the path of a mark's attempt off after the mark."""
+    """Return the path of a mark's attempt up to the mark."""
     return (*path[:-1], Branch(mark.attempt, mark.version))
 
 
 def meeting(line: Sequence[Branch], path: Sequence[Branch]) -> Mark:
-    """Return the last point of `line` that counts on `path`, as a mark of no checkpoint.
+    """Return the last point of `line` that is also on `path`, as a mark without a checkpoint.
 
-    Where they have nothing in common that is the beginning of the newest attempt of `path`.
+    If the two have no point in common, this is the beginning of the newest attempt of `path`.
     """
     found = Mark(path[-1].attempt, NO_EPOCH, FIRST_ENTRY)
     for mine, other in zip(line, path, strict=False):
@@ -152,12 +160,12 @@ def meeting(line: Sequence[Branch], path: Sequence[Branch]) -> Mark:
 def mark_after_rollback(
     mark: Mark, line: Sequence[Branch], path: Sequence[Branch], cuts: Iterable[Mark]
 ) -> Mark:
-    """Return a sink's mark after the rows that do not count on `path` are undone.
+    """Return a sink's mark after the rows that are not on `path` are undone.
 
     Args:
-        mark: what it has committed.
+        mark: the mark of the sink.
         line: the path to it, see `line_to`.
-        path: what counts from now on.
+        path: the path that is valid from now on.
         cuts: known cuts, for the checkpoint's id.
     """
     if is_on(path, mark):
@@ -170,9 +178,9 @@ def mark_after_rollback(
 def sent_behind(
     back: Mark, mark: Mark, line: Sequence[Branch], cuts: Iterable[Mark]
 ) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints whose epochs a sink has committed after `back`, as far as they are known.
+    """Return the known checkpoints whose epochs a sink has committed after `back`.
 
-    None of them if it has committed only batches after it, whose checkpoint never was complete.
+    Empty if the sink has committed only batches without a completed checkpoint.
     """
     mine = [c for c in cuts if is_on(line, c)]
     ids = {c.checkpoint for c in mine if back.version < c.version <= mark.version}
@@ -183,7 +191,7 @@ def sent_behind(
 
 
 def asked_for(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> tuple[Version, ...]:
-    """Return the entries that a way to a kept checkpoint takes a sink back to, each once, oldest first.
+    """Return the entries to which restores of retained checkpoints take a sink back, each once, oldest first.
 
     Args:
         line: the path to what a sink has committed.
@@ -193,9 +201,9 @@ def asked_for(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> tuple
 
 
 def undone_from(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:
-    """Return the entry up to which nothing is undone any more, whichever kept checkpoint one goes back to.
+    """Return the entry up to which no restore of a retained checkpoint undoes rows.
 
-    On the way to an abandoned branch that is the fork, which may lie before every kept checkpoint.
+    A restore to an abandoned branch goes back to the fork, which may be before every retained checkpoint.
 
     Args:
         line: the path to what a sink has committed.
@@ -205,10 +213,10 @@ def undone_from(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Ver
 
 
 def needed_from(mark: Mark, line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Version:
-    """Return the entry after which a sink, or one that goes back to a kept checkpoint, may still read.
+    """Return the entry after which a sink may still read, now or after a restore of a retained checkpoint.
 
     Args:
-        mark: what it has committed.
+        mark: the mark of the sink.
         line: the path to it.
         kept: the path to the cut of each checkpoint that one may go back to.
     """

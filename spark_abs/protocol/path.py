@@ -1,4 +1,4 @@
-"""Which entries of a channel count on the current path of the attempt tree (P18)."""
+"""Which entries of a channel are valid on the current path of the attempt tree (P18)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from spark_abs.model import AttemptId, Branch, ChannelId, Version
 from spark_abs.protocol.control import ControlState
 
 NOTHING = Version(-1)
-"""No entry is at or before it."""
+"""The position before all entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchPoint:
-    """What the stored plan of an attempt says about the checkpoint that it branched off at.
+    """The facts of the restored checkpoint in the stored plan of an attempt.
 
     The plan keeps it, so that retention may remove the manifest.
     """
 
     channels: Mapping[str, Version]
-    """The last entry that counts in each channel that the job had then."""
+    """The last valid entry of each channel that the job had then."""
 
 
 def channel_path(
@@ -30,10 +30,10 @@ def channel_path(
 ) -> tuple[Branch, ...]:
     """Return the path through the attempt tree for one channel, oldest attempt first.
 
-    It ends with the current attempt if none is given.
+    The path ends with the given attempt; by default with the current attempt.
 
-    Of an attempt that was left at a checkpoint, the entries up to that cut count; none does if the
-    channel did not exist at the cut. Of the last attempt all count.
+    For an attempt that was left at a checkpoint, the entries up to its cut are valid, and none if the channel
+    did not exist at the cut. All entries of the last attempt are valid.
 
     Raises:
         DamageError: the stored plan of an attempt cannot be read.

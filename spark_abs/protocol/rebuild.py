@@ -1,8 +1,8 @@
-"""The batches that a stage repeats after the loss of its native checkpoint, unnoticed by others (P18).
+"""The batches that a stage repeats after the loss of its native checkpoint, without effects on others (P18).
 
-Its state comes from the newest checkpoint. From there to its last output it has to do exactly what it did:
-each batch under its old number, reading what that batch read. Then every row it writes is there already, is
-recognised by its transaction id and dropped, and after the last output it goes on by itself.
+The stage gets its state from the newest checkpoint. From there to its last output it repeats each batch with
+the old number and the old input. The outputs already have these rows, recognise the transaction ids and drop
+the repeats. After the last output the stage runs normally.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Repeat(Generic[P]):
-    """A batch that is run again as it was planned."""
+    """A batch that is repeated with its old plan."""
 
     batch: BatchId
     plan: P
@@ -31,28 +31,30 @@ class LostStage:
     """The known facts of a stage without a native checkpoint."""
 
     cut: BatchId
-    """The batch after which the checkpoint has its state, `NO_BATCH` to begin with nothing."""
+    """The batch of the checkpoint's cut; `NO_BATCH` to begin without state."""
     written: BatchId
-    """The newest batch that any of its outputs holds."""
+    """The newest batch that any output of the stage holds."""
     has_native_inputs: bool = False
-    """Whether it reads sources of its own, beside channels or instead of them."""
+    """Whether the stage reads native sources, with or without channels."""
     calls_functions: bool = False
-    """Whether one of its sinks is a function, which may have seen a batch that no output holds."""
+    """Whether a sink of the stage is a function: it may have been called for a batch that no output holds.
+    """
 
 
 def repeats(lost: LostStage, plans: Mapping[BatchId, P]) -> tuple[Repeat[P], ...]:
-    """Return the batches after the cut that the stage repeats, in order; none if no output is past it.
+    """Return the batches after the cut that the stage repeats, in order; empty if no output is past the cut.
 
     Args:
         lost: the stage.
-        plans: what its outputs say of the batches that they hold.
+        plans: the plans of batches that the stage's outputs record.
 
     Raises:
-        Refused: it cannot be exact, and why.
+        Refused: the repeat would not be exact; the message says why.
     """
     if lost.calls_functions:
         raise Refused(
-            "one of its sinks is a function: what that has seen of a batch under way is not recorded"
+            "a sink of the stage is a function, and no record says whether it was called for the unfinished "
+            "batch"
         )
     if lost.cut == NO_BATCH and lost.has_native_inputs and lost.written != NO_BATCH:
         raise Refused(
@@ -62,6 +64,6 @@ def repeats(lost: LostStage, plans: Mapping[BatchId, P]) -> tuple[Repeat[P], ...
     for number in range(lost.cut + 1, lost.written + 1):
         batch = BatchId(number)
         if batch not in plans:
-            raise Refused(f"its outputs do not say what batch {batch} has read")
+            raise Refused(f"its outputs do not record the input of batch {batch}")
         found.append(Repeat(batch, plans[batch]))
     return tuple(found)

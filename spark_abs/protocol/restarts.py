@@ -1,6 +1,6 @@
-"""The restart policy: may a failed stage be started again, and when (P18)? After Flink's restart strategies.
+"""The restart policy: whether and when a failed stage is restarted (P18). After Flink's restart strategies.
 
-One policy counts for the whole job, as in Flink: it says after how many failures somebody has to look.
+As in Flink, one policy applies to the whole job: it limits the failures before the job fails.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from spark_abs.protocol.final_errors import cannot_go_away
 from spark_abs.settings import SETTINGS, RestartStrategy, Settings
 
 _FINAL: tuple[type[Exception], ...] = (Fenced, DamageError, UsageError, Refused)
-"""Errors that a restart cannot cure: a takeover, lost bytes, a wrong call, a refusal of the root."""
+"""Errors that a restart cannot solve: a takeover, lost bytes, a wrong call, a refusal of the root."""
 _NAMED = re.compile(r"\bspark_abs\.errors\.([A-Za-z]+)")
 
 SLOW_STARTS = 3
-"""Failures of a run that are waited out whatever the strategy says, if a process had come up too slowly."""
+"""The number of slow starts of Python processes in a run that lead to a restart under any strategy."""
 
 _USES = {
     RestartStrategy.NONE: frozenset[str](),
@@ -42,22 +42,24 @@ _USES = {
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """A strategy with its parameters; those that it does not use have no effect. Times in milliseconds."""
+    """A strategy with its parameters; unused parameters have no effect. Times are in milliseconds."""
 
     strategy: RestartStrategy = RestartStrategy.NONE
     delay_ms: int = 1_000
-    """From a failure to the restart; for `exponential-delay` the first one."""
+    """The delay from a failure to the restart; for `exponential-delay` the first delay."""
     attempts: int | None = 10
-    """Restarts before the job fails, None for any number; `exponential-delay` counts from its last reset.
+    """The number of restarts before the job fails, None for no limit.
 
-    Whatever the strategy, so many restarts of one stage that do not get it past one batch are the last.
+    `exponential-delay` counts from its last reset.
+
+    Under every strategy, this number of restarts of one stage without finishing its batch is the limit.
     """
     max_delay_ms: int = 60_000
     multiplier: float = 1.5
     jitter: float = 0.1
-    """How far a delay may be off, as a part of it: what failed together shall not come back together."""
+    """The random part of a delay, so that stages that failed together do not restart together."""
     reset_after_ms: int = 3_600_000
-    """A job that has run so long without a failure begins with the first delay again."""
+    """After this time without a failure, the first delay is used again."""
     failures: int = 1
     """`failure-rate`: failures within `interval_ms` after which the next one ends the job."""
     interval_ms: int = 60_000
@@ -72,30 +74,30 @@ class Failed:
     batch: int
     cause: str
     final: bool = False
-    """Whether it would fail again, see `is_final`."""
+    """Whether the stage would fail again, see `is_final`."""
     slow_start: bool = False
-    """Whether all that went wrong is that a Python process came up too slowly for Spark."""
+    """Whether the only cause is a Python process that started too slowly for Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The memory of the policy within a run."""
+    """The failures and restarts of a run so far."""
 
     counted: tuple[Failed, ...] = ()
-    """Those that count for the next decision, oldest first."""
+    """The failures that count for the next decision, oldest first."""
     total: int = 0
-    """All of the run."""
+    """All failures of the run."""
     delay_ms: float = 0
     """The last delay, without jitter."""
     until_ms: int = 0
     """When the last restart was due."""
     slow_starts: int = 0
-    """Those that were waited out whatever the strategy says."""
+    """The number of slow starts that led to a restart outside of the strategy."""
     stuck: tuple[Failed, ...] = ()
-    """By stage, the failures in a row at the batch at which it failed last."""
+    """For each stage, its failures in a row at the batch of its last failure."""
 
     def at(self, failed: Failed) -> tuple[Failed, ...]:
-        """Return the failures of a stage in a row at the batch of its last one."""
+        """Return the failures in a row of a stage at the batch of its last failure."""
         return tuple(f for f in self.stuck if (f.stage, f.batch) == (failed.stage, failed.batch))
 
 
@@ -106,7 +108,7 @@ class RestartAt:
     ms: int
     number: int
     in_row: int = 1
-    """How many restarts of the stage this makes that have not finished the batch."""
+    """The number of restarts of the stage, with this one, that have not finished the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class GiveUp:
 
     why: str
     counted: tuple[Failed, ...] = field(default=())
-    """The failures that used the policy up, this one the last."""
+    """The failures that exhausted the policy, the newest last."""
 
 
 def decide(
@@ -124,9 +126,9 @@ def decide(
     """Decide whether a failed stage is restarted.
 
     Args:
-        policy: as it was configured.
-        past: what the decision before returned.
-        failed: what has happened now.
+        policy: the configured policy.
+        past: the result of the decision before.
+        failed: the new failure.
         luck: a number from 0 to 1, for the jitter.
     """
     if failed.final:
@@ -146,7 +148,9 @@ def decide(
         case RestartStrategy.EXPONENTIAL_DELAY:
             now = _backed_off(policy, past, failed)
             used_up = policy.attempts is not None and len(now.counted) > policy.attempts
-            why = f"{policy.attempts} restarts were allowed without {policy.reset_after_ms} ms of quiet"
+            why = (
+                f"{policy.attempts} restarts were allowed without {policy.reset_after_ms} ms free of failures"
+            )
         case RestartStrategy.FAILURE_RATE:
             recent = (f for f in past.counted if failed.at_ms - f.at_ms < policy.interval_ms)
             now = replace(past, counted=(*recent, failed), delay_ms=policy.delay_ms)
@@ -174,13 +178,13 @@ def _backed_off(policy: RestartPolicy, past: Failures, failed: Failed) -> Failur
 
 
 def is_final(error: BaseException, cause: str = "") -> bool:
-    """Say whether a stage that failed with this would fail again: then nobody waits for a restart.
+    """Say whether a stage would fail again with an error; it is then not restarted.
 
-    An error in a gate or an executor arrives as text that names it.
+    An error in a gate or an executor arrives as text with the name of the error.
 
     Args:
-        error: as it was raised.
-        cause: the deepest cause of it, in one line; of Spark's errors that decides.
+        error: the error as it was raised.
+        cause: the deepest cause of the error, in one line; it decides for errors of Spark.
     """
     if isinstance(error, _FINAL) or cannot_go_away(cause):
         return True
@@ -192,7 +196,7 @@ def policy_of(settings: Settings) -> RestartPolicy:
     """Return the policy that the settings ask for.
 
     Raises:
-        ConfigError: a setting was given that the chosen strategy has no use for, or a value makes no sense.
+        ConfigError: the chosen strategy does not use a given setting, or a value is not valid.
     """
     strategy = settings.restart_strategy
     for setting in SETTINGS:
@@ -200,8 +204,8 @@ def policy_of(settings: Settings) -> RestartPolicy:
         given = getattr(settings, setting.field) != setting.read(setting.default)
         if about and given and setting.name not in _USES[strategy]:
             raise ConfigError(
-                f"{setting.key} means nothing to restart strategy {strategy.value!r}: choose another "
-                "strategy, or leave it out"
+                f"{setting.key} has no effect with restart strategy {strategy.value!r}: choose a different "
+                "strategy, or leave the setting out"
             )
     if settings.restart_multiplier < 1:
         raise ConfigError("spark.abs.stage.restartMultiplier must be at least 1")

@@ -1,4 +1,4 @@
-"""Which of the sources that a stage has read a declared one is: found by name, never by place."""
+"""Match the declared sources of a stage with its recorded sources, by name and never by position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def same_sources(then: Sequence[SourceShape], now: Sequence[SourceShape]) -> boo
 
 
 def recorded_sources(before: StageShape | None, reached: StageProgress) -> list[SourceShape]:
-    """Name the sources of an offset file; a native one has no name if the shape does not give it."""
+    """Name the sources of an offset file; a native source has no name if the shape does not record it."""
     known = before.sources if before is not None and len(before.sources) == len(reached.sources) else ()
     found = []
     for place, position in enumerate(reached.sources):
@@ -34,8 +34,8 @@ def recorded_sources(before: StageShape | None, reached: StageProgress) -> list[
 def match(names: Sequence[SourceShape], declared: Sequence[SourceShape]) -> list[int | None]:
     """Find the old position of each declared source; None for a new source.
 
-    Of native sources with one name those that `at` tells apart are found by that; the others, and those that
-    an earlier version recorded without names if there are as many, are taken in order.
+    Native sources with equal names are matched by `at`, the rest in order. Sources that an earlier version
+    recorded without names are matched in order if their number is the same.
     """
     free = dict(enumerate(names))
     found: list[int | None] = [None] * len(declared)
@@ -64,7 +64,7 @@ def _known_as(before: SourceShape, now: SourceShape, same_at: bool) -> bool:
 def unclear(
     names: Sequence[SourceShape], declared: Sequence[SourceShape], places: Sequence[int | None]
 ) -> Iterator[str]:
-    """Iterate why it is not clear which of several native sources with one name a declared one is."""
+    """Iterate the reasons why native sources with equal names cannot be matched."""
     by_at = {p for p, now in zip(places, declared, strict=True) if p is not None and names[p].at == now.at}
     new = [now for p, now in zip(places, declared, strict=True) if p not in by_at]
     gone = [source for p, source in enumerate(names) if p not in by_at]
@@ -79,7 +79,7 @@ def unclear(
 
 
 def turned(shape: StageShape, reached: StageProgress, places: Sequence[int | None]) -> dict[int, Position]:
-    """Return where a stage stands in its channels that close a loop and did not, or the other way round."""
+    """Return a stage's positions in channels that now close a loop and did not before, or the reverse."""
     found = {}
     for i, (source, place) in enumerate(zip(shape.sources, places, strict=True)):
         stands = None if place is None else reached.sources[place]
@@ -89,6 +89,6 @@ def turned(shape: StageShape, reached: StageProgress, places: Sequence[int | Non
 
 
 def more_than_once(sources: Sequence[SourceShape]) -> SourceShape | None:
-    """Return a native source that a stage reads at several places, None without one."""
+    """Return a native source that occurs several times in a stage's plan; None without one."""
     native = [(s, s.at) for s in sources if s.kind not in (CHANNEL, _UNNAMED)]
     return next((source for source, at in native if native.count((source, at)) > 1), None)

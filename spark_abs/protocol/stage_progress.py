@@ -1,6 +1,6 @@
 """The position of a stage that has run, decided from its logs, its outputs and its channels.
 
-`compatibility.recorded` reads what goes in; the simulator does so, too.
+`compatibility.recorded` and the simulator supply the facts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_abs.protocol.changes import FIRST_ENTRY, UnderWay, first_position
 
 
 def under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId]) -> UnderWay:
-    """Say how far the batch after the last finished one has come.
+    """Return how far the batch after the last finished batch was written.
 
     Args:
         finished: the last batch whose end is recorded.
@@ -37,9 +37,9 @@ def under_way(finished: BatchId, planned: BatchId, held: Sequence[BatchId]) -> U
 
 
 def sources_after(finished: BatchId, planned: BatchId, way: UnderWay) -> tuple[BatchId, bool]:
-    """Return the batch whose offset file names the sources, and whether they stand where it says.
+    """Return the batch whose offset file names the sources, and whether its positions have been reached.
 
-    They do not if it has yet to be run: then they stand where the stage begins to read them.
+    They have not if that batch has yet to run: the sources are then at the stage's first positions.
     """
     if way.decided:
         return planned, True
@@ -53,13 +53,13 @@ def begins_at(
     at_cut: Iterable[Position],
     feedback: bool = False,
 ) -> Position:
-    """Return where a stage that has finished no batch begins to read a channel that it knows.
+    """Return where a stage without a finished batch begins in a channel of its earlier declaration.
 
     Args:
         stage: the stage.
         channel: the channel.
         recorded: the first positions that the attempt has recorded.
-        at_cut: where the checkpoint has the stage with which the attempt began, if it had run no batch.
+        at_cut: the stage's position in the restored checkpoint, if it had run no batch there.
         feedback: whether the channel closes a loop.
     """
     found = recorded.get((stage, channel))
@@ -71,13 +71,12 @@ def begins_at(
 def current_cut(
     newest_first: Iterable[Entry | None], end: Version, ended: BatchId, attempt: AttemptId
 ) -> Version:
-    """Return the last entry after which a stage that begins now reads: all that the producer has ended.
+    """Return the entry after which a new stage begins: the last entry of the producer's finished batches.
 
-    A batch that the producer has not ended may stand in one of its channels and not yet in another: it is
-    read in both.
+    An unfinished batch of the producer may be in only some of its channels: the new stage reads it in all.
 
     Args:
-        newest_first: the entries of the channel down from `end`; None for one that was removed.
+        newest_first: the entries of the channel from `end` downwards; None for a removed entry.
         end: its newest version.
         ended: the last batch of the producer that all its outputs hold.
         attempt: the current attempt.
@@ -96,10 +95,10 @@ def current_cut(
 def whole_after(newest_first: Iterable[Entry], end: Version, ended: BatchId) -> Version:
     """Return the least entry after which a channel has the rows of every batch of its producer.
 
-    While nobody reads an output it is not written: its channel then has a gap in the numbers of its batches.
+    An output without readers is not written: its channel then has a gap in the batch numbers.
 
     Args:
-        newest_first: the entries of the channel that count, down from `end`, as far as they are kept.
+        newest_first: the valid entries of the channel from `end` downwards, as far as they are retained.
         end: its newest version.
         ended: the last batch of the producer that all its outputs hold.
     """

@@ -1,4 +1,4 @@
-"""Whether the stored state of a stage's operators fits the operators that are declared now."""
+"""Whether the stored state of a stage fits its declared operators."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from spark_abs.model import NO_BATCH
 from spark_abs.protocol.changes import LEAVE, StageProgress, UnderWay
 
 LONG = 200
-"""Characters up to which texts are shown whole."""
+"""Texts up to this number of characters are shown whole."""
 AROUND = 30
-"""Characters of what is alike that are shown beside a difference, at least."""
+"""The least number of equal characters shown beside a difference."""
 
 _TOKEN = re.compile(r"\w+|\W")
 _LABEL = re.compile(r"\b[^\W\d]\w*:(?= )")
 _SEED = re.compile(r"\b(randn?)\(-?\d+L?\)")
-"""Spark gives `rand()` another seed with each analysis."""
+"""Spark gives `rand()` a new seed in each analysis."""
 _COMMON = re.compile(r"\b_common_expr_\d+\b")
 _UNTRUE = re.compile(r"'(?:[^'\\]|\\.)* is not true!'", re.DOTALL)
-"""The message of `assert_true` repeats the condition: in Spark 4.0 with numbers of columns, which
-differ in each session."""
+"""The message of `assert_true` repeats the condition.
+
+Spark 4.0 puts column numbers into it, which differ between sessions.
+"""
 
 
 def state_reasons(before: StageShape | None, shape: StageShape, reached: StageProgress) -> Iterator[str]:
-    """Iterate why the state of a stage does not fit what is declared."""
+    """Iterate the reasons why a stage's state does not fit its declaration."""
     begun = reached.finished != NO_BATCH or reached.under_way is not UnderWay.NOTHING
     if before is None or not before.sources or not begun:
         return
@@ -48,8 +50,8 @@ def state_reasons(before: StageShape | None, shape: StageShape, reached: StagePr
         )
     elif before.operators and before.output_mode != shape.output_mode:
         yield (
-            f"its output mode was {before.output_mode!r} and is {shape.output_mode!r} now: rows from "
-            "its state were emitted in the old mode; declare the old mode, or give the stage another name"
+            f"its output mode was {before.output_mode!r} and is now {shape.output_mode!r}, but rows of its "
+            "state were emitted in the old mode; declare the old mode, or rename the stage"
         )
 
 
@@ -82,21 +84,21 @@ def _listed(operators: Sequence[OperatorShape]) -> str:
 
 
 def _comparable(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return the parts of an operator without the seeds of random columns: a salt stays a salt.
+    """Return the parts of an operator without the seeds of random columns, so that a random salt is equal.
 
-    And without the messages of conditions that must be true, and the counts in Spark's own names.
+    The messages of `assert_true` and the counters in generated names are removed too.
     """
     return tuple(_UNTRUE.sub("'is not true!'", _SEED.sub(r"\1()", recounted(part))) for part in parts)
 
 
 def recounted(sql: str) -> str:
-    """Number the names that Spark gives to common expressions from 0: it counts them over a whole process."""
+    """Number Spark's names of common expressions from 0: Spark counts them over the whole process."""
     numbers: dict[str, str] = {}
     return _COMMON.sub(lambda name: numbers.setdefault(name[0], f"_common_expr_{len(numbers)}"), sql)
 
 
 def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> bool:
-    """Say whether a source has gone over to the other side of a join: each side keeps rows of its own."""
+    """Say whether a source has moved to the other side of a join, whose state holds other rows."""
     sides = dict(enumerate(map(set, before)))
     return any(
         source not in sides.get(i, set()) and any(source in held for j, held in sides.items() if j != i)
@@ -106,9 +108,10 @@ def _crossed(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> b
 
 
 def _swapped(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> bool:
-    """Say whether something that the rows of one side of a join were known by has gone over to the other.
+    """Say whether an identifying part of one side of a join has moved to the other side.
 
-    It must have left the one and come to the other: a filter that one side gets or loses swaps nothing.
+    The part must be gone from one side and new on the other: a filter added to or removed from one side is no
+    move.
     """
     was, are = ([set(_comparable(side)) for side in sides] for sides in (before, now))
     gone = [held - kept for held, kept in zip(was, are, strict=False)]
@@ -117,10 +120,10 @@ def _swapped(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> b
 
 
 def contrasted(before: str, now: str) -> tuple[str, str]:
-    """Return both texts, of long ones what they differ in: stretches that are alike become an ellipsis.
+    """Return both texts; in long texts, equal stretches are replaced by an ellipsis.
 
-    Both begin as they began, so that it is seen what they are. A name with a colon stays: it says to which
-    part the text after the ellipsis belongs.
+    The beginnings stay, and so do names with a colon, which tell the part that the text after the ellipsis
+    belongs to.
     """
     if max(len(before), len(now)) <= LONG:
         return before, now
@@ -146,7 +149,7 @@ def _shortened(tokens: list[str], last: bool) -> list[str]:
 
 
 def _up_to(tokens: list[str]) -> list[str]:
-    """Return whole tokens from the beginning, until they have so many characters."""
+    """Return whole tokens from the beginning, up to a number of characters."""
     size = 0
     for place, token in enumerate(tokens):
         size += len(token)

@@ -10,12 +10,13 @@ from spark_abs.model import CheckpointKind, CheckpointMode
 
 
 class RunStatus(StrEnum):
-    """The state of a run, as far as checkpoints need it."""
+    """The status of the job, for decisions on checkpoints."""
 
     CREATED = "created"
     RUNNING = "running"
     ENDING = "ending"
-    """Nothing but barriers keeps a loop from its end: none is sent until it has ended or has rows again."""
+    """Only barriers keep a loop from ending: none is sent until the loop has ended or has rows again.
+    """
     STOPPING = "stopping"
     FINISHED = "finished"
     FAILED = "failed"
@@ -28,17 +29,17 @@ class TriggerSettings:
     interval_ms: int | None
     """From one trigger to the next; None: only on demand."""
     min_pause_ms: int
-    """From an outcome, completion or abort, to the next periodic trigger; wins over the interval."""
+    """From an outcome (completion or abort) to the next periodic trigger; wins over the interval."""
     timeout_ms: int
-    """A checkpoint not complete by then is aborted."""
+    """A checkpoint that is not complete after this time is aborted."""
     tolerated_failures: int | None = None
-    """How many checkpoints may fail in a row before the job does; None: any number."""
+    """How many checkpoints may fail in a row before the job fails; None: no limit."""
     max_concurrent: int = 1
-    """How many may be open when a periodic or requested checkpoint begins; savepoints begin all the same."""
+    """How many checkpoints may be open at once; savepoints are not limited."""
     mode: CheckpointMode = CheckpointMode.ALIGNED
-    """Of checkpoints; savepoints are aligned whatever it is."""
+    """The mode of checkpoints; savepoints are always aligned."""
     aligned_timeout_ms: int | None = None
-    """An aligned checkpoint not complete by then becomes unaligned; None: never."""
+    """An aligned checkpoint that is not complete after this time becomes unaligned; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The facts of the past that the decision needs, in the time of the events."""
+    """The past triggers and outcomes that the decision needs, in the time of the events."""
 
     running_since_ms: int = 0
     triggered_ms: int | None = None
@@ -63,14 +64,14 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Begin one now: for `request`, or a periodic one."""
+    """Begin a checkpoint now: for `request`, or a periodic one."""
 
     request: Request | None
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Not now. Ask again at `ms`; None: no time will do, only another event."""
+    """Begin no checkpoint now. Decide again at `ms`; None: only after the next event."""
 
     ms: int | None
 
@@ -87,17 +88,16 @@ def decide(
 ) -> Trigger | WaitUntil:
     """Decide whether a checkpoint begins now.
 
-    One is claimed at a time. Savepoints go first and wait for nothing else; then requested checkpoints, which
-    wait for a place among those that may be open at once; then periodic ones, which wait for the interval
-    and the pause, too. Nothing begins unless the job is running, but for the savepoint with which a job that
-    is stopping ends.
+    One id is claimed at a time. Savepoints go first and do not wait; then requested checkpoints, which wait
+    while too many checkpoints are open; then periodic ones, which also wait for the interval and the pause.
+    Checkpoints begin only while the job is running, except the savepoint with which a stopping job ends.
 
     Args:
-        now_ms: the clock of the event that asks.
-        status: of the job.
-        settings: as they are now; they may change between decisions.
+        now_ms: the time of the event.
+        status: the status of the job.
+        settings: the present settings; they may change between decisions.
         waiting: requests not yet begun, oldest first.
-        busy: whether an id is being claimed, or the job ends with a savepoint that is open or taken.
+        busy: whether an id is being claimed, or a savepoint that ends the job is open or taken.
         past: the newest trigger and outcome.
         pending: how many checkpoints and savepoints are open.
     """

@@ -248,9 +248,7 @@ class Launch:
         )
 
     def _took_over(self, sink: SinkSpec, table: DeltaSink) -> RunId:
-        """Return the run that took a table over: the first one, also if later starts declare `take_over`
-        again.
-        """
+        """Return the run that took a table over: the first run that did, whatever later starts declare."""
         before = taken_over(self._control.state, sink.name, table.uri, table.table_id)
         return self._ctx.run if sink.existing == "take_over" and before == NO_RUN else before
 

@@ -16,11 +16,11 @@ class Completed(Protocol):
 
     @property
     def id(self) -> CheckpointId:
-        """Its id."""
+        """The checkpoint's id."""
 
     @property
     def kind(self) -> CheckpointKind:
-        """What was asked for."""
+        """Whether it is a checkpoint or a savepoint."""
 
 
 C = TypeVar("C", bound=Completed)

@@ -240,7 +240,7 @@ def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Fin
 
 
 def written_once(path: str) -> bool:
-    """Say whether Spark never rewrites a file of a native checkpoint after the file's batch has ended.
+    """Say whether Spark never rewrites a file of a native checkpoint after the end of the file's batch.
 
     Snapshots of a store may be uploaded late, by an executor that repeats their batch.
     """
@@ -270,7 +270,7 @@ def _files(filesystem: fs.FileSystem, base: str) -> dict[str, str | None]:
 
 _SIDECAR = re.compile(r"\.([^.].*)\.crc")
 _SCHEMA = "/_metadata/schema"
-"""Rewritten when the schema of state changes."""
+"""A file that Spark rewrites when the schema of state changes."""
 
 
 def _crc_problem(filesystem: fs.FileSystem, path: str, sidecar: str) -> str | None:
@@ -310,7 +310,7 @@ def _zip_problem(filesystem: fs.FileSystem, path: str) -> str | None:
 
 
 def _start_problem(filesystem: fs.FileSystem, base: str) -> str | None:
-    """Say why a query could not resume after the last finished batch, None if it could."""
+    """Return why a query could not resume after the last finished batch; None if it could."""
     while (batch := _newest_commit(filesystem, base)) != NO_BATCH:
         try:
             capture(filesystem, base, batch)

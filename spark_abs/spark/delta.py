@@ -1,4 +1,4 @@
-"""Delta's own tables, as the JVM has them: the package of Python over them is bound to one Spark."""
+"""Calls to Delta in the JVM, since Delta's Python package is bound to one version of Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _CONFLICTS = "io.delta.exceptions."
-"""The package of the exceptions by which Delta says that another commit came first; it has no others."""
+"""The package that has exactly Delta's exceptions for conflicting commits."""
 
 
 class SparkDeltaTable:
@@ -34,16 +34,16 @@ class SparkDeltaTable:
         insert_when: str,
         insert: Mapping[str, str],
     ) -> None:
-        """Merge rows `new` into the rows `old` that are there, in one commit.
+        """Merge rows `new` into the table's rows `old`, in one commit.
 
         Args:
             new: the rows.
-            same: when two are of one key.
-            delete_when: when an old row is deleted; empty: never.
-            update_when: when one that stays is updated; empty: always.
+            same: the condition for a new and an old row to match.
+            delete_when: the condition to delete a matched row; empty: never.
+            update_when: the condition to update a matched row that is not deleted; empty: always.
             update: columns, quoted, and their new values in SQL.
-            insert_when: when a row without an old one is inserted; empty: always.
-            insert: columns and values, likewise.
+            insert_when: the condition to insert a new row without a match; empty: always.
+            insert: columns, quoted, and their values in SQL.
         """
         merging = self._table.alias("old").merge(new.alias("new")._jdf, same)
         if delete_when:
@@ -58,7 +58,7 @@ class SparkDeltaTable:
         self._table.delete()
 
     def restore_to(self, version: int) -> None:
-        """Bring the table back to a version."""
+        """Restore the table to a version."""
         self._table.restoreToVersion(version)
 
     def clustering(self) -> Sequence[str]:
@@ -76,7 +76,7 @@ def create_table(
     partition_by: Sequence[str],
     cluster_by: Sequence[str],
 ) -> None:
-    """Create a table if there is none."""
+    """Create a table if it does not exist."""
     java_session: Any = session._jsparkSession
     builder = _class(session).createIfNotExists(java_session).location(uri)
     builder = builder.addColumns(java_session.parseDataType(schema.json()))
@@ -89,7 +89,7 @@ def create_table(
 
 @contextmanager
 def conflicts(place: object) -> Iterator[None]:
-    """Raise `CommitConflict` where Delta says that another commit came first."""
+    """Turn Delta's errors for conflicting commits into `CommitConflict`."""
     from pyspark.errors.exceptions.captured import CapturedException
 
     try:

@@ -70,7 +70,7 @@ def hush(spark: SparkSession) -> None:
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """Say whether a log record of py4j is about anything other than a batch that came too late to begin."""
+    """Say whether a log record of py4j is anything other than the report of a batch refused during a stop."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, StageStopped) and not isinstance(error and error.__context__, StageStopped)
 

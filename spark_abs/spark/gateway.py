@@ -1,4 +1,4 @@
-"""The quiet start of a session's JVM: known jars in place of Ivy's report, and a log configuration."""
+"""Start a session's JVM without noise: known jars instead of Ivy's report, and a log configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG_PATTERNS = ("log4j2*.properties", "log4j2*.xml", "log4j2*.y*ml", "log4j2*.j
 
 @contextmanager
 def quiet_log() -> Iterator[None]:
-    """Let a JVM that starts meanwhile log warnings and errors only, and none that laptops always cause.
+    """Let a JVM that starts in this block log only warnings and errors, without those of every laptop.
 
     A user's own log configuration, in Spark's configuration directory or as a Java option, wins: options of
     the driver come after this one.
@@ -41,7 +41,7 @@ def quiet_log() -> Iterator[None]:
 
 @contextmanager
 def errors_kept() -> Iterator[None]:
-    """Hide from a command's user what a JVM that starts meanwhile ever writes to stderr.
+    """Hide the stderr of a JVM that starts in this block from the user of a command.
 
     Failures in the JVM arrive as errors of Python. The text is shown only if the JVM does not start.
     """

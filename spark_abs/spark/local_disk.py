@@ -92,7 +92,7 @@ def local_disk_conf(spark: SparkSession) -> Mapping[str, str]:
 
 
 def _set_permissions_in_process(jvm: Any, local: Any) -> None:
-    """Put a file system that runs no `chmod` behind Hadoop's object for `file:`, once for each JVM.
+    """Give Hadoop's object for `file:` a file system that does not run `chmod`, once for each JVM.
 
     Spark's compiler for generated code compiles the class. If that fails, Hadoop works as before. With its
     native library Hadoop needs no process, and nothing is done.
@@ -108,4 +108,4 @@ def _set_permissions_in_process(jvm: Any, local: Any) -> None:
         compiler.cook(_SOURCE)
         compiler.getClassLoader().loadClass(_RAW_OURS).newInstance().takePlaceBehind(local)
     except (Py4JError, TypeError) as error:
-        log.info("Hadoop runs chmod for each file that it makes: %s", error)
+        log.info("Hadoop runs chmod for each file that it creates, which is slower: %s", error)

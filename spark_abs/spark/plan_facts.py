@@ -18,7 +18,7 @@ def function_name(uid: str) -> str:
 
 
 def function_in(name: str) -> str | None:
-    """Return the uid of the stateful function below a plan node, None if there is none of this package."""
+    """Return the uid of the stateful function of this package below a plan node; None without one."""
     return name.removeprefix(_FUNCTION) if name.startswith(_FUNCTION) else None
 
 

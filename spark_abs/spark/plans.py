@@ -102,7 +102,7 @@ def repeatable(frame: DataFrame) -> bool:
 
 
 def refusal(frame: DataFrame, output_mode: str) -> str | None:
-    """Return in one line why Spark would refuse to start a stream of this plan, None if it would not.
+    """Return in one line why Spark would refuse to start a stream with this plan; None if it would start.
 
     It calls the check that each start of a streaming query runs. The session must be the active one.
     """
@@ -257,7 +257,7 @@ def refuse_unsupported_session(spark: SparkSession) -> None:
     """Refuse session settings under which a stage's cut or the rows written by a batch are uncertain.
 
     Raises:
-        UsageError: names the setting and the value it must have.
+        UsageError: the message names the setting and the value that it must have.
     """
     conf: Callable[[str, str], str | None] = spark.conf.get
     if conf("spark.sql.streaming.asyncProgressTracking.enabled", "false") == "true":

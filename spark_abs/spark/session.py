@@ -59,7 +59,7 @@ OF_DELTA = ("spark.sql.extensions", "spark.sql.catalog.spark_catalog")
 AT_START = frozenset(
     (*OF_DELTA, "spark.scheduler.mode", "spark.hadoop.fs.file.impl", "spark.ui.showConsoleProgress")
 )
-"""Those of `SESSION_CONF` without effect on a session that is there. A job runs without the last three."""
+"""Settings of `SESSION_CONF` that cannot be set in an existing session. A job runs without the last three."""
 
 _PANDAS = "2."
 
@@ -69,10 +69,10 @@ log = logging.getLogger(__name__)
 def spark_session(
     app_name: str, master: str | None = None, *, packages: Sequence[str] = (), **conf: str
 ) -> SparkSession:
-    """Build a session with Delta, or return the session that this process has.
+    """Build a session with Delta, or return the existing session of this process.
 
-    A session that is there is used as it is: it gets those settings of `SESSION_CONF` that can be set while
-    it runs and that nobody has set, and `conf`. Whoever began it ends it.
+    An existing session stays as it is, except that it gets `conf` and those settings of `SESSION_CONF` that
+    can be set at run time and are not set. This package does not stop it.
 
     Args:
         app_name: the name shown by Spark.
@@ -82,9 +82,9 @@ def spark_session(
         **conf: further settings, which override `SESSION_CONF`.
 
     Raises:
-        UsageError: this is Spark Connect, a version that spark_abs does not support, or the session that is
-            there has no Delta.
-        SparkNotStarted: Spark finds no Java that it can use.
+        UsageError: this is Spark Connect, spark_abs does not support this version of Spark, or the existing
+            session has no Delta.
+        SparkNotStarted: Spark finds no usable Java.
     """
     builder = _prepared(SparkSession.builder.appName(app_name))
     if SparkContext._active_spark_context is not None:
@@ -106,8 +106,8 @@ def spark_session(
         home = os.environ.get("JAVA_HOME")
         where = f"JAVA_HOME is {home}" if home else "JAVA_HOME is not set"
         raise SparkNotStarted(
-            f"Spark could not be started: Java 17 is missing, or JAVA_HOME is wrong ({where}); what the JVM "
-            "said, if there was one, stands above"
+            f"Spark could not be started: Java 17 is missing, or JAVA_HOME is wrong ({where}); messages of "
+            "the JVM, if any, are above"
         ) from error
     if not jars and may_name_jars(conf):
         known.keep(session.sparkContext.getConf().get("spark.jars", "") or "")
@@ -116,7 +116,7 @@ def spark_session(
 
 
 def _set_up(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
-    """Give a session that is there what it can still take, once it can run a job."""
+    """Check that an existing session can run a job, and apply the settings that can still be set."""
     check_session(session)
     ours = {name: value for name, value in SESSION_CONF.items() if name not in AT_START}
     unset = {name: value for name, value in ours.items() if session.conf.get(name, None) is None}
@@ -127,7 +127,9 @@ def _set_up(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
         except AnalysisException:
             kept.append(name)
     if changed := [name for name in kept if session.conf.get(name, None) != conf.get(name)]:
-        log.warning("the session that is there keeps its %s: Spark takes them when it starts", changed)
+        log.warning(
+            "the existing session keeps its %s: Spark reads these settings only at its start", changed
+        )
     return session
 
 
@@ -162,7 +164,7 @@ def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
-    """Tell a session and its executors how a store is reached. Other sessions are not changed.
+    """Give a session and its executors the settings to reach a store. Other sessions are not changed.
 
     Spark shows the names of these settings but not the secrets.
     """
@@ -201,7 +203,7 @@ _old_versions = threading.Lock()
 
 @contextmanager
 def old_versions(session: SparkSession) -> Iterator[None]:
-    """While this lasts, Delta opens versions of a table older than its `delta.deletedFileRetentionDuration`.
+    """In this block, Delta opens versions of a table older than `delta.deletedFileRetentionDuration`.
 
     Delta refuses older versions, since VACUUM may delete their files at any time. The versions that we read
     are recorded; they can be read while their files exist, and a missing file is an error.
@@ -221,7 +223,7 @@ def old_versions(session: SparkSession) -> Iterator[None]:
 def read_version(session: SparkSession, uri: str, at: int) -> DataFrame:
     """Return a Delta table as of a version, however old; see `old_versions`.
 
-    A session of Connect looks at the table when the frame is used: there Delta says itself what is too old.
+    A session of Connect reads the table when the frame is used, so there Delta may refuse old versions.
     """
     with old_versions(session) if isinstance(session, SparkSession) else nullcontext():
         return session.read.format("delta").option("versionAsOf", int(at)).load(uri)
@@ -232,27 +234,30 @@ def require_classic(session: object, what: str) -> None:
 
     Args:
         session: any session.
-        what: the subject of the error: what needs the JVM.
+        what: the feature that needs the JVM, as the subject of the error.
 
     Raises:
-        UsageError: says which session to take.
+        UsageError: the message says which session to use.
     """
     if not isinstance(session, SparkSession):
         raise UsageError(_NO_CONNECT.format(what))
 
 
 def refuse_connect(what: str) -> None:
-    """Refuse what needs the JVM where the environment asks for Spark Connect; errors as `require_classic`."""
+    """Refuse a feature that needs the JVM if the environment asks for Spark Connect.
+
+    Errors as `require_classic`.
+    """
     if _connect_requested():
         raise UsageError(_NO_CONNECT.format(what))
 
 
 def check_session(session: SparkSession, what: str = "a job") -> None:
-    """Refuse a session that a job cannot run on.
+    """Refuse a session on which a job cannot run.
 
     Args:
         session: the session.
-        what: the subject of the error: what runs on it.
+        what: the feature that runs on the session, as the subject of the error.
 
     Raises:
         UsageError: it is a Spark Connect session, its version is not pyspark's, or it has no Delta.
@@ -274,7 +279,10 @@ def check_session(session: SparkSession, what: str = "a job") -> None:
 
 
 def delta_settings(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that give a session Delta, beside what it has of `OF_DELTA`; none if it has all."""
+    """Return the settings of `OF_DELTA` that a session lacks, merged with its values.
+
+    Empty if none are missing.
+    """
     lacking = {}
     for name in OF_DELTA:
         there = [part.strip() for part in found[name].split(",") if part.strip()]
@@ -290,20 +298,22 @@ def _without_delta(lacking: Mapping[str, str], packages: Sequence[str]) -> str:
     submit += [f"--conf {name}={value}" for name, value in lacking.items()]
     return "\n  ".join(
         [
-            "the session that is there has no Delta, and Spark takes it only when it starts. On a cluster, "
-            "add to its Spark configuration (spark-defaults.conf) and restart it:",
+            (
+                "the existing session has no Delta, and Spark loads Delta only at its start. On a cluster, "
+                "add to the Spark configuration (spark-defaults.conf) and restart the cluster:"
+            ),
             *(f"{name} {value}" for name, value in wanted.items()),
             "or start the program with:",
             f"spark-submit {' '.join(submit)} ...",
-            "A jar that is on the class path already needs no package. A program or notebook that builds its "
-            "session itself uses spark_abs.configure(SparkSession.builder), in a new process: a JVM takes a "
-            "jar only when it starts",
+            "If the jar is on the class path already, leave the package out. In a program or notebook that "
+            "builds its own session, use spark_abs.configure(SparkSession.builder), in a new process: a JVM "
+            "loads jars only at its start",
         ]
     )
 
 
 _NO_CONNECT = (
-    "{} needs the driver's JVM, which a session of Spark Connect does not have. Take a classic session: "
+    "{} needs the driver's JVM, which a session of Spark Connect does not have. Use a classic session: "
     "unset SPARK_REMOTE, SPARK_API_MODE and spark.remote; on Databricks, use compute with dedicated access "
     "mode, not standard access mode and not serverless"
 )

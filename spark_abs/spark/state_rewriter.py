@@ -37,7 +37,7 @@ def read_entries(session: SparkSession, source: str, batch: BatchId, store: Stor
 
 
 def rewrite_state(session: SparkSession, source: str, target: str, batch: BatchId, change: Change) -> None:
-    """Rewrite the state of a native checkpoint after a batch, into a copy that has everything but state.
+    """Rewrite the state of a native checkpoint after a batch, into a copy that has all files except state.
 
     Args:
         session: a session.

@@ -1,7 +1,7 @@
-"""Versions of Spark: which are supported, and how they differ. No other module asks for one.
+"""Supported versions of Spark and their differences. No other module checks a version.
 
-A difference is found by the import, or by the class in the JVM, that makes it: a platform may have had it
-earlier than Spark. Only coordinates of jars follow from the version itself.
+A difference is detected by an import or by a class in the JVM, since platforms may have a feature earlier
+than Spark. Only the coordinates of jars depend on the version number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _HADOOP: Mapping[str, str] = {"4.0": "3.4.1", "4.1": "3.4.2", "4.2": "3.5.0"}
-"""The Hadoop that each supported Spark brings. Spark 4.3 is missing: there is no jar of Delta for it."""
+"""The Hadoop version of each supported Spark. Spark 4.3 is missing: Delta has no jar for it."""
 SUPPORTED = tuple(_HADOOP)
 _DELTA = "4.4.0"
 """The newest Delta with a jar for each supported Spark. 4.4.1 has none."""
@@ -63,47 +63,48 @@ KAFKA_CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{PYSPARK}"
 
 
 def require_supported(found: str = PYSPARK) -> None:
-    """Refuse a release of Spark that spark_abs does not run on.
+    """Refuse a release of Spark that spark_abs does not support.
 
     Raises:
-        UsageError: says which ones it runs on.
+        UsageError: the release is not supported; the message has the supported ones.
     """
     if _line_of(found) not in SUPPORTED:
         raise UsageError(
             f"spark_abs runs on Spark {', '.join(SUPPORTED[:-1])} and {SUPPORTED[-1]}, this Python has "
-            f"pyspark {found}: install another one, pip install 'pyspark=={SUPPORTED[-1]}.*'"
+            f"pyspark {found}: install a supported release, pip install 'pyspark=={SUPPORTED[-1]}.*'"
         )
 
 
 def tells_start() -> bool:
-    """Say whether Spark tells a data source where it stands when it asks how far a batch shall go."""
+    """Say whether Spark passes the start position when it asks a data source for the end of a batch."""
     return find_spec("pyspark.sql.streaming.datasource") is not None
 
 
 _STATE_REWRITER = "_streamingCheckpointManager"
-"""What a session of pyspark has where Spark writes state anew."""
+"""The attribute of a pyspark session by which Spark can rewrite state."""
 
 
 def rewrites_state() -> bool:
-    """Say whether Spark writes state anew: from 4.2."""
+    """Say whether Spark can rewrite state, as from 4.2."""
     from pyspark.sql import SparkSession
 
     return hasattr(SparkSession, _STATE_REWRITER)
 
 
 def require_state_rewriter(what: str) -> None:
-    """Refuse to write state anew where this Spark cannot.
+    """Refuse to rewrite state if this Spark cannot.
 
     Args:
-        what: the subject of the error: what was asked for.
+        what: the requested action, as the subject of the error.
 
     Raises:
-        Refused: names the first Spark that can.
+        Refused: this Spark cannot rewrite state; the message has the first release that can.
     """
     if not rewrites_state():
         raise Refused(
-            f"nothing was changed: {what} needs Spark 4.2, the first that writes state anew, and this Python "
-            f"has pyspark {PYSPARK}. Do it where there is pyspark 4.2; the job then goes on in this one"
+            f"{what} needs Spark 4.2, the first release that can rewrite state, but this Python has pyspark "
+            f"{PYSPARK}. Nothing was changed. Repeat the command with pyspark 4.2; the job can then run "
+            "with this release again"
         )
 
 
@@ -121,11 +122,11 @@ _TRANSFORM_IN_4_0 = "TransformWithStateInPandas"
 STATE_SERVER = tuple(
     f"{_PYTHON}.streaming.{node}StateServer" for node in (TRANSFORM_IN_PYTHON, _TRANSFORM_IN_4_0)
 )
-"""Private classes of Spark, each by all names that it has had."""
+"""Private classes of Spark, each with all names in the supported releases."""
 
 
 def node_name(node: Any) -> str:
-    """Return the class of a node of a plan, by the name that the newest Spark has for it."""
+    """Return the class of a plan node, by its name in the newest Spark."""
     name = str(node.getClass().getSimpleName())
     return TRANSFORM_IN_PYTHON if name == _TRANSFORM_IN_4_0 else name
 
@@ -135,12 +136,12 @@ _IN_SQL = re.compile(r"'(?:[^'\\]|\\.)*'|`[^`]*`|[()]", re.DOTALL)
 
 
 def sql_of(expression: Any) -> str:
-    """Return an expression of a plan in SQL, as the newest Spark writes it: a job is known again by that."""
+    """Return an expression in SQL as the newest Spark writes it; recorded jobs are compared by this text."""
     return canonical_sql(str(expression.sql()))
 
 
 def canonical_sql(sql: str) -> str:
-    """Return SQL of any supported Spark as the newest one writes it; see `recounted`, too."""
+    """Return SQL of any supported Spark as the newest Spark writes it; see also `recounted`."""
     while (at := sql.find(_RAISED_IN_4_1)) >= 0:
         begin = at + len(_RAISED_IN_4_1)
         end = _end_of_call(sql, begin)
@@ -149,7 +150,7 @@ def canonical_sql(sql: str) -> str:
 
 
 def _end_of_call(sql: str, begin: int) -> int:
-    """Return where the call ends whose arguments go on at `begin`."""
+    """Return the end of a call whose arguments continue at `begin`."""
     depth = 1
     for found in _IN_SQL.finditer(sql, begin):
         depth += {"(": 1, ")": -1}.get(found[0], 0)
@@ -164,10 +165,10 @@ def has_method(of: Any, name: str) -> bool:
 
 
 def class_in(jvm: Any, names: Iterable[str]) -> str:
-    """Return the first of some names under which the JVM has a class.
+    """Return the first of several names for which the JVM has a class.
 
     Raises:
-        UsageError: it has none of them.
+        UsageError: the JVM has none of the classes.
     """
     for name in names:
         if class_there(jvm, name):
@@ -190,11 +191,11 @@ _TAKES_ZONE = "timezone" in inspect.signature(arrow_types.to_arrow_schema).param
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """Return a schema of Spark as Arrow's; the zone of timestamps is UTC."""
+    """Return a schema of Spark as an Arrow schema; the zone of timestamps is UTC."""
     zone: dict[str, Any] = {"timezone": "UTC"} if _TAKES_ZONE else {"timestamp_utc": True}
     return arrow_types.to_arrow_schema(schema, **zone)
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:
-    """Return a schema of Arrow as Spark's; a timestamp without a zone stays one."""
+    """Return a schema of Arrow as a Spark schema; timestamps without a zone stay without."""
     return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)

@@ -29,19 +29,19 @@ class Functions:
 
 
 class Fate(StrEnum):
-    """What becomes of a declared function."""
+    """The effect of a start on a declared function."""
 
     KEPT = "kept"
-    """It continues with its state."""
+    """The function continues with its state."""
     NEW = "new"
     """The stage begins without state."""
     EMPTY = "empty"
-    """An edit has removed the state at its position, so it begins without state."""
+    """An edit has removed the state at its position, so the function begins without state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What becomes of the functions that a stage declares."""
+    """The effect of a start on the functions that a stage declares."""
 
     forms: tuple[StateFunction, ...]
     """The declared forms with the history of their state, in the order declared."""
@@ -140,8 +140,8 @@ def function_obstacles(
     ways = [
         "declare its functions with their earlier uids, in their earlier places, in a form that fits the "
         "state: a field may be new, renamed (renamed=), dropped (dropped=) or of a wider type",
-        "give the stage another name and start with allow_non_restored_state=True: it then begins without "
-        "state",
+        "give the stage another name and start with allow_non_restored_state=True: the stage then begins "
+        "without state",
     ]
     if checkpoint is not None:
         edit = f"spark_abs.open(root).edit({checkpoint})"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What is known of a stage's last finished batch, for functions without their own record of it."""
+    """The facts of a stage's last finished batch, for functions without their own record."""
 
     watermark_ms: int = 0
     functions: Mapping[str, StateFunction] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Declared:
     before: Before = NOTHING
     """For partitions without a record, as after a repartitioning."""
     evolved: Mapping[str, StateFunction] = field(default_factory=dict)
-    """The known forms of its functions with the history of their state, by uid."""
+    """The known forms of the stage's functions with the history of their state, by uid."""
     functions: list[StateFunction] = field(default_factory=list)
     late: list[Accumulator[int]] = field(default_factory=list)
     """Counters of the rows that each function has dropped as late."""

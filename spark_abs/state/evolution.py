@@ -223,8 +223,8 @@ def _lost(stored: StateFunction, declared: StateFunction, sources: Mapping[str, 
         heirs = [other for other, wider in new.items() if kind == wider or widens(kind, wider)]
         heir = heirs[0] if heirs else "<its new name>"
         yield (
-            f"field {name!r} is no longer declared, and its values would be lost: give "
-            f"renamed={{{heir!r}: {name!r}}} if it has another name now, or dropped={name!r} to give it up"
+            f"field {name!r} is no longer declared, and its values would be lost: give renamed={{{heir!r}: "
+            f"{name!r}}} if the field was renamed, or dropped={name!r} to give it up"
         )
 
 

@@ -67,7 +67,7 @@ class GroupState:
             ValueError: the key has no state.
         """
         if self._value is None:
-            raise ValueError("the key has no state: ask `exists`, or use `getOption`")
+            raise ValueError("the key has no state: check `exists`, or use `getOption`")
         return self._value
 
     @property
@@ -132,9 +132,9 @@ def per_key(operator: Operator, function: KeyFunction, flat: bool) -> GroupFunct
     """Call a function for each key: first the keys with rows, then the timed-out keys.
 
     Args:
-        operator: what it is.
+        operator: the operator of the function.
         function: `fn(key, rows, state)`; returns rows if `flat`, else one row.
-        flat: whether it returns any number of rows.
+        flat: whether the function returns any number of rows.
 
     Raises:
         StateFunctionFailed: when called: the function failed, or its result does not fit the schema.

@@ -54,8 +54,10 @@ class Record:
 
     function: StateFunction
     watermark_ms: int
-    """Of its last batch; 0 without event-time timeouts. Like Spark's operators, a batch drops late rows by
-    the watermark of the batch before."""
+    """The watermark of the last batch; 0 without event-time timeouts.
+
+    Like Spark's operators, a batch drops late rows by the watermark of the batch before.
+    """
     v: int = FORMAT
 
 

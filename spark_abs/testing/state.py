@@ -1,10 +1,10 @@
-"""Run a stateful function without Spark: batch by batch, with the clocks in your hand.
+"""Run a stateful function without Spark: batch by batch, with clocks that the test sets.
 
     run = StateDriver.per_key(count, key=["user"], rows=ROWS, state=STATE, output=OUT)
     assert run.batch([("ann", 1)]) == [("ann", 1)]
 
-Everything but Spark's state store is what a job runs: key groups, segments, timeouts. `restart` forgets what
-the process holds, so that the state is read again as it was written.
+Except for Spark's state store, the code is that of a job: key groups, segments, timeouts. `restart` clears
+the cache, so that the state is read again from its store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spark_abs.state.values import table, tuples
 
 @dataclass
 class MemoryGroup:
-    """The store of one key group, in memory; counts what is read and written."""
+    """The store of one key group, in memory; counts reads and writes."""
 
     head: bytes | None = None
     segments: dict[int, bytes] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class MemoryGroup:
         self.head = None
 
     def read_segment(self, slot: int) -> bytes | None:
-        """Return what a slot holds."""
+        """Return the bytes in a slot."""
         data = self.segments.get(slot)
         self.bytes_read += len(data or b"")
         return data
@@ -109,13 +109,13 @@ class StateDriver:
         """Drive a function as `map_groups_with_state` calls it, or `flat_map_groups_with_state` if `flat`.
 
         Args:
-            function: of key, rows and state.
+            function: the function of key, rows and state.
             key: the key columns.
             rows: schema of the rows.
             state: schema of the state.
-            output: schema of what it returns.
-            flat: whether it returns any number of rows.
-            options: `timeout`, `ttl_ms`, `key_groups`, `max_group_bytes` as the operator has them.
+            output: schema of the returned rows.
+            flat: whether the function returns any number of rows.
+            options: `timeout`, `ttl_ms`, `key_groups`, `max_group_bytes`, as for the operator.
         """
         operator = _operator(key, rows, state, output, options)
         return cls(operator, per_key(operator, function, flat))
@@ -144,7 +144,7 @@ class StateDriver:
     ) -> list[tuple[Any, ...]]:
         """Run one batch: rows as tuples, dicts or a table. Returns the output as tuples, in no order.
 
-        As in Spark timers fire after all rows, and one that has fired is deleted after the call.
+        As in Spark, timers fire after all rows, and a fired timer is deleted after the call.
         """
         given = rows if isinstance(rows, pa.Table) else table(list(rows), self.operator.rows)
         time = BatchTime(BatchId(self._batches), processing_ms, watermark_ms)
@@ -193,22 +193,22 @@ class StateDriver:
         return int(group_of(hashes(columns), self.operator.key_groups)[0])
 
     def go_on_from(self, other: StateDriver) -> None:
-        """Take over the state of the function as it was before it was changed, as a job's next start does.
+        """Take over the state of an earlier version of the function, as a job's next start does.
 
         Raises:
-            StateFunctionFailed: it cannot be gone on from.
+            StateFunctionFailed: the function cannot continue with this state.
         """
         self.operator = self.operator.after(other.operator.form)
         self.groups, self._batches = other.groups, other._batches
         self.restart()
 
     def restart(self) -> None:
-        """Forget what the process holds of the state."""
+        """Clear the cached state of the process."""
         self._cache = Cache()
 
     @property
     def states(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-        """All states by key, read from the store; those that have expired too."""
+        """All states by key, read from the store, expired ones included."""
         found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         width = len(self.operator.key)
         for number, store in self.groups.items():
@@ -218,7 +218,7 @@ class StateDriver:
 
 
 def stored_states(operator: Operator, store: MemoryGroup, number: int) -> pa.Table:
-    """Return the states of one key group, as its store has them."""
+    """Return the states of one key group from its store."""
     if store.head is None:
         return operator.states_schema.empty_table()
     head = read_head(store.head)

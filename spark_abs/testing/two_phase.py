@@ -50,7 +50,7 @@ class NotOnce(AssertionError):
 
 
 class Stopped(BaseException):
-    """Where a step was stopped, as by the end of its process; no sink is to catch it."""
+    """Raised at a step like the end of the process; a sink must not catch it."""
 
 
 def check(make: Make, read: Read, *, modules: Collection[str] = (), every: int = 1) -> None:
@@ -59,14 +59,14 @@ def check(make: Make, read: Read, *, modules: Collection[str] = (), every: int =
     Args:
         make: creates the sink again on the same place, as another process would.
         read: returns all rows that readers see in that place, as pairs of `id` and `text`.
-        modules: files whose lines count as steps; that of the sink's class if none is given.
+        modules: files whose lines count as steps; by default the file of the sink's class.
         every: stop only at every n-th step, for a slow sink.
     """
     _Check(make, read, modules, every).run()
 
 
 class _Some(Rows):
-    """The rows of the epoch with a number."""
+    """The rows of an epoch."""
 
     def __init__(self, number: int) -> None:
         self.schema = SCHEMA
@@ -82,7 +82,7 @@ class _Some(Rows):
 
 
 class _Steps:
-    """Counts the lines and returns in some files, and acts at one of them. A context of one thread."""
+    """Counts executed lines and returns in some files, and acts at one of them. A context of one thread."""
 
     def __init__(self, files: Collection[str], at: int, act: Callable[[], None]) -> None:
         self._files, self._left, self._act = files, at, act
@@ -123,7 +123,7 @@ class _Check:
         self._epoch = 0
         self._mark: Mark | None = None
         self._there: list[Row] = []
-        """What must be in the place."""
+        """The expected rows and mark."""
         self._undo: list[tuple[Mark, list[Row]]] = []
 
     def run(self) -> None:
@@ -150,18 +150,21 @@ class _Check:
     # -- the parts
 
     def _refusals(self) -> None:
-        """Whoever is older, or does not know the mark, commits nothing; asking twice changes nothing."""
+        """A run that is older or does not know the mark commits nothing.
+
+        A second `recover` changes nothing.
+        """
         old, new = self._next(), self._next()
         sink = self._make()
         sink.recover(old)
         self._require(self._recover(new) == self._mark, "recover lost the mark")
         with suppress(Fenced, CommitConflict, SinkUnreachable, OSError):
             sink.commit(self._new_epoch(old), _Some(self._epoch + 1))
-            self._require(False, f"a commit of run {old.run} was let in after run {new.run}")
+            self._require(False, f"a commit of run {old.run} was accepted after run {new.run}")
         with suppress(Fenced):
             self._make().recover(old)
             self._require(False, f"run {old.run} recovered after run {new.run}")
-        self._look("what a run tried that was replaced")
+        self._look("calls of a replaced run")
         first = self._new_epoch(new)
         self._commit()
         newest = self._next()
@@ -183,7 +186,7 @@ class _Check:
         return steps.reached
 
     def _freeze_commit(self, step: int) -> bool:
-        """Let a commit stand still, another run take over and commit the same, then let it go on."""
+        """Pause a commit while another run takes over and commits the same epoch; then resume the commit."""
         owner, sink = self._next(), self._make()
         sink.recover(owner)
         epoch, rows = self._new_epoch(owner), _Some(self._epoch + 1)
@@ -205,12 +208,12 @@ class _Check:
         go.set()
         for thread in (old, new):
             thread.join(_PATIENCE_S)
-            self._require(not thread.is_alive(), f"step {step}: somebody waits for ever")
+            self._require(not thread.is_alive(), f"step {step}: a run waits for ever")
         for error in failed:
             raise error
         self._mark, self._epoch = epoch.mark, self._epoch + 1
         self._there += rows.rows
-        self._look(f"a run that stood still at step {step} of its commit while another one committed")
+        self._look(f"a run that was paused at step {step} of its commit while another run committed")
         return steps.reached
 
     def _late(
@@ -246,7 +249,7 @@ class _Check:
         return steps.reached
 
     def _rollbacks(self) -> None:
-        """Undo at every step if the sink can; keep at every step."""
+        """Stop `abort` at every step: with undo if the sink can undo, and with keep."""
         for keep in (False, True):
             for step in count(0, self._every):
                 self._commit()
@@ -262,7 +265,7 @@ class _Check:
                 owner = self._next()
                 sink.recover(owner)
                 sink.abort(owner, back, keep=keep)
-                self._require(sink.mark(owner) == back, f"abort left another mark than {back}")
+                self._require(sink.mark(owner) == back, f"abort left a mark other than {back}")
                 self._mark, self._there = back, self._there if keep else list(before)
                 self._undo = [pair for pair in self._undo if pair[0].version <= back.version]
                 self._look(f"an abort (keep={keep}) that was stopped at step {step} and repeated")
@@ -308,7 +311,7 @@ class _Check:
         self._settle(epoch, rows, "a commit")
 
     def _settle(self, epoch: Epoch, rows: _Some, behind: str) -> None:
-        """Look what a commit has left, which is all or nothing, and commit again what it has not."""
+        """Check that a stopped commit has left all or nothing, and commit the missing epochs again."""
         owner, sink = self._next(), self._make()
         mark = sink.recover(owner)
         if mark != epoch.mark:
@@ -328,7 +331,7 @@ class _Check:
         if found != wanted:
             lost = [row for row in wanted if row not in found]
             more = [row for row in found if row not in wanted or found.count(row) > wanted.count(row)]
-            raise NotOnce(f"after {behind}: lost {lost[:3]}, not meant to be there {more[:3]}")
+            raise NotOnce(f"after {behind}: lost rows {lost[:3]}, unexpected rows {more[:3]}")
         mark = self._observer.mark(self._next())
         self._require(mark == self._mark, f"after {behind} the mark is {mark}, not {self._mark}")
         self._close()

@@ -168,7 +168,10 @@ def test_settings_are_sent_as_they_were_given_and_the_answer_is_shown(job: Small
     [
         ("interval", "'interval' is not KEY=VALUE, such as interval=30s"),
         ("interval=soon", "setting interval: 'soon': expected a duration such as 500ms, 10s or 5m"),
-        ("copy_threads=8", "'copy_threads' cannot be set while a job runs; one can set, e.g., interval=10s"),
+        (
+            "copy_threads=8",
+            "'copy_threads' cannot be changed while a job runs; settings that can be changed: interval=10s",
+        ),
     ],
 )
 def test_what_cannot_be_set_is_refused_before_anybody_is_asked(

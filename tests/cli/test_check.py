@@ -99,7 +99,7 @@ def test_a_wrapped_query_is_refused_before_anything_of_it_is_made(
     wrapped = tmp_path / "wrapped"
     script.write_text(f"import spark_abs\nROOT = {str(wrapped)!r}\nspark_abs.{call}\nprint('went on')")
     result = check(script)
-    assert "a wrapped query starts by itself" in result.stderr
+    assert "`check` cannot check a wrapped query" in result.stderr
     assert "went on" not in result.output
     assert not wrapped.exists()
 

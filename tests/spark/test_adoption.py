@@ -128,14 +128,14 @@ def test_every_row_is_there_once_wherever_the_query_was(
     checked = old.job().check()
     assert checked.ok, str(checked)
     assert f"adopts {old.checkpoint}: query" in str(checked)
-    assert "starts where its own options say" not in str(checked)
+    assert "starts where its options say" not in str(checked)
     start(old.job(), available_now=True).await_termination()
     assert old.ids == old.sent
     assert old.job().check().ok
     old.arrive(6)
     old.run()  # started again by mistake
     assert old.ids == [1, 2, 3, 4, 5]
-    said = f"stage 'numbers' has adopted {old.checkpoint}, and its query has planned batch"
+    said = f"stage 'numbers' has adopted {old.checkpoint}, and the adopted query has planned batch"
     assert said not in caplog.text
     start(old.job(), available_now=True).await_termination()
     assert old.ids == old.sent
@@ -252,7 +252,8 @@ def test_rows_of_others_beside_those_of_the_query_must_be_meant(
         str(old.table)
     )
     with pytest.raises(
-        Refused, match=r"others than the query have written rows .* \(versions 1\): say existing"
+        Refused,
+        match=r"has rows from other writers than the query \(versions 1\): declare the sink with existing",
     ):
         start(old.job())
     assert not old.job().check().ok
@@ -270,10 +271,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_changed(
     fit = old.frame
     other = Feed(spark, tmp_path / "more", "id long, k long")
     wrong: list[tuple[str, Frame, dict[str, Any]]] = [
-        ("its query reads 1 sources, and the frame 2", lambda f: fit(f.union(other.stream())), {}),
-        ("keeps state for dropDuplicates, and the frame for nothing", as_it_is, {}),
         (
-            "keeps state for dropDuplicates, and the frame for an aggregation",
+            "its query reads 1 sources, and the declared frame reads 2",
+            lambda f: fit(f.union(other.stream())),
+            {},
+        ),
+        ("has state for dropDuplicates, and the declared frame needs state for nothing", as_it_is, {}),
+        (
+            "has state for dropDuplicates, and the declared frame needs state for an aggregation",
             lambda f: f.groupBy("id", "k").count().select("id", "k"),
             {"output_mode": "complete"},
         ),
@@ -286,7 +291,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_changed(
         with pytest.raises(Refused, match=rf"(?s)stage 'numbers' cannot adopt .*{said}"):
             start(old.job(**given))
     old.frame = lambda f: spark.readStream.format("delta").load(str(old.table))
-    with pytest.raises(GraphError, match=r"the table of sink 'out' of this job.*a job of its own"):
+    with pytest.raises(GraphError, match=r"the table of sink 'out' of this job.*in a separate job"):
         start(old.job())
     assert DeltaTable(str(old.table)).version() == version
 
@@ -366,7 +371,7 @@ def test_a_stage_that_has_run_without_the_query_is_told_that_it_comes_too_late(
     assert old.ids == [1, 1]
     old.arrive(2)
     for job in (old.job(), old.job(existing="append")):
-        with pytest.raises(Refused, match=r"(?s)it has run already, without .*or leave adopt= out"):
+        with pytest.raises(Refused, match=r"(?s)the stage has run already, without .*or leave adopt= out"):
             start(job, available_now=True)
         assert not job.check().ok
     assert old.ids == [1, 1]

@@ -216,7 +216,7 @@ def test_stages_are_put_between_and_taken_out(numbers: Numbers) -> None:
     numbers.write("a", 2)
     numbers.run(line("last"))
     numbers.exact("out", "a")
-    with pytest.raises(Refused, match="an earlier start left it out"):
+    with pytest.raises(Refused, match="an earlier start removed this stage"):
         numbers.run(line("between", "last"))
     numbers.run(line("other", "last"))
     numbers.exact("out", "a")

@@ -537,5 +537,5 @@ def test_rows_of_a_stage_that_replaces_them_are_refused(spark: SparkSession, tmp
     job = spark_abs.Job("all", root=str(tmp_path / "root"), spark=spark)
     every = job.stage("every", [feed.stream()], lambda f: f.groupBy("id").count(), output_mode="complete")
     job.sink("all", every, table=spark_abs.Delta(str(tmp_path / "all"), visible="checkpoint"))
-    with pytest.raises(GraphError, match="one with visible='batch'"):
+    with pytest.raises(GraphError, match="a table with visible='batch'"):
         job.graph()

@@ -75,7 +75,7 @@ def test_a_drain_lets_out_every_window_also_when_it_is_interrupted(
 
     # What comes now was not read when the drain began: no run reads it any more.
     clicks.write(*clicks_of(4))
-    with pytest.raises(Refused, match="being drained, with savepoint 'last'"):
+    with pytest.raises(Refused, match="unfinished drain, with savepoint 'last'"):
         start(declare(), available_now=True)
     again = start(declare())
     assert again.await_termination(240)
@@ -206,7 +206,7 @@ def test_a_drain_ends_also_where_timers_of_processing_time_never_rest(
         clicks.write(*clicks_of(file))
     runs.append(start(declare()))
     runs[0].query("clicks").processAllAvailable()
-    with pytest.raises(Refused, match="stopped while it was being drained: the next start resumes the drain"):
+    with pytest.raises(Refused, match="stopped during the drain: the next start resumes the drain"):
         runs[0].stop(savepoint="last", drain=True)
     runs.append(start(declare()))
     assert runs[1].await_termination(240)

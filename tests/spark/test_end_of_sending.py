@@ -154,7 +154,9 @@ def test_a_bounded_run_fails_if_its_sinks_lack_the_last_checkpoint(
     sink = Slow()
     sink.may.set()
     run = begin(spark, tmp_path, feed, sink, no_room)
-    with pytest.raises(CheckpointsFailed, match=r"at the end of input: .* no room; .* it sends the rest"):
+    with pytest.raises(
+        CheckpointsFailed, match=r"at the end of input: .* no room; .* the new run sends them"
+    ):
         run.await_termination(60)
     assert not sink.ids
     assert begin(spark, tmp_path, feed, sink).await_termination(60)

@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
     ),
     "an input that is not used": (
         lambda job: job.stage("s", [source(job), source(job, "tocks")], lambda one, two: one),
-        "stage 's' has the input 'tocks.main', and its plan does not read it",
+        "stage 's' has the input 'tocks.main', but its plan does not read this input",
     ),
     "a function that fails": (
         lambda job: job.stage("s", [source(job)], lambda frame: frame.select("nothing")),
@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
     ),
     "an output called main": (
         lambda job: job.source("s", rate(job), outputs={"main": lambda batch: batch}),
-        "output 'main' is the stage's main output",
+        "output 'main' is the name of the stage's main output",
     ),
     "an unknown output mode": (
         lambda job: job.stage("s", [source(job)], counted, output_mode="all"),  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[Callable[[Job], object], str]] = {
     "a sink of nothing": (lambda job: job.sink("out", source(job)), "needs one of table=, foreach_batch="),
     "a sink of two kinds": (
         lambda job: job.sink("out", source(job), table="/tmp/t", kafka="orders"),
-        "sink 'out' has table= and kafka=, and a sink writes to one place",
+        "sink 'out' has table= and kafka=, but a sink writes to one place",
     ),
     "one table for two sinks": (two_sinks, "write the same table"),
     "an aggregation that appends without a watermark": (
@@ -341,10 +341,10 @@ sink counted of counts.main: {tmp_path}/counted, exactly once
 sink mail of ticks.main: a function, at least once
 state of checkpoints: {root}/state
 tables of the job: {root}/checkpoints, {root}/history, {root}/control
-a start: goes on
+a start: possible
   compared with a new root:
   ticks: new
-    rate source starts where its own options say
+    rate source starts where its options say
   tries: new
   counts: new"""
     )

@@ -266,7 +266,7 @@ def test_a_failing_stage_stops_the_job_with_one_error(line: Line, start: Start) 
     run.checkpoint()
     namesake = line.job()
     namesake.root = Root(f"{line.root}-other")
-    with pytest.raises(UsageError, match="the session runs line/numbers, line/twice already, of another job"):
+    with pytest.raises(UsageError, match="the session already runs line/numbers, line/twice of another job"):
         start(namesake)
     line.write(2)
     with pytest.raises(StageFailed, match=r"\Astage 'twice' failed in batch \d+: .*unlucky number") as told:
@@ -302,7 +302,7 @@ def test_a_query_that_somebody_stops_while_it_waits_ends_the_job_with_an_error(
     run.query("twice").processAllAvailable()
     run.query("twice").stop()
     with pytest.raises(
-        StageFailed, match=r"query of stage 'twice' was stopped, and not by the job: .*stop\(\)"
+        StageFailed, match=r"query of stage 'twice' was stopped from outside the job; .*stop\(\)"
     ):
         run.await_termination(60)
     line.write(1)

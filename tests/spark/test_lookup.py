@@ -354,7 +354,7 @@ def test_what_a_lookup_cannot_do_is_refused_with_the_way_that_works(shop: Shop, 
     ):
         job.lookup("often", table=shop.customers, refresh="often")
     for name, function, said in (
-        ("counts", lambda o, c: join(o, c).groupBy("name").count(), "keep state in a stage before or after"),
+        ("counts", lambda o, c: join(o, c).groupBy("name").count(), "into a stage before or after"),
         ("outer", lambda o, c: c.join(o, "customer", "left"), "not supported"),
         ("late", lambda o, c: join(o.withWatermark("at", "1 second"), c), "has a watermark"),
     ):

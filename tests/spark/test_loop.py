@@ -167,7 +167,7 @@ def test_a_way_back_has_to_be_closed_once_with_the_rows_that_were_declared(
     kept = job.stage(
         "kept", [numbers, back], lambda n, b: n.unionByName(b.selectExpr("bigint(value) AS value"))
     )
-    with pytest.raises(GraphError, match="feedback 'back' is not closed: give its close"):
+    with pytest.raises(GraphError, match="feedback 'back' is not closed: call its close"):
         job.graph()
     with pytest.raises(GraphError, match="'back' is declared twice"):
         job.feedback("back", "value long")

@@ -121,7 +121,7 @@ def seen_by_the_driver_only(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_executors_do_not_see_is_refused(
     job: Callable[..., Job], seen_by_the_driver_only: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=r"is not the same disk on all machines: executors on .* do not see"):
+    with pytest.raises(UsageError, match=r"is not on a shared disk: executors on .* cannot read"):
         run(job(seen_by_the_driver_only / "natives"))
     assert not (tmp_path / "root").exists()
     assert list((tmp_path / "hidden" / "natives").iterdir()) == []

@@ -153,7 +153,10 @@ def test_what_an_earlier_run_was_asked_is_answered_and_not_carried_out(pair: Pai
     again.stop()
     (command,) = Control.open(Root(pair.root)).state.commands
     assert (command.answered, command.ok) == (True, False)
-    assert command.message == "no run carried it out before run 2 began: ask again if it is still wanted"
+    assert (
+        command.message == "the run that was asked ended before it answered, and run 2 has begun: "
+        "repeat the request if it is still needed"
+    )
 
 
 def test_wrapped_queries_can_be_started_after_a_start_that_failed(

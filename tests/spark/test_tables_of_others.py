@@ -393,7 +393,7 @@ def test_a_start_notices_a_table_that_is_not_what_the_last_run_left(
     assert rows(spark, uri) == (4, 5)
     put_there(None)
     spark.range(0).selectExpr("id AS n").write.format("delta").save(uri)
-    with pytest.raises(TableChanged, match=r"another name with existing='take_over', .* used up by run \d+;"):
+    with pytest.raises(TableChanged, match=r"declare it with existing='take_over' \(run \d+ has used"):
         run_all(existing="take_over")
     feed.write({"n": 6})
     job("anew", existing="take_over").start(available_now=True).await_termination()
@@ -419,5 +419,5 @@ def test_without_a_checkpoint_a_start_from_one_looks_at_the_table_too(
     shutil.rmtree(uri)
     with pytest.raises(TableChanged, match="is gone"):
         job().start(available_now=True, restart="checkpoint")
-    assert "its stages resume where they were" in caplog.text
+    assert "the stages resume after their last batches" in caplog.text
     assert not Path(uri).exists()

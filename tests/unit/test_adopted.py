@@ -98,7 +98,7 @@ def test_a_stage_that_has_run_without_the_query_is_told_so(
     sink = SimpleNamespace(source=SimpleNamespace(stage=stage), table=uri)
     job: Any = SimpleNamespace(stages={stage: SimpleNamespace(adopt=str(old))}, sinks=[sink])
     said = why_too_late(job, Root(str(tmp_path / "root")), stage)
-    assert (f"it has run already, without the position and the state of query {QUERY}" in said) is late
+    assert (f"the stage has run already, without the position and the state of query {QUERY}" in said) is late
     assert bool(said) is late
     (old / "metadata").unlink()
     assert why_too_late(job, Root(str(tmp_path / "root")), stage) == ""

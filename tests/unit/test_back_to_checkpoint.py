@@ -26,4 +26,4 @@ def test_without_a_checkpoint_it_says_that_it_goes_on_and_that_nothing_was_check
         assert not start._back_to_checkpoint(job, drafted, takeover=False, leave=False)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("job down: restart='checkpoint' found no checkpoint at ")
-    assert said.endswith(": its stages resume where they were")
+    assert said.endswith(": the stages resume after their last batches")

@@ -109,7 +109,7 @@ def test_a_history_has_the_row_of_every_moment(changes: Input) -> None:
         (ChangeOptions(("a", "A")), "sequence_by names a column twice: a, A"),
         (ChangeOptions(scd_type=3), "scd_type=3 is neither 1 nor 2"),
         (ChangeOptions(scd_type=2), "scd_type=2 needs sequence_by="),
-        (ChangeOptions(("at",), scd_type=2, ignore_null_updates=True), "does not go with scd_type=2"),
+        (ChangeOptions(("at",), scd_type=2, ignore_null_updates=True), "cannot be combined with scd_type=2"),
         (ChangeOptions(("at",), except_columns=("AT",)), "except_columns names AT"),
         (ChangeOptions(except_columns=("id",)), "except_columns names id"),
         (ChangeOptions(tombstones_ms=0), "must be remembered for some time"),
@@ -122,7 +122,7 @@ def test_options_that_contradict_each_other_are_refused(options: ChangeOptions, 
 
 def test_changes_need_a_key() -> None:
     assert change_options("t", (), LAST_WINS) == LAST_WINS
-    with pytest.raises(UsageError, match="name its columns with key="):
+    with pytest.raises(UsageError, match="name the key columns with key="):
         change_options("t", (), BY_SEQUENCE)
     history = ChangeOptions(listed("at"), scd_type=2, except_columns=listed(["at", "op"]))
     assert change_options("t", listed("id"), history).stored(["id", "OP", "at", "n"]) == ("id", "n")

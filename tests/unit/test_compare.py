@@ -116,7 +116,7 @@ def test_a_native_source_read_twice_stays_as_it_is_or_is_refused() -> None:
     assert of(compare(seen, (before,)), "u").layout is None
     moved = of(compare(seen, (shape("u", reading("x.main"), FILES, FILES),)), "u")
     assert moved.verdict is Verdict.REFUSED
-    assert "it reads json source /in more than once, and its inputs differ" in moved.notes[0]
+    assert "it reads json source /in more than once, and its inputs have changed" in moved.notes[0]
 
 
 def test_a_new_reader_begins_at_the_cut_or_with_the_earliest() -> None:
@@ -152,7 +152,7 @@ def test_an_input_with_unread_rows_is_not_given_up_unasked() -> None:
     seen = replace(SEEN, unread=lambda _: 2)
     rewired = (A, shape("b", reading("a.valid")))
     found = compare(seen, rewired)
-    assert "2 entries of it are unread" in of(found, "b").notes[0]
+    assert "2 of its entries are unread" in of(found, "b").notes[0]
     assert compare(seen, rewired, leave=True).ok
     assert compare(SEEN, rewired).ok, "nothing is unread"
 
@@ -343,7 +343,7 @@ def test_a_start_as_it_was_is_not_the_only_way_where_it_repeats_a_batch() -> Non
     assert "restart='checkpoint'" not in refused.notes[0]
     stuck = STANDS | {StageId("b"): progress(at("a.main", 7), under_way=UnderWay.PLANNED)}
     refused = of(compare(replace(seen, progress=stuck), changed), "b")
-    assert "(batch 5 of stage 'b' has not ended and is repeated)" in refused.notes[0]
+    assert "fails each time in its repeated batch (batch 5 of stage 'b')" in refused.notes[0]
     assert "restart='checkpoint'" in refused.notes[0]
 
 
@@ -429,7 +429,7 @@ def test_sources_of_one_name_that_cannot_be_told_apart_are_refused(
 def test_a_second_source_of_the_same_files_is_refused() -> None:
     seen = Recorded("the last run", (shape("s", FILES),), {StageId("s"): progress(None)})
     (note,) = of(compare(seen, (shape("s", FILES, FILES),)), "s").notes
-    assert "it reads json source /in more than once, and its inputs differ" in note
+    assert "it reads json source /in more than once, and its inputs have changed" in note
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -510,7 +510,7 @@ def test_a_batch_is_brought_to_a_channel_before_another_stage_begins_behind_it()
     assert not of(compare(seen, (*seen.shapes, shape("c", reading("a.main")))), "a").ends_batch
     refused = of(compare(_half_committed(stateful=True), now), "a")
     assert refused.verdict is Verdict.REFUSED
-    assert refused.notes[0].startswith("a.late gets a new reader while batch 5 is under way")
+    assert refused.notes[0].startswith("a.late gets a new reader while batch 5 is unfinished")
 
 
 def test_a_salt_that_spark_seeds_anew_is_the_same_key() -> None:

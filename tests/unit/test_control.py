@@ -35,7 +35,10 @@ def test_a_run_answers_what_an_earlier_run_was_asked() -> None:
     assert edit.commands == state.commands
     (command,) = control.begin_run(edit, "here", 1, 0).commands
     assert (command.answered, command.ok) == (True, False)
-    assert command.message == "no run carried it out before run 3 began: ask again if it is still wanted"
+    assert (
+        command.message == "the run that was asked ended before it answered, and run 3 has begun: "
+        "repeat the request if it is still needed"
+    )
 
 
 @pytest.mark.parametrize(

@@ -442,7 +442,7 @@ def test_settings_are_read_at_every_decision() -> None:
 
 def test_of_two_savepoints_of_one_name_the_second_is_refused() -> None:
     """While the first waits, is claimed, is open and is complete; an aborted one leaves its name free."""
-    refused = "there is a savepoint 'mine' already, or under way: choose another name"
+    refused = "a savepoint 'mine' exists already or is being taken: choose a different name"
 
     def again(coordinator: Coordinator, number: int) -> bool:
         request = Request(f"again {number}", CheckpointKind.SAVEPOINT, "mine")

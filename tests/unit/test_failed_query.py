@@ -85,6 +85,6 @@ def test_a_drain_that_finds_a_failed_query_keeps_the_plan_of_its_batch(tmp_path:
     query.isActive = False
     stage, _ = stage_of(query, tmp_path, [])
     drain: Any = object.__new__(Drain)
-    with pytest.raises(StageFailed, match=r"'both' failed in batch 1 while it was drained: .*No space left"):
+    with pytest.raises(StageFailed, match=r"'both' failed in batch 1 during its drain: .*No space left"):
         drain._halt(stage, lambda: None)
     assert (tmp_path / "offsets" / "1").exists()

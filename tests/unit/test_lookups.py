@@ -43,7 +43,7 @@ def test_no_batch_goes_back_behind_the_one_before_it_or_to_another_table() -> No
     newer = replace(LAST, version=Version(8))
     assert following(LAST, newer) is newer
     assert following(None, LAST) is LAST
-    with pytest.raises(DamageError, match=r"is at version 7, and a batch has read version 8"):
+    with pytest.raises(DamageError, match=r"is at version 7, but a batch has read version 8"):
         following(newer, LAST)
     with pytest.raises(DamageError, match=r"another table now, 5e; batches have read 4f at version 7"):
         following(LAST, replace(newer, table_id="5e"))

@@ -134,7 +134,7 @@ def test_a_batch_that_took_files_is_not_repeated_without_their_names(lossy: Loss
     lossy.job.checkpoint(1, 2)
     head = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
     lossy.batch(1, 3, offsets=f'v1\n{head}\n{{"logOffset":7}}')
-    with pytest.raises(Refused, match="batch 1 has read files that only the lost checkpoint names"):
+    with pytest.raises(Refused, match="batch 1 has read files, and only the lost checkpoint had their names"):
         lossy.repeated(A)
 
 
@@ -157,7 +157,7 @@ def test_the_newest_checkpoint_that_is_intact_is_taken(lossy: Lossy) -> None:
     lossy.batch(2, 4)
     for pack in before:
         pack.unlink()
-    with pytest.raises(Refused, match="no checkpoint that has its state is left and intact"):
+    with pytest.raises(Refused, match="no retained checkpoint has its state intact"):
         lossy.repeated(B)
     assert first == 1
 

@@ -113,7 +113,7 @@ def test_attempts_of_a_growing_delay_count_from_the_last_quiet() -> None:
     policy = RestartPolicy(
         RestartStrategy.EXPONENTIAL_DELAY, 10, attempts=1, multiplier=1, reset_after_ms=1_000
     )
-    gave_up = "1 restarts were allowed without 1000 ms of quiet"
+    gave_up = "1 restarts were allowed without 1000 ms free of failures"
     assert delays(policy, [0, 2_000, 4_000, 4_100]) == [10, 10, 10, gave_up]
 
 
@@ -197,7 +197,7 @@ def test_settings_make_a_policy_and_the_default_is_none() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"restart_delay": "2s"}, "restartDelay means nothing to restart strategy 'none'"),
+        ({"restart_delay": "2s"}, "restartDelay has no effect with restart strategy 'none'"),
         ({"restart_strategy": "fixed-delay", "restart_jitter": 0.5}, "restartJitter means nothing"),
         ({"restart_strategy": "exponential-delay", "restart_multiplier": "0.5"}, "at least 1"),
         ({"restart_strategy": "exponential-delay", "restart_jitter": 2}, "at most 1"),

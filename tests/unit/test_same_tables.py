@@ -41,5 +41,5 @@ def test_a_table_made_anew_is_refused_until_it_is_said_to_be_taken_over(tmp_path
         look("take_over")
         Table.ensure(Place(job.table), SCHEMA, {})
     past = Past(job.root, attach(job.state, [replace(known, took_over=job.run)]), None)
-    with pytest.raises(TableChanged, match="give the sink another name with existing='take_over'"):
+    with pytest.raises(TableChanged, match="rename the sink and declare it with existing='take_over'"):
         look("take_over")

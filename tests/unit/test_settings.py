@@ -70,15 +70,15 @@ def test_live_settings_are_changed_by_their_names_as_arguments() -> None:
     [
         (
             {"num_retained": "5"},
-            "'num_retained' cannot be set while a job runs; one can set, e.g., interval=10s",
+            "'num_retained' cannot be changed while a job runs; settings that can be changed: interval=10s",
         ),
         (
             {"intervall": "5s"},
-            "unknown setting 'intervall' (set); the nearest is 'interval'; one can set, e.g., ",
+            "unknown setting 'intervall' (set); the nearest is 'interval'; settings that can be changed: ",
         ),
         ({"interval": "5"}, "setting interval: '5': expected a duration such as 500ms, 10s or 5m"),
         ({"max_concurrent": "0"}, "setting max_concurrent: '0': the least is 1"),
-        ({}, "nothing to set; of a running job one can set, e.g., interval=10s, min_pause=0s, timeout=10m"),
+        ({}, "no setting was given; settings that can be changed: interval=10s, min_pause=0s, timeout=10m"),
     ],
 )
 def test_what_cannot_be_set_on_a_running_job_is_said(given: dict[str, object], said: str) -> None:

@@ -26,8 +26,8 @@ class Named:
 @pytest.mark.parametrize(
     ("verdict", "note", "kept"),
     [
-        (Verdict.NEW, "json source /in starts where its own options say", False),
-        (Verdict.REFUSED, "an earlier start left it out", True),
+        (Verdict.NEW, "json source /in starts where its options say", False),
+        (Verdict.REFUSED, "an earlier start removed this stage", True),
     ],
 )
 def test_the_source_of_an_adopted_query_goes_on_where_the_query_was(
@@ -35,7 +35,7 @@ def test_the_source_of_an_adopted_query_goes_on_where_the_query_was(
 ) -> None:
     """The position is the query's, whatever a new stage would say; a refusal keeps its reason."""
     adoption = Adoption(SALES, Place("/old"), "q", BatchId(3), BatchId(4))
-    other = StageChange(StageId("other"), Verdict.NEW, ("rate source starts where its own options say",))
+    other = StageChange(StageId("other"), Verdict.NEW, ("rate source starts where its options say",))
     found = noted(Comparison("a new root", (StageChange(SALES, verdict, (note,)), other)), [adoption])
     adopts = "adopts /old: query q, after batch 3"
     assert [s.notes for s in found.stages] == [(adopts, note) if kept else (adopts,), other.notes]

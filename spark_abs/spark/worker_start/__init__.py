@@ -44,7 +44,7 @@ _listens_at: dict[str, str] = {}
 
 @contextmanager
 def quick_start(context: SparkContext, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """While this lasts, Python code that is passed to Spark gets processes that start quickly.
+    """In this block, Python code that is passed to Spark gets processes that start quickly.
 
     `more` are further variables, set unless the user has set them. Spark copies the environment from the
     context when it gets the code, in any thread.

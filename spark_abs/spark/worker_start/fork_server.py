@@ -6,9 +6,9 @@ file by its path, with a listening socket; `sitecustomize` sends it a request fo
 starts. The process that Spark has started then only waits for the forked one, and each ends when the other
 does. Linux only.
 
-The forked process is as the original would be: same interpreter and flags, working directory, environment,
-module path, standard streams. A request whose imports would differ is closed without an answer. Then the
-process imports by itself, as it does without a server.
+The forked process equals the original: same interpreter and flags, working directory, environment, module
+path, standard streams. If the imports of a request would differ, the server closes it without an answer, and
+the process imports by itself, as without a server.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _import_all(request: Request) -> None:
         importlib.import_module(name)
     found = sys.modules["spark_abs"].__file__
     if found is None or not Path(found).parent.samefile(Path(__file__).parents[2]):
-        raise ImportError(f"Spark's processes import {found}, the driver another")
+        raise ImportError(f"Spark's processes import {found}, the driver a different copy")
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("a thread was started")
     gc.freeze()

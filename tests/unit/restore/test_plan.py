@@ -355,7 +355,9 @@ def test_an_unfinished_restore_that_wrote_elsewhere_is_given_up() -> None:
 
 def test_once_a_run_has_begun_only_a_restore_moves_native_checkpoints() -> None:
     assert place_natives(started(), "native") == started()
-    with pytest.raises(UsageError, match="attempt 1 are in native, the job now says /disk: give native_root"):
+    with pytest.raises(
+        UsageError, match="attempt 1 are in native, but native_root is now /disk: give native_root"
+    ):
         place_natives(started(), "/disk")
 
 
