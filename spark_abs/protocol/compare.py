@@ -30,8 +30,8 @@ from spark_abs.protocol.moved_sinks import moved_sinks
 from spark_abs.protocol.sources import match, more_than_once, recorded_sources, turned, unclear
 from spark_abs.protocol.state_compatibility import state_reasons
 
-_AS_IT_WAS = ("start the job ", "stop the job ")
-"""Every reason that asks to run the unchanged job first contains one of these texts."""
+_UNCHANGED = "the unchanged job"
+"""Every reason that asks to run the job before its change contains these words."""
 REBUILD_FIRST = "start the unchanged job, which rebuilds the stage, then change it; or restore a checkpoint"
 _ONCE = "start the unchanged job once, so that it finishes this batch, stop the job, then change it"
 
@@ -101,9 +101,7 @@ class _Comparing:
             f"; if the unchanged job fails each time in its repeated batch ({', '.join(open_)}), start the "
             "changed job with restart='checkpoint', which goes back to before this batch"
         )
-        reasons = (
-            reason + way if any(ask in reason for ask in _AS_IT_WAS) else reason for reason in change.notes
-        )
+        reasons = (reason + way if _UNCHANGED in reason else reason for reason in change.notes)
         return replace(change, notes=tuple(reasons))
 
     def _with_moved_sinks(self, found: Sequence[StageChange]) -> list[StageChange]:

@@ -246,7 +246,7 @@ def test_a_stage_that_is_gone_is_named_with_what_it_has() -> None:
 
 def test_a_stage_that_was_left_out_does_not_come_back() -> None:
     found = compare(replace(SEEN, left=(StageId("c"),)), (A, B, shape("c", reading("a.main"))))
-    assert "give it another name" in of(found, "c").notes[0]
+    assert "under a new name" in of(found, "c").notes[0]
 
 
 @pytest.mark.parametrize(
@@ -564,7 +564,7 @@ def test_a_sink_moves_to_another_stage_if_nothing_between_the_two_is_unread(
         found = compare(under_way, with_sink_at(new), leave=True)
         assert verdicts(found)[new] == "refused"
         assert f"3 entries of channel {channel}" in of(found, new).notes[0]
-        assert f"their rows would be {where}" in of(found, new).notes[0]
+        assert f"the rows of these entries would be {where}" in of(found, new).notes[0]
         assert compare(under_way, with_sink_at(old)).ok
 
 

@@ -45,7 +45,10 @@ def test_no_batch_goes_back_behind_the_one_before_it_or_to_another_table() -> No
     assert following(None, LAST) is LAST
     with pytest.raises(DamageError, match=r"is at version 7, but a batch has read version 8"):
         following(newer, LAST)
-    with pytest.raises(DamageError, match=r"another table now, 5e; batches have read 4f at version 7"):
+    with pytest.raises(
+        DamageError,
+        match=r"its table id is 5e, but earlier batches have read the table with id 4f at version 7",
+    ):
         following(LAST, replace(newer, table_id="5e"))
 
 
@@ -55,9 +58,7 @@ def test_what_is_recorded_counts_for_the_same_name_and_table() -> None:
     assert version_of("customers", "/data/others", [LAST]) is None
 
 
-@pytest.mark.parametrize(
-    ("max_age_ms", "way"), [(0, "restart='checkpoint'"), (None, "lookup of another name")]
-)
+@pytest.mark.parametrize(("max_age_ms", "way"), [(0, "restart='checkpoint'"), (None, "under a new name")])
 def test_the_way_on_from_a_version_that_is_gone(max_age_ms: int | None, way: str) -> None:
     """A restore keeps a version for ever, so going back is no way on from that."""
     table: Any = LookupTable.__new__(LookupTable)

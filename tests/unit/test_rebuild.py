@@ -44,7 +44,7 @@ def test_sources_of_its_own_cannot_begin_anew() -> None:
 
 def test_a_batch_of_which_no_output_tells_is_not_guessed() -> None:
     plans = {b: p for b, p in PLANS.items() if b != 5}
-    with pytest.raises(Refused, match="what batch 5 has read"):
+    with pytest.raises(Refused, match="the input of batch 5"):
         repeats(lost(3, 6), plans)
 
 

@@ -152,7 +152,7 @@ def test_the_newest_checkpoint_that_is_intact_is_taken(lossy: Lossy) -> None:
     for pack in set(Path(lossy.job.root.path("state")).glob("*.parquet")) - before:
         pack.unlink()
     # The batch of the second one does not say what it read: it was written by another helper.
-    with pytest.raises(Refused, match="what batch 1 has read"):
+    with pytest.raises(Refused, match="the input of batch 1"):
         lossy.repeated(B)
     lossy.batch(2, 4)
     for pack in before:

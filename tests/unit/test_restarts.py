@@ -198,7 +198,7 @@ def test_settings_make_a_policy_and_the_default_is_none() -> None:
     ("arguments", "message"),
     [
         ({"restart_delay": "2s"}, "restartDelay has no effect with restart strategy 'none'"),
-        ({"restart_strategy": "fixed-delay", "restart_jitter": 0.5}, "restartJitter means nothing"),
+        ({"restart_strategy": "fixed-delay", "restart_jitter": 0.5}, "restartJitter has no effect"),
         ({"restart_strategy": "exponential-delay", "restart_multiplier": "0.5"}, "at least 1"),
         ({"restart_strategy": "exponential-delay", "restart_jitter": 2}, "at most 1"),
         ({"restart_strategy": "sometimes"}, "expected none, fixed-delay"),

@@ -34,7 +34,7 @@ def test_a_table_made_anew_is_refused_until_it_is_said_to_be_taken_over(tmp_path
     for existing in said:
         look(existing)
     shutil.rmtree(job.table)
-    for now in ("is gone", "is another table"):
+    for now in ("is gone", "was replaced by a different table"):
         for existing in said[:2]:
             with pytest.raises(TableChanged, match=now):
                 look(existing)
