@@ -190,7 +190,7 @@ class Gcs(Server):
 
     @property
     def secret(self) -> str:
-        return self._key.splitlines()[1]
+        return str(self._key.splitlines()[1])
 
     @property
     def settings(self) -> Mapping[str, object]:
