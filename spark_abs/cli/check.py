@@ -42,13 +42,12 @@ if TYPE_CHECKING:
 def check(
     script: str, root: str, to: str | None, allow_non_restored_state: bool, args: tuple[str, ...]
 ) -> None:
-    """Say what a start of the job in SCRIPT would do with each of its stages: kept, new, left or refused.
+    """Show how a start of the job in SCRIPT would treat each stage: kept, new, left or refused.
 
-    The script runs up to the start of its job, with ARGS (after `--`) as its arguments; nothing is started
-    and nothing is written. What the script prints goes to stderr: the answer stands alone. Exit code 0: it
-    would start; 1: it would be refused, or its graph cannot run; 2: the script failed before its job was
-    started; 3: what the root records is damaged. It does not look whether a run is alive, nor whether native
-    checkpoints are lost.
+    The script runs up to the start of its job, with ARGS (after `--`) as its arguments. Nothing is started
+    and nothing is written. The script's own output goes to stderr. Exit code 0: the job would start; 1: it
+    would be refused, or its graph cannot run; 2: the script failed before it started a job; 3: records of the
+    root are damaged. The command does not check whether a run is alive or native checkpoints are lost.
     """
     # A script's job needs Spark anyway; other verbs must not load it.
     from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
@@ -85,7 +84,7 @@ def check(
 
 @contextmanager
 def _arguments(script: str, args: tuple[str, ...]) -> Iterator[None]:
-    """Let a script find its arguments and what lies beside it, as `python SCRIPT ARGS` does."""
+    """Give a script its arguments, and modules from its own directory, as `python SCRIPT ARGS` does."""
     before, path = sys.argv, sys.path
     sys.argv, sys.path = [script, *args], [os.path.dirname(os.path.realpath(script)), *path]
     try:
@@ -96,10 +95,10 @@ def _arguments(script: str, args: tuple[str, ...]) -> Iterator[None]:
 
 @contextmanager
 def _errors_of(script: str) -> Iterator[None]:
-    """Say where a script has failed, with its traceback before that; what our own calls refuse is left.
+    """Print the traceback of a script that fails, and name the line; errors of this package pass unchanged.
 
     Raises:
-        UsageError: it has failed, or ended the process.
+        UsageError: the script failed, or ended the process.
     """
     try:
         yield
@@ -120,7 +119,7 @@ def _errors_of(script: str) -> Iterator[None]:
 
 
 def _line(script: str, error: Exception) -> str:
-    """Say which line of a script an error comes from, as far as that is known."""
+    """Return the line of a script that an error comes from as text, empty if it is not known."""
     if isinstance(error, SyntaxError) and error.filename == script:
         return f", line {error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == script]

@@ -25,7 +25,7 @@ class Page:
     """A page that the package ships."""
 
     name: str
-    """As it is given to the command, such as `restore-runbook`, `protocol` or `adr-2`."""
+    """The argument of the command, such as `restore-runbook`, `protocol` or `adr-2`."""
     title: str
     summary: str
     path: str

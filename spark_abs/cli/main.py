@@ -26,7 +26,7 @@ class Verbs(click.Group):
     """A group whose errors are one line, or one JSON object, and an exit code."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See in what form errors are wanted, before anything can be wrong with the arguments."""
+        """Read first in which form errors are wanted: wrong arguments are then reported in this form."""
         context = ctx.ensure_object(Context)  # before there is a command: it takes over what is there
         context.out.json = context.out.json or _wants_json(args)
         with _wrong_calls(ctx, context):
@@ -45,7 +45,7 @@ class Verbs(click.Group):
 
 @contextmanager
 def _spark_needed() -> Iterator[None]:
-    """Say what to install where a command needs Spark and there is none."""
+    """Name the package to install if a command needs Spark and it is missing."""
     try:
         yield
     except ModuleNotFoundError as missing:
@@ -58,7 +58,7 @@ def _spark_needed() -> Iterator[None]:
 
 @contextmanager
 def _wrong_calls(ctx: click.Context, context: Context) -> Iterator[None]:
-    """Say as JSON, if that is wanted, what click refuses; it says the same as text by itself."""
+    """Print errors of click as JSON if that is wanted; click itself prints them as text."""
     try:
         yield
     except click.UsageError as error:
@@ -69,7 +69,7 @@ def _wrong_calls(ctx: click.Context, context: Context) -> Iterator[None]:
 
 
 def _wants_json(args: Sequence[str]) -> bool:
-    """Say whether arguments, which may be wrong, ask for JSON."""
+    """Say whether arguments ask for JSON, even if others among them are wrong."""
     ours = args[: args.index("--")] if "--" in args else args
     return "--output=json" in ours or ("--output", "json") in pairwise(ours)
 

@@ -42,7 +42,7 @@ CHECKPOINTS = (
 def list_checkpoints(ctx: Context, root: Root) -> None:
     """List completed checkpoints and savepoints by id.
 
-    Those that a restore left behind are marked, and those that an edit made.
+    A mark tells the ones that a restore left behind, that an edit made, and that are damaged.
     """
     rows = checkpoint_rows(root, ctx.now_ms())
 
@@ -93,7 +93,7 @@ OUTPUTS = (("stage", False), ("output", False), ("kind", False), ("version", Tru
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A manifest and where it stands."""
+    """A manifest, whether a restore left it behind, and the positions of its sources."""
 
     abandoned: bool
     manifest: Manifest
@@ -104,7 +104,7 @@ class Shown:
 @root_command
 @click.argument("checkpoint", metavar="ID|NAME|latest")
 def show(ctx: Context, root: Root, checkpoint: str) -> None:
-    """Show one checkpoint: its stages, what each took, where sources stand, and the versions of outputs."""
+    """Show one checkpoint: timings and sizes of its stages, positions of sources, versions of outputs."""
     found = lookup(root, checkpoint)
     sources = (s for stage in found.manifest.stages for s in source_positions(root, stage))
     shown = Shown(found.abandoned, found.manifest, tuple(sources))
@@ -216,7 +216,7 @@ def _status_pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
             how = "killed, or its machine was lost: it recorded no end"
         yield "run", f"{run.id}{kind}, begun {began} ago by process {run.pid} on {run.host}, {how}"
     if found.alive is not None:
-        yield "alive", f"yes, heard of {duration(found.alive.heard_ms)} ago"
+        yield "alive", f"yes, its lease was renewed {duration(found.alive.heard_ms)} ago"
     else:
         yield "alive", "no"
     for stage in found.stages:
@@ -281,7 +281,7 @@ EVENTS = (
 @root_command
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show only the newest N events.")
 def history(ctx: Context, root: Root, limit: int | None) -> None:
-    """List the events of all checkpoints, oldest first, also of those that are gone."""
+    """List the events of all checkpoints, removed ones included, oldest first."""
     rows = event_rows(root, limit)
     ctx.out.result(rows, lambda out: out.table(EVENTS, map(_event_cells, rows)))
 
@@ -308,7 +308,7 @@ FINDINGS = (("path", False), ("checkpoint", True), ("stage", False), ("problem",
 @root_command
 @click.argument("checkpoint", metavar="[ID|NAME|latest]", required=False)
 def verify(ctx: Context, root: Root, checkpoint: str | None) -> None:
-    """Read every byte of one checkpoint, or of all and whatever else the job needs; exit code 3 on damage."""
+    """Read every byte of a checkpoint, or of all of them and other data of the job; exit code 3 on damage."""
     found = verify_root(root, ctx.out) if checkpoint is None else verify_one(root, checkpoint, ctx.out)
 
     def text(out: Output) -> None:

@@ -1,4 +1,4 @@
-"""What the command prints: text for people through rich, or JSON for programs.
+"""The output of the command: text for people through rich, or JSON for programs.
 
 Results go to stdout; errors, questions and progress go to stderr.
 """
@@ -27,7 +27,7 @@ WIDE = 200
 
 @dataclass(slots=True)
 class Output:
-    """Where a command sends what it has to say."""
+    """Prints the results, errors and progress of a command."""
 
     json: bool = False
 
@@ -61,13 +61,13 @@ class Output:
         console().print(drawn)
 
     def say(self, text: str) -> None:
-        """Say on stderr how far long work is; programs that read JSON are told only the end."""
+        """Report progress of long work on stderr; nothing if the result is JSON."""
         if not self.json:
             console(stderr=True).print(Text(printable(text), "dim"), soft_wrap=True)
 
     @contextmanager
     def count(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Say on stderr what long work does, at a terminal with a bar of its bytes."""
+        """Report the start of long work on stderr, at a terminal with a bar of its bytes."""
         terminal = console(stderr=True)
         self.say(text)
         if self.json or not total or not terminal.is_terminal:
@@ -80,7 +80,7 @@ class Output:
 
     @contextmanager
     def waiting(self, text: str, told: bool = True) -> Iterator[None]:
-        """Show on stderr that something is being waited for; without a terminal only if it is to be told."""
+        """Show on stderr that the command waits; without a terminal one line, or none if not `told`."""
         terminal = console(stderr=True)
         if not self.json and terminal.is_terminal:
             with terminal.status(Text(printable(text))):
@@ -101,7 +101,7 @@ class Output:
 
 
 def console(stderr: bool = False) -> Console:
-    """Return a console on the stream as it is now; without a terminal it is wide and plain."""
+    """Return a console on the current stream; without a terminal it is wide and plain."""
     made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     return (
         made
@@ -111,12 +111,12 @@ def console(stderr: bool = False) -> Console:
 
 
 def one_line(text: str) -> str:
-    """Return the first line of a text; what libraries add below is their own stack."""
+    """Return the first line of a text: libraries add their stack below it."""
     return printable(text.strip().partition("\n")[0].strip())
 
 
 def printable(text: str) -> str:
-    """Replace what would command a terminal: names and paths come from storage."""
+    """Replace control characters: names and paths come from storage, and must not command a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

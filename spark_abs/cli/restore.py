@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command
 @root_command
-@click.option("--to", metavar="ID|NAME|latest", required=True, help="Where to go back to.")
+@click.option("--to", metavar="ID|NAME|latest", required=True, help="The checkpoint to go back to.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; the job may run.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -31,19 +31,20 @@ if TYPE_CHECKING:
     is_flag=False,
     flag_value="all",
     multiple=True,
-    help="Go on in spite of a live `run` (it is fenced), `rows` of sinks that others have changed (undone; a "
-    "table that was replaced stays), `inputs` that are gone (their rows are lost), rows `outside` that "
-    "cannot be taken back (they stay and are sent again); without a value: all. May be repeated.",
+    help="Override an obstacle: a live `run` (it is fenced), `rows` of sinks that others have changed (they "
+    "are undone; a table that was replaced stays), `inputs` that are gone (their rows are lost), rows "
+    "`outside` that cannot be taken back (they stay and are sent again). Without a value: all. May be "
+    "repeated.",
 )
 @click.option(
     "--fallback",
     is_flag=True,
-    help="If that checkpoint is damaged, restore the newest intact one before it on the current path.",
+    help="If the checkpoint is damaged, restore the newest intact one before it on the current path.",
 )
 @click.option(
     "--native-root",
     metavar="DIR",
-    help="Where Spark's own checkpoints are from now on; by default where they were.",
+    help="The new place of Spark's own checkpoints; by default it does not change.",
 )
 @click.option(
     "--shuffle-partitions",
@@ -65,9 +66,9 @@ def restore(
 ) -> None:
     """Bring state, positions, channels and Delta sinks back to one checkpoint; start the job afterwards.
 
-    The plan is shown before anything is changed; with --yes each step is told once, when it is carried out.
-    Without a terminal and without --yes the command only shows it, with exit code 2. If a restore is
-    interrupted, run the same command again: it goes on.
+    The plan is shown before anything is changed; with --yes each step is shown once, when it is carried out.
+    Without a terminal and without --yes the command only shows the plan, with exit code 2. If a restore is
+    interrupted, run the same command again: it finishes the restore.
     """
     # Sinks know Spark's types; verbs that only read must not load them.
     from spark_abs.restore.apply import apply
@@ -88,7 +89,7 @@ def restore(
     plan = prepared.plan
     if not out.json:
         _show(out, plan, steps=dry_run or not yes)
-    if dry_run or not (yes or confirmed(out, "Carry this out?")):
+    if dry_run or not (yes or confirmed(out, "Carry out this plan?")):
         if out.json:
             out.result({"applied": False, "plan": plan.plain()}, _silent)
         if not dry_run:
@@ -104,7 +105,7 @@ def restore(
 
 
 def _partitions(given: tuple[str, ...]) -> Wanted | None:
-    """Read `N`, or `STAGE=N` as often as it is given."""
+    """Parse one `N`, or one or more `STAGE=N`; None if the option is not given."""
     numbers = {}
     for text in given:
         stage, _, number = text.rpartition("=")
@@ -118,13 +119,13 @@ def _partitions(given: tuple[str, ...]) -> Wanted | None:
 
 
 def _show(out: Output, plan: RestorePlan, steps: bool) -> None:
-    """Print the plan; without its steps if each is told when it is carried out, and nobody has to agree."""
+    """Print the plan; its steps only if `steps`: with --yes each is printed when it is carried out."""
     name = f" {plan.name!r}" if plan.name else ""
     out.line(f"Restore of job {plan.job!r} to checkpoint {plan.checkpoint}{name}", "bold")
     for note in plan.notes:
         out.line(f"Note: {note}")
     if plan.continues:
-        out.line("This goes on with a restore that was begun before.")
+        out.line("This resumes a restore that was not finished.")
     if plan.abandons:
         out.line(f"Checkpoints left behind: {', '.join(map(str, plan.abandons))}")
     for number, step in enumerate(plan.steps if steps else (), 1):
@@ -132,12 +133,12 @@ def _show(out: Output, plan: RestorePlan, steps: bool) -> None:
 
 
 def at_terminal() -> bool:
-    """Say whether somebody can be asked."""
+    """Say whether there is a person at a terminal to ask."""
     return sys.stdin.isatty()
 
 
 def confirmed(out: Output, question: str) -> bool:
-    """Ask whether something is to be done, if somebody can be asked."""
+    """Ask a question at the terminal; False with JSON, or without a terminal."""
     return not out.json and at_terminal() and click.confirm(question, err=True)
 
 
@@ -150,10 +151,10 @@ def _silent(_: Output) -> None:
 @click.argument("savepoint", metavar="ID|NAME")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def dispose(ctx: Context, root: Root, savepoint: str, yes: bool) -> None:
-    """Remove a savepoint: nobody can go back to it any more. The job may run.
+    """Remove a savepoint for good. The job may run.
 
-    What only it needed, of state and of channels, goes with the next clean-up of a run. Do not use its name
-    again: the tag that it has in an Iceberg table stays.
+    The next clean-up of a run deletes state and channel entries that only this savepoint needed. Do not use
+    its name again: its tag in an Iceberg table stays.
     """
     if not (yes or confirmed(ctx.out, f"Remove savepoint {savepoint!r} for good?")):
         raise UsageError("nothing was changed: give --yes to remove it")
@@ -170,8 +171,10 @@ def dispose(ctx: Context, root: Root, savepoint: str, yes: bool) -> None:
 def forget(ctx: Context, root: Root, query: str) -> None:
     """Leave a wrapped query that is gone for good out of later checkpoints; its tables stay as they are.
 
-    While a query does not run, each checkpoint carries its last part over, until it runs again or is
-    forgotten.
+    While a query does not run, each checkpoint repeats the query's last snapshot, until the query runs again
+    or is forgotten.
     """
     done = forget_query(root, query, ctx.now_ms, ctx.pause)
-    ctx.out.result(done, lambda out: out.line(f"query {query!r} is forgotten: no later checkpoint has it"))
+    ctx.out.result(
+        done, lambda out: out.line(f"query {query!r} is forgotten: later checkpoints leave it out")
+    )

@@ -1,4 +1,4 @@
-"""What every command is given."""
+"""The root and the context that every command gets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Context:
-    """What surrounds a command; tests hand in another clock and pause."""
+    """The output, the clock and the pause of a command; tests replace them."""
 
     out: Output = field(default_factory=Output)
     now_ms: Callable[[], int] = now_ms
@@ -60,17 +60,17 @@ def root_command(function: Callable[Concatenate[Context, Root, P], R]) -> Callab
 
 @contextmanager
 def storage_errors(location: str = "") -> Iterator[None]:
-    """Say that storage has failed as any other error of a command; a traceback would not help.
+    """Turn an error of storage into an error of the command, which has no traceback.
 
     Args:
-        location: what the command is about.
+        location: the root that the command reads.
 
     Raises:
-        StoreFailed: it has.
+        StoreFailed: storage could not be read or written.
     """
     try:
         yield
-    except BrokenPipeError:  # of whoever reads what the command prints
+    except BrokenPipeError:  # the reader of the output has ended
         raise
     except OSError as error:
         raise StoreFailed(f"storage cannot be read or written now, {remedy(location)}: {error}") from error

@@ -23,7 +23,7 @@ from spark_abs.store.root import Root
 def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:
     """Take a savepoint of the running job, and wait until it is complete.
 
-    Exit code 4: that took longer than the timeout, and it may still complete.
+    Exit code 4: the timeout has passed, and the savepoint may still complete.
     """
     check_savepoint_name(name)
     patience_s = None if timeout is None else _seconds(timeout)
@@ -47,7 +47,7 @@ def _seconds(timeout: str) -> float:
 def set_settings(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
     """Change settings of the running job, e.g. interval=30s mode=unaligned.
 
-    They hold at once and until the run ends: at its next start the job takes its own configuration again.
+    The change holds from now on until the run ends. The next start uses the job's own configuration.
     """
     given: dict[str, str] = {}
     for change in changes:
@@ -55,7 +55,7 @@ def set_settings(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
         if not equals:
             raise UsageError(f"{change!r} is not KEY=VALUE, such as interval=30s")
         given[key.strip()] = value
-    with ctx.out.waiting("waiting for the job to take the settings"):
+    with ctx.out.waiting("waiting for the job to change the settings"):
         answer = set_live(root, given, ctx.now_ms, ctx.pause)
     ctx.out.result(answer, lambda out: out.line(answer.message))
 
@@ -72,7 +72,7 @@ def set_settings(ctx: Context, root: Root, changes: tuple[str, ...]) -> None:
     "--drain",
     is_flag=True,
     help="Before the savepoint, stop the sources, advance the watermark to its end and emit every open "
-    "window. Not for resuming with the same event time: rows that come later count as late.",
+    "window. Do not drain a job that is to resume in the same event time: later rows would count as late.",
 )
 def stop(ctx: Context, root: Root, name: str | None, drain: bool) -> None:
     """Stop the running job gracefully, and wait until it has ended."""

@@ -27,14 +27,12 @@ ROWS_SHOWN = 20
     "--checkpoint",
     metavar="ID|NAME|latest",
     default="latest",
-    help="Which checkpoint; by default the newest.",
+    help="The checkpoint; by default the newest.",
 )
-@click.option("--operator", metavar="NUMBER|UID", help="Which stateful operator, if there are several.")
-@click.option(
-    "--store", metavar="NAME", help="Which part of its state: left, right, a state variable, timers."
-)
-@click.option("--diff", metavar="ID|NAME|latest", help="Show what is different from another checkpoint.")
-@click.option("--export", metavar="TABLE", help="Write all rows to a new Delta table there; show none.")
+@click.option("--operator", metavar="NUMBER|UID", help="The stateful operator, if there are several.")
+@click.option("--store", metavar="NAME", help="The part of its state: left, right, a state variable, timers.")
+@click.option("--diff", metavar="ID|NAME|latest", help="Show the differences from another checkpoint.")
+@click.option("--export", metavar="TABLE", help="Write all rows to a new Delta table; show none.")
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help=f"Rows to show; {ROWS_SHOWN} if it is not given."
 )
@@ -52,7 +50,9 @@ def state(
 ) -> None:
     """Show the state of a stage at a checkpoint: a row for each key. Starts Spark; the job is not touched."""
     if limit is not None and export is not None:
-        raise UsageError("--limit is for rows that are shown, and --export shows none: leave one out")
+        raise UsageError(
+            "--limit applies to rows that are shown, and --export shows none: give one of the two"
+        )
     # What can be wrong about the call is found before a JVM is started.
     found = find_state(root, stage, checkpoint, operator, store)
     before = None if diff is None else same_at(root, found, diff)

@@ -402,7 +402,7 @@ def test_at_a_terminal_it_asks(
     monkeypatch.setattr(command, "at_terminal", lambda: True)
     result = CliRunner().invoke(main, ["restore", job.root.uri, "--to", "1"], input=answer)
     assert result.exit_code == code, result.output
-    assert "Carry this out?" in result.stderr
+    assert "Carry out this plan?" in result.stderr
     assert job.state.attempt.id == attempt
 
 

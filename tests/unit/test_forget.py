@@ -92,7 +92,7 @@ def test_what_cannot_be_forgotten(shared: Shared) -> None:
     with pytest.raises(UsageError, match=r"no query 'c' .* known are a, b"):
         spark_abs.open(shared.root.uri).forget("c")
     done = CliRunner().invoke(main, ["forget", shared.root.uri, "b"])
-    assert done.stdout == "query 'b' is forgotten: no later checkpoint has it\n"
+    assert done.stdout == "query 'b' is forgotten: later checkpoints leave it out\n"
     with pytest.raises(UsageError, match=r"known are a$"):
         spark_abs.open(shared.root.uri).forget("b")
 

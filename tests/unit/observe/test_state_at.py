@@ -217,7 +217,7 @@ def test_metadata_that_is_not_spark_s_is_damage(jobs: Jobs) -> None:
         (["match", "--diff", "9"], 1, "no checkpoint '9'"),
         (["match", "--export", "."], 1, "something at"),
         (["match", "--limit", "0"], 2, "--limit"),
-        (["match", "--limit", "20", "--export", "new"], 2, "--export shows none: leave one out"),
+        (["match", "--limit", "20", "--export", "new"], 2, "--export shows none: give one of the two"),
     ],
 )
 def test_a_wrong_call_ends_before_spark_is_started(
