@@ -1,6 +1,6 @@
-"""The manifest: the values that one row of `checkpoints/` holds (P14).
+"""The manifest of a checkpoint, one row of `checkpoints/` (P14).
 
-A checkpoint exists once its row is committed. Everything that the row names is written before.
+The commit of the row makes the checkpoint exist. All data that the row names is written before.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Timings:
     alignment_ms: int = 0
     """From the first input that reached the barrier to the last."""
     sync_ms: int = 0
-    """How long processing had to wait."""
+    """How long processing was blocked."""
     async_ms: int = 0
     """Capture and copy, while processing continued."""
     alignment_bytes: int = 0
@@ -144,7 +144,7 @@ class StageSnapshot:
     """The versions of the lookups that the batch of the cut read."""
     timings: Timings = Timings()
     carried: CheckpointId | None = None
-    """For a query that was not running: the earlier checkpoint whose part is repeated here."""
+    """For a query that was not running: the earlier checkpoint whose snapshot is repeated here."""
 
     @property
     def size_full(self) -> int:
@@ -273,7 +273,7 @@ class Manifest:
     graph: tuple[StageShape, ...]
     stages: tuple[StageSnapshot, ...]
     mode: CheckpointMode = CheckpointMode.ALIGNED
-    """Its kind at its completion."""
+    """The mode of its barrier when it completed."""
     edited: Origin | None = None
     """The edited checkpoint, if an edit made this one. It then belongs to no attempt (`NO_ATTEMPT`) and is on
     no path until a restore goes to it."""
@@ -283,7 +283,7 @@ class Manifest:
 
     @property
     def cut(self) -> Origin:
-        """The attempt and the checkpoint that made its cut: of an edit, those of the original."""
+        """The attempt and checkpoint that made the cut; for an edit, those of the original."""
         return self.edited or Origin(self.attempt, self.id)
 
     @property

@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The flat columns of a manifest row: what a list shows."""
+    """The flat columns of a manifest row, which a list shows."""
 
     id: CheckpointId
     attempt: AttemptId
@@ -79,7 +79,7 @@ class Checkpoints:
 
     @classmethod
     def open(cls, root: Root, job: str) -> Checkpoints:
-        """Open the manifests of a root, creating the table if there is none."""
+        """Open the table of a root; create it if there is none."""
         return cls(root, job, Table.ensure(root.place(PATH), SCHEMA))
 
     def fence(self, run: RunId) -> None:
@@ -130,7 +130,7 @@ class Checkpoints:
         return manifests[0]
 
     def load_all(self) -> tuple[Manifest, ...]:
-        """Read every manifest, by id; again only when the table has another version."""
+        """Return every manifest by id; later calls read again only if the table has changed."""
         self._table.refresh()
         if self._read is None or self._read[0] != self._table.version:
             manifests = tuple(sorted(self._load(None), key=lambda m: m.id))

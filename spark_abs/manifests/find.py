@@ -1,4 +1,4 @@
-"""The checkpoints of a root, and the one that a user's text names.
+"""The checkpoints of a root, and the search for one by id, savepoint name or `latest`.
 
 Nothing is created, and one damaged row does not hide the others.
 """

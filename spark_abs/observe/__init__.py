@@ -1,1 +1,1 @@
-"""What an operator sees: plain values read from a root, without Spark and without writing anything."""
+"""Reads of a root for operators: nothing is written, and only rows of tables and of state need Spark."""

@@ -29,7 +29,7 @@ def new_command(
     drain: bool = False,
     settings: Mapping[str, str] = _NOTHING,
 ) -> Command:
-    """Return a command that nobody has been asked yet."""
+    """Return a new command, under an id of its own."""
     return Command(uuid.uuid4().hex, kind, name, now_ms, drain, settings=dict(settings))
 
 
@@ -42,18 +42,18 @@ def ask_run(
 ) -> Command:
     """Ask the running job and wait for its answer.
 
-    Interrupted here, the command stays: the job answers it all the same.
+    If this call is interrupted, the job still carries the command out.
 
     Args:
         root: the job's root.
-        command: what to ask; its id is new.
+        command: from `new_command`; it is sent once.
         now_ms: the wall clock.
         pause: called with seconds between two looks.
         timeout_s: how long to wait for the answer; None: as long as the run is alive.
 
     Raises:
-        Refused: no run is alive, it ended before it answered, or its answer is no.
-        CheckpointPending: there is no answer in time.
+        Refused: no run is alive, the run ended before it answered, or it refused.
+        CheckpointPending: the run has not answered in time.
     """
     control = Control.open(root)
     began_ms = now_ms()
@@ -90,7 +90,7 @@ def stop_run(
     """Stop the running job gracefully, and wait for its end; return its answer, and how it ended.
 
     Raises:
-        UsageError: the savepoint has no name that one can have, or a drain has none.
+        UsageError: the name of the savepoint is not valid, or a drain is asked for without a savepoint.
         Refused: as `ask_run`; or the run was killed or failed before it had stopped.
     """
     if savepoint is not None:
@@ -109,10 +109,10 @@ def stop_run(
 def set_live(
     root: Root, given: Mapping[str, str], now_ms: Callable[[], int], pause: Callable[[float], None]
 ) -> Command:
-    """Change settings of the running job; `given` by the names that arguments have, as text.
+    """Change settings of the running job; `given` maps names of arguments to values as text.
 
     Raises:
-        ConfigError: one cannot be set while a job runs, or not to this; nobody was asked.
+        ConfigError: a setting cannot be changed while a job runs, or not to this value. Nothing was sent.
         Refused: as `ask_run`.
     """
     Settings.resolve(None, os.environ, {}, {}).changed(given)
@@ -120,7 +120,7 @@ def set_live(
 
 
 def _wait_for_end(root: Root, now_ms: Callable[[], int], pause: Callable[[float], None]) -> str | None:
-    """Return when the newest run has ended, and how; None: it died."""
+    """Wait for the end of the newest run, and return how it ended; None if it died."""
     control = Control.open(root)
     run = control.state.run
     while run is not None and not ended(root, control, run.id, now_ms()):
@@ -137,7 +137,7 @@ def ended(root: Root, control: Control, run: int, now_ms: int) -> bool:
 
 
 def how_ended(state: ControlState, run: int) -> str:
-    """Say how a run ended, as the rest of a sentence that begins with it."""
+    """Return how a run ended, as the rest of a sentence that begins with `run N`."""
     how = next((r.ended for r in state.runs if r.id == run), None)
     return "died" if how is None else f"ended ({how})"
 
@@ -148,8 +148,10 @@ def _require_alive(root: Root, state: ControlState, now_ms: int, kind: CommandKi
         last = ": it was never started"
         if state.run is not None:
             last = f": run {state.run.id} {how_ended(state, state.run.id)}"
-        then = "" if kind is CommandKind.STOP else "; start it first"
+        then = "" if kind is CommandKind.STOP else "; start the job first"
         raise Refused(f"no run of job {state.job!r} is alive{last}{then}")
     if not state.attempt.ready:
-        raise Refused(f"job {state.job!r} is being restored: wait for the end of it, then start it")
+        raise Refused(
+            f"job {state.job!r} is being restored: wait for the end of the restore, then start the job"
+        )
     return state.run.id

@@ -39,7 +39,7 @@ class CheckpointRow:
     abandoned: bool = False
     """A restore went back to before it; it can still be restored."""
     edited: bool = False
-    """An edit made it: it is not where any run has been, until a restore goes to it."""
+    """An edit made it: no run has been at this point, until a restore goes to it."""
     damage: str | None = None
 
 
@@ -70,10 +70,10 @@ def checkpoint_table(root: Root, now_ms: int) -> pa.Table:
 
 
 def checkpoint_rows(root: Root, now_ms: int) -> tuple[CheckpointRow, ...]:
-    """List what `checkpoints/` holds, by id.
+    """List completed checkpoints by id, damaged ones included.
 
-    Reads flat columns, and of the Delta logs what is newer than their own last checkpoint: the cost
-    in log files does not grow with the number of checkpoints.
+    Reads flat columns only. Of the Delta logs it reads the part after their own last checkpoint, so that the
+    number of files does not grow with the number of checkpoints.
 
     Raises:
         UsageError: there is no job at this root.

@@ -8,17 +8,17 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Who is told how far work is; called from the thread that does it."""
+    """Receives progress of long work, in the thread that does the work."""
 
     def say(self, text: str) -> None:
-        """Hear what is done next."""
+        """Receive the name of the work that begins now."""
 
     def count(self, text: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Hear what is done next, and then its bytes as they are done, `total` in all."""
+        """Receive the name and size of work; the function that it yields takes bytes as they are done."""
 
 
 class Silent:
-    """Tells nobody."""
+    """Ignores all progress."""
 
     def say(self, text: str) -> None:
         """Say nothing."""

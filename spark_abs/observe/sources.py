@@ -1,4 +1,4 @@
-"""Where a stage's sources stand at a checkpoint, for a person. No JVM."""
+"""The positions of a stage's sources at a checkpoint, as text for a person. No JVM."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class SourcePosition:
 
     stage: StageId
     source: str
-    """Its place among the stage's inputs, or its name."""
+    """Its index among the stage's inputs, or its name."""
     offset: str
-    """As Spark has it."""
+    """The offset as Spark has written it."""
     said: str
-    """For a person."""
+    """The offset for a person."""
     files: tuple[str, ...] = ()
     """The input files of its last batch, if it reads files."""
 
 
 def source_positions(root: Root, snapshot: StageSnapshot) -> tuple[SourcePosition, ...]:
-    """Return where the native sources of a stage stand; its channels are not among them.
+    """Return the positions of the native sources of a stage, without those of its channels.
 
     Raises:
         DamageError: bytes are missing from `state/` or altered.
@@ -47,7 +47,7 @@ def source_positions(root: Root, snapshot: StageSnapshot) -> tuple[SourcePositio
 
 
 def readable(offset: str) -> str:
-    """Return an offset as one reads it: of files, Delta tables, Kafka topics; others as they are.
+    """Return the offset of files, a Delta table or Kafka topics for a person, any other unchanged.
 
     {"logOffset":4}                 file batch 4
     {"reservoirVersion":7,...}      version 7, file 2
@@ -77,7 +77,7 @@ def _parts(partitions: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _files(root: Root, snapshot: StageSnapshot, source: str, batch: int) -> tuple[str, ...]:
-    """Return the files that a batch of a file source had; its log says it alone, or among all before it."""
+    """Return the files of a batch, from the log of a file source: a file has one batch, or all up to it."""
     logs: dict[int, StoredFile] = {}
     for file in snapshot.files:
         directory, _, name = file.path.rpartition("/")

@@ -35,7 +35,7 @@ _PARTITION = "partition_id"
 def state_frame(
     session: SparkSession, root: Root, found: StateAt, before: StateAt | None = None
 ) -> DataFrame:
-    """Read what was found, or what is different from `before`; see `JobRoot.state`."""
+    """Read the state, or its differences from the state `before`; see `JobRoot.state`."""
     if before is None:
         return _read(session, root, found)
     then, now = _read(session, root, before), _read(session, root, found)
@@ -59,7 +59,7 @@ def _read(session: SparkSession, root: Root, found: StateAt) -> DataFrame:
 
 @contextmanager
 def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[Place]:
-    """Write the files of a stage's snapshot to where all that read them see them, while this is open."""
+    """Copy the files of a stage's snapshot to a place that all readers see, for the time of the context."""
     _ = session.streams  # a session without it cannot load a state store: it makes their coordinator
     if (session.sparkContext.master or "").startswith("local"):
         with tempfile.TemporaryDirectory(prefix="spark-abs-") as directory:
@@ -81,13 +81,13 @@ def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[P
 
 
 def read_store(session: SparkSession, native: Place, found: StateAt, options: Mapping[str, str]) -> DataFrame:
-    """Open a part of an operator's state as Spark's reader gives it."""
+    """Open a part of an operator's state with Spark's own reader."""
     reader = session.read.format(READER).option("batchId", int(found.snapshot.cut_batch))
     return reader.option("operatorId", found.operator.id).options(**options).load(native.uri)
 
 
 def function_rows(session: SparkSession, native: Place, found: StateAt) -> DataFrame:
-    """Decode the state of a function of ours: a row for each key."""
+    """Decode the state of a stateful function: a row for each key."""
     from pyspark.sql import functions as F
 
     from spark_abs.spark.versions import from_arrow_schema
@@ -116,7 +116,7 @@ def form_of(session: SparkSession, root: Root, found: StateAt) -> StateFunction:
 
 
 def _form(found: StateAt, heads: DataFrame) -> StateFunction:
-    """Return the form of the function; where it is not recorded which it is, as the operator has noted it."""
+    """Return the form of the function: from the manifest, or if it is not there, from the state itself."""
     from pyspark.sql import functions as F
 
     from spark_abs.state.processor import RECORD_GROUP, Record
@@ -126,9 +126,9 @@ def _form(found: StateAt, heads: DataFrame) -> StateFunction:
     records = heads.where(F.col(f"key.{GROUP}") == RECORD_GROUP).select(f"value.{_BYTES}").limit(1).collect()
     if not records:
         raise DamageError(
-            f"operator {found.operator.id} of stage {found.snapshot.stage!r} does not say at checkpoint "
-            f"{found.manifest.id} which function it runs"
-            + (": the edit that made it has removed its state" if found.manifest.edited else "")
+            f"checkpoint {found.manifest.id} does not record the function that operator {found.operator.id} "
+            f"of stage {found.snapshot.stage!r} runs"
+            + (": the edit that made the checkpoint has removed the state" if found.manifest.edited else "")
         )
     return from_json(Record, bytes(records[0][0])).function
 
@@ -155,7 +155,7 @@ _ID, _ALL, _COUNT, _ROW = "#id", "#all", "#count", "#row"
 
 
 def changes(before: DataFrame, after: DataFrame, identity: Sequence[str]) -> DataFrame:
-    """Return the rows that are not the same in both frames, which have the same columns.
+    """Return the rows in which two frames with the same columns differ.
 
     With an identity: `change` (`added`, `removed`, `changed`), the columns of the identity, and structs
     `before` and `after` of the others, null where there is none. Without: `change` (`added`, `removed`) and
@@ -207,7 +207,7 @@ def changes(before: DataFrame, after: DataFrame, identity: Sequence[str]) -> Dat
 
 
 def comparable(column: Column, kind: DataType) -> Column:
-    """Return a column that is equal exactly where the given one is, maps included."""
+    """Return a column that compares as the given one does, also if it holds maps."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 

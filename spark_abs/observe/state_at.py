@@ -1,4 +1,4 @@
-"""Which state a person means: the stage, the checkpoint, the operator, the part of it. No JVM."""
+"""Find the state that a person asks for, by stage, checkpoint, operator and store. No JVM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StageAt:
 
     @property
     def names_functions(self) -> bool:
-        """Whether each operator says which function it runs; in what an earlier version wrote, none does."""
+        """Whether the manifest names the function of each operator; those of earlier versions name none."""
         return any(o.function for o in self.operators) or not self.functions
 
 
@@ -36,14 +36,14 @@ class StateAt:
     manifest: Manifest
     snapshot: StageSnapshot
     function: StateFunction | None
-    """The function whose state it is; None if none of ours, or if only the state itself says which."""
+    """The stateful function that owns it; None if there is none, or if only the state itself names it."""
     operator: Operator
     part: Part | None
     """None for the rows of a function."""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns by which a row is found again; empty if rows may repeat."""
+        """The columns that identify a row; empty if rows may repeat."""
         return ("key",) if self.part is None else self.part.identity
 
 
@@ -60,9 +60,9 @@ def find_stage(root: Root, stage: str, checkpoint: str | int) -> StageAt:
         raise UsageError(f"checkpoint {manifest.id} has no stage {stage!r}: it has {known}")
     if not snapshot.operators:
         why = "had run no batch" if snapshot.cut_batch == NO_BATCH else "has no stateful operator"
-        others = ", ".join(s.stage for s in manifest.stages if s.operators) or "none has any"
+        others = ", ".join(s.stage for s in manifest.stages if s.operators) or "none"
         raise UsageError(
-            f"stage {stage!r} {why} at checkpoint {manifest.id}: it has no state; stages that have: {others}"
+            f"stage {stage!r} {why} at checkpoint {manifest.id}: it has no state; stages with state: {others}"
         )
     shape = next((s for s in manifest.graph if s.stage == stage), None)
     functions = shape.functions if shape is not None else ()
@@ -76,7 +76,7 @@ def find_state(
     operator: int | str | None = None,
     store: str | None = None,
 ) -> StateAt:
-    """Find what is meant, or say what there is to choose from.
+    """Find the state of an operator, or raise an error that lists the choices.
 
     Args:
         root: the job's root.
@@ -86,7 +86,8 @@ def find_state(
         store: the part of its state; may be left out if there is one.
 
     Raises:
-        UsageError: there is no such stage, it has no state, or what is asked for is not there or not clear.
+        UsageError: there is no such stage, operator or store, the stage has no state, or there are several
+            operators or stores to choose from.
         CheckpointNotFound: there is no such checkpoint.
         DamageError: the manifest or operator metadata is damaged.
     """
@@ -95,7 +96,7 @@ def find_state(
     if chosen.ours and found.functions and (chosen.function or not found.names_functions):
         if store is not None:
             raise UsageError(
-                f"operator {chosen.id} of stage {stage!r} is a function: its state is one, it has no stores"
+                f"operator {chosen.id} of stage {stage!r} is a function: its state has no stores: give none"
             )
         return StateAt(found.manifest, found.snapshot, function_of(found, chosen), chosen, None)
     if chosen.ours and found.manifest.edited is not None:
@@ -108,7 +109,7 @@ def find_state(
 
 
 def function_of(at: StageAt, operator: Operator) -> StateFunction | None:
-    """Return the function whose state an operator holds, None if it is none of ours or not recorded."""
+    """Return the stateful function of an operator, None if the manifest names none."""
     if at.names_functions:
         return next((f for f in at.functions if f.uid == operator.function), None)
     only = len(at.functions) == 1 == sum(o.ours for o in at.operators)

@@ -33,7 +33,7 @@ class TableAt:
     table: str
     """Its URI."""
     version: Version
-    """What is part of the checkpoint: later versions are not."""
+    """The last version that is part of the checkpoint."""
     checkpoint: CheckpointId
     name: str = ""
     """Its name in a catalog; empty if it was declared by its path."""
@@ -109,7 +109,7 @@ def _tables(root: Root, manifest: Manifest) -> tuple[TableAt, ...]:
 
 
 def _after_checkpoints(root: Root, manifest: Manifest) -> Iterator[tuple[OutsideSink, SinkTable]]:
-    """Iterate the sinks of a checkpoint whose Delta tables get their rows after it."""
+    """Iterate the Delta sinks of a checkpoint that write its rows after it is complete."""
     for record in Control.open(root).state.outside:
         table = table_of(record.kind, record.settings, root.storage)
         if table is not None and any(_cuts(manifest, record)):
@@ -117,7 +117,7 @@ def _after_checkpoints(root: Root, manifest: Manifest) -> Iterator[tuple[Outside
 
 
 def _cuts(manifest: Manifest, record: OutsideSink) -> Iterator[Mark]:
-    """Iterate the cut of a checkpoint in the channel of a sink, after where the sink began."""
+    """Iterate the cut in the channel of a sink: one, or none if the sink came to the job later."""
     for stage in manifest.stages:
         for output in stage.outputs:
             here = (stage.stage, output.output, output.kind) == (record.stage, record.output, CHANNEL)
@@ -140,7 +140,7 @@ def _table_after(root: Root, manifest: Manifest, record: OutsideSink, table: Sin
     if version is None:
         raise Refused(
             f"no version of {table.path} has exactly what checkpoint {manifest.id} covers: sink "
-            f"{record.sink!r} gets its rows after the checkpoint, and "
+            f"{record.sink!r} writes the rows of a checkpoint after it, and "
             + (
                 "has not written them yet: ask again later"
                 if ahead

@@ -1,4 +1,4 @@
-"""Whether stored bytes are what was written: of one checkpoint that is to come back, or of all at a root."""
+"""Verify stored bytes: those that a restore of one checkpoint needs, or all of a root."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _ROW_FILE = re.compile(rf"{PATH}/([0-9]{{8,}})-[0-9a-f]+-([0-9a-f]{{64}})\.parqu
 def check_checkpoint(
     root: Root, manifest: Manifest, rows: Iterable[Finding], progress: Callable[[int], None]
 ) -> tuple[Finding, ...]:
-    """Read what a manifest needs; empty if it can be restored.
+    """Read every byte that a restore of a checkpoint needs, and return the damage; empty if there is none.
 
-    Its sinks are not looked at here: they belong to the user.
+    Sinks are not checked: they belong to the user.
 
     Args:
         root: the job's root.
         manifest: the checkpoint.
-        rows: what `damaged_rows` found.
+        rows: the result of `damaged_rows`.
         progress: told the bytes of each stored file as it has been read.
 
     Raises:
@@ -61,7 +61,7 @@ def check_checkpoint(
 
 
 def _needed(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Check all but the bytes of state: that is quick."""
+    """Check all but the bytes of state: they take the time."""
     channels = _output_channels(root, manifest)
     flown = () if channels else _in_flight(root, manifest)
     return (*(f for f in rows if _concerns(f, manifest.id)), *channels, *flown)
@@ -70,17 +70,17 @@ def _needed(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> tuple[Fi
 def require_intact(
     root: Root, manifest: Manifest, rows: Iterable[Finding], progress: Callable[[int], None]
 ) -> None:
-    """Refuse a checkpoint that cannot come back.
+    """Refuse a checkpoint that cannot be restored.
 
     Raises:
-        DamageError: names what is damaged, and the way round it.
+        DamageError: names the damaged files, and the way to an intact checkpoint.
         OSError: the store cannot be read now, which is not damage.
     """
     _refuse(manifest, check_checkpoint(root, manifest, rows, progress))
 
 
 def require_restorable(root: Root, manifest: Manifest, rows: Iterable[Finding]) -> None:
-    """Refuse a checkpoint that cannot come back even if the bytes of its state are whole.
+    """Refuse a checkpoint that cannot be restored, without reading the bytes of its state.
 
     Raises:
         DamageError, OSError: as `require_intact`.
@@ -94,12 +94,12 @@ def _refuse(manifest: Manifest, findings: tuple[Finding, ...]) -> None:
         more = f"; and {len(findings) - 3} more" if len(findings) > 3 else ""
         raise DamageError(
             f"checkpoint {manifest.id} is damaged: {named}{more}: see `spark-abs verify ROOT {manifest.id}`, "
-            f"or take the newest intact one before it with {way('fallback=True', '--fallback')}"
+            f"or restore the newest intact checkpoint before it with {way('fallback=True', '--fallback')}"
         )
 
 
 def damaged_rows(root: Root) -> tuple[Finding, ...]:
-    """Find the manifests that are not what was committed: each file's name has the hash of its bytes.
+    """Find altered manifests: the name of a file has the hash of the bytes that were committed.
 
     Raises:
         OSError: the store cannot be read now, which is not damage.
@@ -115,13 +115,13 @@ def damaged_rows(root: Root) -> tuple[Finding, ...]:
             continue
         data = root.read_whole(path)
         if data is not None and hashlib.sha256(data).hexdigest() != match[2]:
-            problem = "altered: its sha256 is not that of its name"
+            problem = "altered: its sha256 is not the one in its name"
             found[path] = Finding(path, problem, _checkpoint_of(path))
     return tuple(found.values())
 
 
 def _checkpoint_of(path: str) -> CheckpointId | None:
-    """Return whose row a file of `checkpoints/` has, as its name says; None if that does not say it."""
+    """Return the checkpoint in the name of a file of `checkpoints/`, None if the name has none."""
     match = _ROW_FILE.fullmatch(path)
     return None if match is None else CheckpointId(int(match[1]))
 
@@ -153,7 +153,7 @@ def _output_channels(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
 
 
 def _in_flight(root: Root, manifest: Manifest) -> tuple[Finding, ...]:
-    """Look for what a restored stage reads first; bytes of channels have no hash, so presence and size."""
+    """Check presence and size of the channel files that a restored stage reads first: they have no hash."""
     flights = manifest.in_flight()
     if not flights:
         return ()
@@ -193,13 +193,13 @@ def verify_one(root: Root, checkpoint: str | int, progress: Progress) -> tuple[F
 
 
 def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
-    """Check the tables of a root, all checkpoints, what channels have still to deliver, and native state.
+    """Check the tables of a root, all checkpoints, unread entries of channels, and native checkpoints.
 
     Native directories are those of the newest attempt. A job may be running.
 
     Raises:
         UsageError: there is no job at this root.
-        DamageError: `control/`, or the log of `checkpoints/`, cannot be read: nothing else can be found then.
+        DamageError: `control/`, or the log of `checkpoints/`, cannot be read, so nothing else can be checked.
     """
     state = Control.open(root).state
     found: list[Finding] = []
@@ -227,7 +227,7 @@ def _distinct_bytes(manifests: Iterable[Manifest]) -> int:
 
 
 def _unread_channels(root: Root, newest: Manifest, progress: Progress) -> Iterable[Finding]:
-    """Check what the newest checkpoint's readers have not consumed: a plain restart may need it."""
+    """Check the entries that were unread at the newest checkpoint: a restart may read them."""
     read: dict[ChannelId, list[Version]] = {}
     for stage in newest.stages:
         for position in stage.positions:
@@ -244,7 +244,9 @@ def _natives(
     if not attempt.ready:
         return
     if attempt.natives != NATIVES and not root.anywhere(attempt.natives).exists():
-        progress.say(f"{attempt.natives} is not seen from here: native checkpoints are not checked")
+        progress.say(
+            f"{attempt.natives} cannot be seen from this machine: native checkpoints are not checked"
+        )
         return
     by_id: dict[CheckpointId, Manifest] = {m.id: m for m in manifests}
     mine = [m for m in manifests if m.attempt == attempt.id]

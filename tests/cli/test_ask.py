@@ -76,7 +76,7 @@ def test_a_no_is_an_error_with_the_reason(job: SmallJob, cli: Cli) -> None:
 def test_nobody_is_asked_when_nobody_is_alive(job: SmallJob, cli: Cli, command: tuple[str, ...]) -> None:
     result = cli(*command, exits=1)
     assert "no run of job 'job' is alive: run 1 died" in result.stderr
-    assert ("start it first" in result.stderr) is (command[0] != "stop")
+    assert ("start the job first" in result.stderr) is (command[0] != "stop")
     assert job.state.commands == ()
 
 

@@ -147,7 +147,7 @@ def test_a_function_is_found_by_its_uid(jobs: Jobs) -> None:
     jobs.checkpoint(AGGREGATION, transform(1, OURS), functions=(FORM,))
     found = jobs.find(operator="sums")
     assert (found.operator.id, found.part, found.identity) == (1, None, ("key",))
-    refused(lambda: jobs.find(operator="sums", store="heads"), "its state is one")
+    refused(lambda: jobs.find(operator="sums", store="heads"), "its state has no stores")
     jobs.checkpoint(transform(0, OURS), transform(1, OURS), functions=(FORM, replace(FORM, uid="others")))
     refused(lambda: jobs.find(operator="sums"), "2 functions, sums, others", "0 (transform")
     assert jobs.find(operator=1).function is None  # an earlier version has not said: the state does
@@ -184,8 +184,8 @@ def test_a_function_is_compared_with_itself_wherever_it_stands(jobs: Jobs) -> No
 def test_what_is_not_there_is_said(jobs: Jobs) -> None:
     jobs.checkpoint(AGGREGATION)
     refused(lambda: jobs.find("other"), "no stage 'other': it has match, pass, new")
-    refused(lambda: jobs.find("pass"), "has no stateful operator", "stages that have: match")
-    refused(lambda: jobs.find("new"), "had run no batch", "stages that have: match")
+    refused(lambda: jobs.find("pass"), "has no stateful operator", "stages with state: match")
+    refused(lambda: jobs.find("new"), "had run no batch", "stages with state: match")
     with pytest.raises(CheckpointNotFound, match="no checkpoint '7'"):
         jobs.find(checkpoint=7)
 
