@@ -1,1 +1,1 @@
-"""Going back: the plan of a restore and its execution, and reading all tables at one cut."""
+"""Restores: the plan, its execution, and edits of savepoints."""

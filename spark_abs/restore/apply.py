@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What a restore did, or with `run` None would do."""
+    """The result of a restore, or of a dry run, which has no `run`."""
 
     plan: RestorePlan
     run: RunId | None

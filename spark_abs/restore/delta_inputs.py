@@ -1,7 +1,8 @@
-"""Delta tables that stages read as streams: whether they still hand out what lies after a checkpoint.
+"""Check that Delta tables still have the rows that streams read after a checkpoint.
 
-A stream reads the files that each commit has added, not those that the table has now: `OPTIMIZE` and then
-`VACUUM` take them away, the clean-up of the log takes the commits. Costs what lies after the checkpoint.
+A stream reads the files that each commit added, not the files of the newest version: `OPTIMIZE` and then
+`VACUUM` delete them, and the clean-up of the log deletes commits. The cost grows with the commits after the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from spark_abs.store.table import Table
 
 T = TypeVar("T")
 _COMMITS, _FILES = 256, 10_000
-"""So many are looked at at once: what is in memory does not grow with the log."""
+"""So many are in memory at once, however long the log is."""
 _LISTED = 1_000
-"""So many files of one directory on a store are sooner listed than asked for one by one."""
+"""From so many files of a directory on, one listing is faster than a question for each file."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """What Delta tables have of what a restore reads again."""
+    """Whether Delta tables have the rows that a restore reads again."""
 
     lost: tuple[str, ...] = ()
-    """Sources from which no stage can go on, a text each."""
+    """Sources that lack rows, each with the reason."""
     unknown: tuple[str, ...] = ()
-    """What could not be asked, a text for each source."""
+    """Sources that could not be checked, each with the reason."""
 
 
 def delta_inputs(root: Root, manifest: Manifest) -> DeltaInputs:
-    """Look whether all Delta tables still have what stages read after a checkpoint; changes nothing."""
+    """Check that all Delta tables have the rows that stages read after a checkpoint; changes nothing."""
     shapes = {shape.stage: shape.sources for shape in manifest.graph}
     lost: list[str] = []
     unknown: list[str] = []
@@ -68,7 +69,7 @@ def delta_inputs(root: Root, manifest: Manifest) -> DeltaInputs:
 
 
 def _before(root: Root, snapshot: StageSnapshot) -> str:
-    """Return the offsets of the batch before the cut, from `state/`; empty if they are not there."""
+    """Return the offsets of the batch before the cut, from `state/`; empty if it has none."""
     wanted = [f for f in snapshot.files if f.path == f"offsets/{snapshot.cut_batch - 1}"]
     try:
         with PackReader(root) as reader:
@@ -76,7 +77,7 @@ def _before(root: Root, snapshot: StageSnapshot) -> str:
             return "".join(
                 b"".join(reader.pieces(where[f.sha256, f.at.pack], f.sha256, f.size)).decode() for f in wanted
             )
-    except DamageError:  # said when the checkpoint is verified
+    except DamageError:  # reported when the checkpoint is verified
         return ""
 
 
@@ -89,15 +90,15 @@ def asked(
     tracked: bool = False,
     before: str = "",
 ) -> DeltaInputs:
-    """Look whether Delta tables still have what one stage reads after the offsets of a batch.
+    """Check that Delta tables have the rows that one stage reads after the offsets of a batch.
 
     Args:
         root: for the storage.
         stage: for messages.
-        offsets: the text of the offset file; empty if it has run no batch.
-        declared: its sources, in the order of the file.
-        tracked: whether the source keeps a log of schemas: then they may change.
-        before: the text of the offset file before it: Spark plans that batch once more when it starts.
+        offsets: the text of the batch's offset file; empty if the stage has run no batch.
+        declared: the sources of the stage, in the order of that file.
+        tracked: whether the source tracks its schema in a log: then the schema may change.
+        before: the text of the offset file of the batch before: a start of Spark plans that batch again.
     """
     lost: list[str] = []
     unknown: list[str] = []
@@ -107,23 +108,23 @@ def asked(
         shape = declared[int(key)] if key.isdecimal() and int(key) < len(declared) else None
         if shape is not None and "iceberg" in shape.kind.lower():
             unknown.append(
-                f"stage {stage!r} goes on in {shape}: not checked whether it still has the snapshots since"
+                f"stage {stage!r} resumes in {shape}; it is not checked that the snapshots since are there"
             )
         if offset is None:
             continue
         if shape is None or shape.kind.lower() != DELTA or not shape.name:
             unknown.append(
-                f"stage {stage!r} goes on with version {offset.version} of the Delta table with the id "
-                f"{offset.table_id}; the location of the table was not recorded, so it was not checked "
-                "whether it still has what was read since"
+                f"stage {stage!r} resumes at version {offset.version} of the Delta table with the id "
+                f"{offset.table_id}; its location is not recorded, so it is not checked that the versions "
+                "since are there"
             )
             continue
-        said = f"stage {stage!r} goes on with version {offset.commit} of {shape.name}"
+        said = f"stage {stage!r} resumes at version {offset.commit} of {shape.name}"
         try:
             place, again = root.storage.place(shape.name), delta_offset(planned.get(key))
             found = why_not_from(place, offset, shape.at == FEED, tracked, again)
         except (UsageError, OSError, pa.ArrowException) as error:
-            unknown.append(f"{said}; whether it has that is not known: {error}")
+            unknown.append(f"{said}; it could not be checked that the table has its rows: {error}")
             continue
         if found:
             lost.append(f"{said}, and {found}")
@@ -137,14 +138,14 @@ def why_not_from(
     tracked: bool = False,
     planned: DeltaOffset | None = None,
 ) -> str:
-    """Say what a table lacks of what a stream reads after an offset, empty if it has all.
+    """Say which rows a stream cannot read after an offset, and why; empty if it can read all.
 
     Args:
         place: the table.
-        offset: where the stream goes on.
+        offset: where the stream resumes.
         feed: whether it reads the change data feed.
         tracked: as for `asked`.
-        planned: from where the batch before goes on that is planned once more: it needs the log only.
+        planned: where the batch before it begins, which is planned again: that needs the log only.
 
     Raises:
         OSError: the store cannot be read now.
@@ -152,11 +153,11 @@ def why_not_from(
     try:
         table = Table.open(place)
     except FileNotFoundError:
-        return "there is no such table any more"
+        return "the table is gone"
     except DamageError as error:
         return str(error)
     if table.id != offset.table_id:
-        return f"that is another table now: it has the id {table.id}, and {offset.table_id} was read"
+        return f"it is another table now: its id is {table.id}, and {offset.table_id} was read"
     newest = int(table.version)
     if offset.version > newest + 1:
         return f"it ends with version {newest}: an older copy was put back"
@@ -164,13 +165,13 @@ def why_not_from(
     logged = range(min(offset.commit, planned.commit if planned else newest), newest + 1)
     there = {version for version in versions_in(place.fs, place.path) if version >= logged.start}
     if gone := [version for version in logged if version not in there]:
-        return f"versions {gone[0]} to {gone[-1]} are not in its log any more"
+        return f"versions {gone[0]} to {gone[-1]} are gone from its log"
     missing = _Missing(place)
     if offset.initial:
         try:
             missing.look((offset.version, path) for path in _initial(place, offset))
         except (DeltaError, FileNotFoundError) as error:
-            return f"version {offset.version}, whose rows it reads first, cannot be opened any more: {error}"
+            return f"version {offset.version}, whose rows it reads first, can no longer be opened: {error}"
     columns = _Columns(table)
     if not tracked and (said := columns.at(offset.version)):
         return said
@@ -184,7 +185,7 @@ def why_not_from(
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """What a stream reads of one commit."""
+    """The part of one commit that a stream reads."""
 
     version: int
     added: tuple[str, ...]
@@ -193,10 +194,10 @@ class _Commit:
     changes: tuple[str, ...]
     """Files of the change data feed."""
     schema: str
-    """The table's from here on, as Delta's JSON; empty if it stays."""
+    """The schema of the table from here on, as Delta's JSON; empty if the commit does not change it."""
 
     def files_after(self, offset: DeltaOffset, feed: bool) -> tuple[str, ...]:
-        """Return the files that are read after an offset; of a feed all of the commit."""
+        """Return the files that are read after an offset; a change data feed reads all of the commit."""
         if feed:
             return self.changes or (*self.added, *self.removed)
         if self.version > offset.version:
@@ -205,7 +206,7 @@ class _Commit:
 
 
 def _commits(place: Place, versions: Iterable[int]) -> Iterator[_Commit]:
-    """Read commits in threads, in their order."""
+    """Read commits in several threads, and yield them in their order."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="spark-abs-log") as pool:
         for window in _windows(iter(versions), _COMMITS):
             yield from pool.map(lambda version: _read(place, version), window)
@@ -238,14 +239,14 @@ def _initial(place: Place, offset: DeltaOffset) -> list[str]:
 
 
 class _Columns:
-    """The columns that a stream reads, as the table has them now."""
+    """Compares the columns of the newest version with those of older ones."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self._now = _types(table.delta.schema().to_json())
 
     def at(self, version: int) -> str:
-        """Say what keeps rows of a version from being read, as far as the log still says it."""
+        """Say why rows of a version cannot be read; empty if they can, or if the log does not tell."""
         before = min(version, int(self._table.version))
         try:
             place = self._table.place
@@ -255,7 +256,7 @@ class _Columns:
         return self.why_not(before, handle.schema().to_json())
 
     def why_not(self, version: int, schema: str) -> str:
-        """Say which columns of a version cannot be read any more, empty if all can."""
+        """Say which columns of a schema a stream can no longer read, empty if it can read all."""
         then = _types(schema)
         other = [name for name in then if name not in self._now or not _reads(then[name], self._now[name])]
         if not other:
@@ -267,7 +268,7 @@ class _Columns:
 
 
 _INSIDE = ("elementType", "keyType", "valueType")
-"""What the JSON of an array or a map says of the types in it."""
+"""The names of element types in the JSON of an array or a map."""
 
 
 def _types(schema: str) -> dict[str, Any]:
@@ -279,9 +280,9 @@ def _fields(struct: Any) -> dict[str, Any]:
 
 
 def _reads(then: Any, now: Any) -> bool:
-    """Say whether a stream reads values of a type as another one: a struct may have got fields since.
+    """Say whether a stream reads values of one type as another: a struct may have more fields since.
 
-    As Delta's `SchemaUtils.isReadCompatible`; what may be null is left out.
+    As Delta's `SchemaUtils.isReadCompatible`, without its rules for null.
     """
     if not isinstance(then, dict) or not isinstance(now, dict) or then["type"] != now["type"]:
         return bool(then == now)
@@ -303,7 +304,7 @@ class _Missing:
     """The first and the last version that lacks one."""
 
     def look(self, files: Iterable[tuple[int, str]]) -> None:
-        """Look for files, each with the version that has added it."""
+        """Check files, each with the version that has added it."""
         for window in _windows(iter(files), _FILES):
             self.wanted += len(window)
             there = self._there([path for _, path in window])
@@ -340,7 +341,7 @@ class _Missing:
             return there.union(*found)
 
     def _exists(self, paths: Sequence[str]) -> set[str]:
-        """Ask for files; one of a clone is named by its whole location."""
+        """Ask the store for files; a file of a clone is named by its whole location."""
         whole = [path for path in paths if ":" in path or path.startswith("/")]
         found = {path for path in whole if self.place.storage.place(path).exists()}
         mine = [path for path in paths if path not in whole]

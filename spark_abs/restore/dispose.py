@@ -1,4 +1,4 @@
-"""Dispose of a savepoint: nobody goes back to it any more."""
+"""Dispose of a savepoint: its manifest is removed for good."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from spark_abs.store.root import Root
 
 
 def dispose_savepoint(root: Root, savepoint: str | int, clock_ms: Callable[[], int]) -> Summary:
-    """Take the manifest of a savepoint away; what only it needed goes with the next clean-up of a run.
+    """Remove the manifest of a savepoint. The next clean-up of a run deletes the data that only it needed.
 
-    One commit decides; beside a run and its clean-up it may be made at any time. A restore to the savepoint
-    that begins meanwhile finds it gone, and says so before it has changed anything.
+    One commit decides, at any time, also beside a run and its clean-up. A restore to the savepoint that
+    begins meanwhile is refused before it has changed anything.
 
     Args:
         root: the job's root.
@@ -28,7 +28,7 @@ def dispose_savepoint(root: Root, savepoint: str | int, clock_ms: Callable[[], i
         UsageError: there is no job at this root.
         CheckpointNotFound: there is no such savepoint.
         DamageError: its row cannot be read.
-        Refused: it is a checkpoint that goes by itself, or the job may still need it.
+        Refused: it is not a savepoint, or the job may still need it.
     """
     control = Control.open(root)
     checkpoints = Checkpoints.open(root, control.state.job)
@@ -56,8 +56,8 @@ def dispose_savepoint(root: Root, savepoint: str | int, clock_ms: Callable[[], i
 def _require_needless(chosen: Summary, completed: tuple[Summary, ...], state: ControlState) -> None:
     if not chosen.kind.owned_by_user:
         raise Refused(
-            f"{chosen.id} is a checkpoint and no savepoint: it goes by itself, as "
-            "spark.abs.checkpoint.numRetained says"
+            f"{chosen.id} is a checkpoint and no savepoint: a run removes it by itself, see "
+            "spark.abs.checkpoint.numRetained"
         )
     if not state.attempt.ready and state.attempt.checkpoint == chosen.id:
         raise Refused(
@@ -65,6 +65,6 @@ def _require_needless(chosen: Summary, completed: tuple[Summary, ...], state: Co
         )
     if on_path(chosen, state) and not any(on_path(s, state) and s.id > chosen.id for s in completed):
         raise Refused(
-            f"savepoint {chosen.id} is the newest checkpoint of the job: it goes on from it if a native "
-            "checkpoint is lost; wait for a newer one"
+            f"savepoint {chosen.id} is the newest checkpoint of the job, which needs it if a native "
+            "checkpoint is lost: wait for a newer checkpoint"
         )

@@ -1,4 +1,4 @@
-"""Change what a savepoint holds: read its state, write another one, as with Flink's State Processor API."""
+"""Edit a savepoint: read its state, write a new one, as with Flink's State Processor API."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ if TYPE_CHECKING:
 
 
 class Edit:
-    """Changes to a savepoint that are gathered, checked as they come, and written together.
+    """Changes to a savepoint. Each call checks one; `write` makes the new savepoint from all of them.
 
     Rows of a function's state have the columns of `JobRoot.state`: structs `key` and `value`, and where
-    they apply `timeout_ms` and `expires_ms`. Frames are evaluated when `write` is called. What is said later
-    of an operator holds: `replace`, `rekey` and `remove` take the place of all before, `correct` adds to it.
+    they apply `timeout_ms` and `expires_ms`. Frames are evaluated when `write` is called. `replace`, `rekey`
+    and `remove` discard earlier changes of the operator; `correct` adds to them.
     """
 
     def __init__(self, session: SparkSession, root: Root, manifest: Manifest) -> None:
         """Begin an edit.
 
         Raises:
-            Refused: Spark here cannot write state anew.
+            Refused: the installed Spark cannot write state.
         """
         require_state_rewriter(f"an edit of checkpoint {manifest.id}")
         self._session, self._root, self._manifest = session, root, manifest
@@ -81,28 +81,28 @@ class Edit:
         return f"Edit(checkpoint {self._manifest.id} of job {self._manifest.job!r}, changes {changed})"
 
     def state(self, stage: str, *, operator: int | str | None = None, store: str | None = None) -> DataFrame:
-        """Return the state of a stage as the original has it; arguments and errors as `JobRoot.state`."""
+        """Return the state of a stage in the original savepoint; arguments and errors as `JobRoot.state`."""
         found = find_state(self._root, stage, self._manifest.id, operator, store)
         return state_frame(self._session, self._root, found)
 
     def replace(self, stage: str, rows: DataFrame, *, operator: int | str | None = None) -> Edit:
-        """Let a function's state be these rows and nothing else: also to fill it from history.
+        """Replace all state of a function by these rows, for example to fill it from history.
 
         Without a column `timeout_ms` no key has a timeout; without `expires_ms` the time to live begins now.
 
         Raises:
             UsageError: the rows do not fit the form that the savepoint records, or the stage has no function.
-            Refused: the state of the stage cannot be written anew.
+            Refused: the state of the stage cannot be rewritten.
         """
         found = self._function(stage, operator)
         form = form_of(self._session, self._root, found)
         return self._take(found, form, fitted(rows, form, _function_name(found, form)))
 
     def correct(self, stage: str, rows: DataFrame, *, operator: int | str | None = None) -> Edit:
-        """Let the keys of these rows have what they say; a row without value and timeout removes its key.
+        """Replace the state of the keys in these rows; a row without value and timeout removes its key.
 
-        Other keys stay as they are, or as this edit has made them before. Without a column `timeout_ms` or
-        `expires_ms` a key keeps what it has of it.
+        The state of other keys does not change. Without a column `timeout_ms` or `expires_ms` these keys keep
+        their timeouts or times to live.
 
         Raises:
             UsageError, Refused: as `replace`.
@@ -122,13 +122,13 @@ class Edit:
         key_groups: int | None = None,
         operator: int | str | None = None,
     ) -> Edit:
-        """Replace a function's state by rows of another form: other key, other state, other key groups.
+        """Replace a function's state by rows of another form: other key, other fields, other key groups.
 
         The function must be declared in that form when the job is started on the savepoint.
 
         Raises:
-            UsageError: the rows are not those of a state, or the stage has no function.
-            Refused: the state of the stage cannot be written anew.
+            UsageError: the rows cannot be a state, or the stage has no function.
+            Refused: the state of the stage cannot be rewritten.
         """
         found = self._function(stage, operator)
         old = form_of(self._session, self._root, found)
@@ -136,13 +136,13 @@ class Edit:
         return self._take(found, form, fitted(rows, form, _function_name(found, form)))
 
     def remove(self, stage: str, *, operator: int | str | None = None) -> Edit:
-        """Remove all state of a stage, or of one of its operators: it goes on from its positions with none.
+        """Remove all state of a stage, or of one of its operators; its positions stay.
 
-        A function may then be declared anew: by another uid, with another key, state or number of key groups.
+        A function may then be declared with another uid, key, state or number of key groups.
 
         Raises:
             UsageError: there is no such stage or operator, or no state.
-            Refused: the state of the stage cannot be written anew.
+            Refused: the state of the stage cannot be rewritten.
         """
         at = find_stage(self._root, stage, self._manifest.id)
         chosen = at.operators if operator is None else (choose_operator(at, operator),)
@@ -155,7 +155,7 @@ class Edit:
         return self
 
     def keep_in(self, stage: str, provider: ProviderName) -> Edit:
-        """Let all state of a stage be kept by another provider: declare its `state_provider` so, too.
+        """Move all state of a stage to another provider; declare the same `state_provider` for the stage.
 
         Args:
             stage: the stage.
@@ -163,8 +163,7 @@ class Edit:
 
         Raises:
             UsageError: there is no such stage or provider, or no state.
-            Refused: it has an operator that RocksDB alone can keep the state of, or its state cannot be
-                written anew.
+            Refused: the state of one of its operators must be in RocksDB, or its state cannot be rewritten.
         """
         if provider not in PROVIDERS:
             raise UsageError(f"provider {provider!r} is not one of {', '.join(PROVIDERS)}")
@@ -177,18 +176,18 @@ class Edit:
         return self
 
     def write(self, name: str, *, progress: Progress = SILENT) -> CheckpointId:
-        """Write the new savepoint; one commit makes it exist. Killed in the middle, nothing is there of it.
+        """Write the new savepoint. One commit makes it exist: if the call is killed, there is no savepoint.
 
         Args:
-            name: of the savepoint, which no other has.
-            progress: told what is done.
+            name: the name of the new savepoint, which no other has.
+            progress: receives progress.
 
         Raises:
             UsageError: nothing is changed, rows cannot be a state, or `name` is no name.
             RunAlive: the job runs: it owns the root, stop it first.
             Refused: the name is taken, a restore is unfinished, or a run has begun and ended meanwhile.
             DamageError: the original is damaged.
-            Fenced: somebody has started or restored the job meanwhile.
+            Fenced: the job was started or restored meanwhile.
         """
         check_savepoint_name(name)
         if not self._changes:
@@ -207,13 +206,13 @@ class Edit:
         if found.part is not None:
             raise UsageError(
                 f"operator {found.operator.id} ({found.operator.name}) of stage {stage!r} is Spark's own: "
-                "only the state of functions can be replaced, of others it can be removed"
+                "only the state of functions can be replaced; that of Spark's own operators can be removed"
             )
         require_rewritable(self._root, found.snapshot)
         return found
 
     def _so_far(self, found: StateAt) -> tuple[StateFunction, DataFrame]:
-        """Return form and rows of a function's state, as this edit has left them."""
+        """Return form and rows of a function's state after the changes so far."""
         changed = self._change(found.snapshot.stage).operators
         new = changed.get(found.operator.id)
         if new is not None:
@@ -234,7 +233,7 @@ class Edit:
         return self._changes[stage]
 
     def _places(self, stage: StageId) -> dict[int, str]:
-        """Return the uids of a stage's functions by their operators; what is not recorded the state says."""
+        """Return the uids of a stage's functions by operator, from the manifest or else from the state."""
         at, found = find_stage(self._root, stage, self._manifest.id), {}
         for operator in (o for o in at.operators if o.ours):
             if at.names_functions:
@@ -252,15 +251,15 @@ def _function_name(found: StateAt, form: StateFunction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StageChange:
-    """What an edit does to one stage."""
+    """The changes of an edit to one stage."""
 
     operators: dict[int, OperatorChange]
     functions: dict[str, StateFunction | None]
-    """New forms of its functions, by their uids; None: of that one nothing is left."""
+    """New forms of its functions, by uid; None for a function whose state is removed."""
     places: dict[int, str]
-    """The uids of its functions, by the numbers of their operators, as they were."""
+    """The uids of its functions before the edit, by the numbers of their operators."""
     provider: Provider | None = None
-    """What keeps its state from then on; None if that stays."""
+    """The new provider of its state; None if it stays the same."""
 
 
 def write_edited(
@@ -300,7 +299,7 @@ def write_edited(
 
 
 def _require_free(root: Root, control: Control, name: str) -> RunId | None:
-    """Refuse beside a run that is alive, and a name that is taken; return the newest run, None for none."""
+    """Refuse if a run is alive or the name is taken; return the newest run, None if there is none."""
     state = control.state
     _require_quiet(root, state.job)
     if any(s.name == name for s in Checkpoints.open(root, state.job).summaries()):
@@ -319,7 +318,7 @@ def _require_quiet(root: Root, job: str) -> None:
 
 
 def _begin(root: Root, control: Control, newest: RunId | None) -> ledger.ControlState:
-    """Take a run, unless somebody has taken one while rows were computed and bytes read: his goes on."""
+    """Begin a run, unless another began while rows were computed and bytes read."""
 
     def begin(state: ledger.ControlState) -> ledger.ControlState:
         now = state.newest_run
@@ -332,14 +331,14 @@ def _begin(root: Root, control: Control, newest: RunId | None) -> ledger.Control
 
 
 def _ended(state: ledger.ControlState, run: RunId, how: str, before: Collection[str]) -> ledger.ControlState:
-    """End the run, and answer who took it for the job and asked it something: the next run is not meant."""
+    """End the run, and refuse commands that were sent to it: they are not for the next run."""
     if state.newest_run == run:
         state = ledger.dismiss(state, f"run {run} was an edit, which has ended: nothing was done", before)
     return ledger.end_run(state, run, how)
 
 
 def _settled(stage: StageId, change: StageChange) -> StageChange:
-    """Compute the new rows, once and before anything is written, and check what no type says."""
+    """Compute the new rows, once and before anything is written, and check their keys and values."""
     operators = dict(change.operators)
     for number, new in operators.items():
         if isinstance(new, NewState):
@@ -353,7 +352,7 @@ def _settled(stage: StageId, change: StageChange) -> StageChange:
 
 @dataclass(frozen=True, slots=True)
 class _Editor:
-    """The hands of an edit, once it owns the root."""
+    """Writes the savepoint of an edit, once the edit owns the root."""
 
     session: SparkSession
     root: Root
@@ -373,7 +372,7 @@ class _Editor:
             if missing := self.kept.missing(f for s in new.stages for f in s.files):
                 raise DamageError(f"bytes of {missing[0].path} are gone from state/: see `spark-abs verify`")
             if not self._complete(new):
-                raise Refused(f"id {barrier.id} was closed meanwhile: edit again")
+                raise Refused(f"checkpoint {barrier.id} was aborted by another run meanwhile: edit again")
         except BaseException as error:
             self._close(barrier, manifest, error)
             raise
@@ -461,7 +460,7 @@ class _Editor:
             return not self.checkpoints.abort(new.id, self.run)
 
     def _close(self, barrier: Barrier, origin: Manifest, error: BaseException) -> None:
-        """Give the id its outcome, unless the manifest is in; if that cannot be, the next run does."""
+        """Abort the id, unless its manifest is committed; if the store fails, the next run does it."""
         with suppress(Exception):
             if not self.checkpoints.abort(barrier.id, self.run):
                 self.control.update(lambda s: ledger.settle(s, completed=(barrier.id,)))
@@ -498,7 +497,7 @@ class _Editor:
 
 
 def _named(operator: OperatorState, change: StageChange) -> OperatorState:
-    """Say which function's state an operator has when it is written; none's, if nothing is left of it."""
+    """Record the function of an operator; none if the edit removes its state."""
     number = operator.operator_id
     removed = number in change.operators and change.operators[number] is None
     return replace(operator, function="" if removed else change.places.get(number, ""))

@@ -1,4 +1,4 @@
-"""Rows that a person gives as the state of a function: what must hold before they are written."""
+"""Checks of the rows that a user gives as the state of a function, before they are written."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def fitted(frame: DataFrame, form: StateFunction, who: str) -> DataFrame:
 
     Args:
         frame: the rows.
-        form: what they must fit.
-        who: names stage and function.
+        form: the form of the state.
+        who: the stage and function, for messages.
 
     Raises:
-        UsageError: they do not fit; says both types.
+        UsageError: the rows do not fit; the message has both types.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
@@ -68,7 +68,7 @@ def fitted(frame: DataFrame, form: StateFunction, who: str) -> DataFrame:
 
 
 def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
-    """Return the form of a function whose state these rows are: it has no past, and all else stays.
+    """Return the form of a state with these rows: key and fields are theirs, and it has no earlier forms.
 
     Raises:
         UsageError: there is no struct `key` or `value`, their columns cannot be those of a state, or there
@@ -102,7 +102,7 @@ def form_of_frame(frame: DataFrame, form: StateFunction) -> StateFunction:
 
 
 def require_one_row_a_key(rows: DataFrame, who: str) -> None:
-    """Refuse rows that give a key twice, or have none.
+    """Refuse rows without a key, and two rows with the same key.
 
     Raises:
         UsageError: names one of the keys.
@@ -114,12 +114,12 @@ def require_one_row_a_key(rows: DataFrame, who: str) -> None:
     twice = rows.groupBy("key").count().where("count > 1").limit(1).collect()
     if twice:
         raise UsageError(
-            f"{who}: key {tuple(twice[0].key)} has {twice[0]['count']} rows of state, give it one"
+            f"{who}: key {tuple(twice[0].key)} has {twice[0]['count']} rows of state: give one row a key"
         )
 
 
 def require_something(rows: DataFrame, who: str) -> None:
-    """Refuse rows that give neither value nor timeout to their key: it has no state.
+    """Refuse rows with neither value nor timeout: such a key has no state.
 
     Raises:
         UsageError: names one of the keys.
@@ -133,12 +133,12 @@ def require_something(rows: DataFrame, who: str) -> None:
 
 
 def corrected(before: DataFrame, changed: DataFrame, kept: Sequence[str] = ()) -> DataFrame:
-    """Return a state with the rows of some keys changed; one without value and timeout is left out.
+    """Return a state with the rows of some keys replaced; a row without value and timeout removes its key.
 
     Args:
         before: the state.
         changed: rows in the same columns.
-        kept: columns in which a key that is there keeps what it has.
+        kept: columns whose values stay for keys that `before` has.
     """
     from pyspark.sql import functions as F
 
@@ -157,7 +157,7 @@ def corrected(before: DataFrame, changed: DataFrame, kept: Sequence[str] = ()) -
 
 
 def _plain(kind: DataType) -> Any:
-    """Return a type as JSON that says nothing of what may be null."""
+    """Return a type as JSON, without whether values may be null."""
     return _without(kind.jsonValue())
 
 

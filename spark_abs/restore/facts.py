@@ -1,4 +1,4 @@
-"""What a plan needs to know, read from the root and its sinks. Changes nothing, starts no JVM."""
+"""The facts that a plan is made from, read from the root and its sinks. Changes nothing, starts no JVM."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def gather(
     attempt: AttemptId,
     state: ControlState,
 ) -> Facts:
-    """Read the facts for a restore to `manifest`, but for who is alive and what is damaged.
+    """Read the facts for a restore to `manifest`, without the live run and damaged manifests.
 
     Args:
         root: the job's root.
         manifest: the checkpoint to go back to.
-        known: every manifest that can be read: sinks that only they name are fenced too.
+        known: every manifest that can be read: all sinks that they name are fenced.
         completed: all completed checkpoints.
         attempt: the attempt that the restore will make, or has begun to make.
-        state: what `control/` says: it names every sink that the job has come to, also those that no
-            manifest names yet. The tables of queries that were forgotten are left alone, unless `manifest`
-            has a part of them.
+        state: the content of `control/`: it names every sink that the job has attached, also before the
+            first manifest. The tables of forgotten queries are left alone, unless `manifest` includes the
+            query.
     """
     begun = next((a.root for a in state.attempts if a.id == attempt), state.root)
     writer = SinkWriter(state.job, begun, StageId(""), "", attempt)
@@ -68,17 +68,17 @@ def gather(
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What is known of a sink at a table."""
+    """A sink and its table, as it is recorded."""
 
     stage: StageId
     output: OutputVersion
     here: bool
-    """Whether the checkpoint that is restored says it."""
+    """Whether the record is from the checkpoint that is restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A table of sinks, opened once; None if it is not there any more."""
+    """A table of sinks, opened once; None if it is gone."""
 
     place: Place
     table: Table | None
@@ -101,7 +101,7 @@ def _attached(sink: AttachedSink) -> OutputVersion:
 
 
 def _by_table(root: Root, records: Iterable[_Record]) -> Iterator[_Found]:
-    """Gather what is known by the table that it is about, however its path is written."""
+    """Group records by their table, however its path is written."""
     by_location: dict[str, list[_Record]] = {}
     for record in records:
         by_location.setdefault(location_of(record.output.table), []).append(record)
@@ -173,7 +173,7 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
 
 
 def _attached_at(table: Table, own: Own) -> Version | None:
-    """Return the version at which the job first came to the table; None if the log does not say any more."""
+    """Return the version at which the job attached the table; None if the log no longer has it."""
     for version, commit in commits_since(table, Version(-1)):
         note = note_of(commit, table.uri) if commit is not None else None
         if note is not None and own.wrote(note):

@@ -1,4 +1,4 @@
-"""Forget a query of a root that is gone for good."""
+"""Forget a wrapped query that is gone for good."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_abs.store.root import Root
 def forget_query(
     root: Root, stage: str, clock_ms: Callable[[], int], pause: Callable[[float], None]
 ) -> Command:
-    """Forget a query, through the run if one is alive; returns what was done, as an answered command.
+    """Forget a query, through the run if one is alive, and return the answered command.
 
     Args:
         root: where checkpoints are kept.
@@ -29,7 +29,7 @@ def forget_query(
         pause: called with seconds between two looks at the run.
 
     Raises:
-        UsageError: these are not wrapped queries, or none of them is called so.
+        UsageError: the root has no wrapped queries, or none of this name.
         Refused: the query runs.
     """
     control = Control.open(root)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WRITTEN_WITH = "zstd"
-"""The codec of what is written."""
+"""The codec in which files are written."""
 ENTRY = f"{KEY} binary, {VALUE} binary, {FAMILY} string"
 _END = struct.pack(">i", -1)
 
@@ -32,14 +32,14 @@ _END = struct.pack(">i", -1)
 def read_snapshots(
     session: SparkSession, source: Place, store: Store, partitions: int, codec: str
 ) -> DataFrame:
-    """Return the entries of a store, in its partitions, without what Spark partitions by.
+    """Return the entries of a store, in its partitions, without the column that Spark partitions by.
 
     Args:
         session: a session.
         source: a native checkpoint that has the files of one version and no others.
-        store: which.
-        partitions: how many it has.
-        codec: with which its files are compressed.
+        store: the store to read.
+        partitions: the number of its partitions.
+        codec: the codec of its files.
 
     Raises:
         Refused: a codec that we cannot read.
@@ -58,7 +58,7 @@ def read_snapshots(
 
 
 def keyed_as(like: DataFrame, entries: DataFrame) -> DataFrame:
-    """Return entries in the columns of others; what Spark partitions by is null, for it is not written."""
+    """Return entries in the columns of others; Spark's partitioning column is null: it is not stored."""
     from pyspark.sql import functions as F
 
     if PARTITION_KEY not in like.columns:
@@ -73,11 +73,11 @@ def write_snapshots(entries: DataFrame, target: Place, store: Store, version: in
     Args:
         entries: a partition of the frame for each of the store.
         target: the native checkpoint.
-        store: which.
+        store: the store to write.
         version: the state version.
 
     Raises:
-        Refused: the store has column families, which this provider has not.
+        Refused: the store has column families, which only RocksDB supports.
     """
     families = [row[0] for row in entries.select(FAMILY).distinct().collect()]
     if set(families) - {DEFAULT_STORE}:
@@ -108,11 +108,11 @@ def write_snapshot(stream: pa.NativeFile, entries: Iterable[tuple[bytes, bytes]]
 
 
 def loaded(files: Mapping[str, bytes], codec: str) -> dict[bytes, bytes]:
-    """Return what a partition of a store holds.
+    """Return the entries of one partition of a store.
 
     Args:
         files: snapshots and changes, by their names.
-        codec: with which they are compressed.
+        codec: the codec of the files.
 
     Raises:
         DamageError: a file is not what Spark writes.

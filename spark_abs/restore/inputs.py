@@ -1,7 +1,7 @@
-"""Input files that were read since a checkpoint: a restore reads them again.
+"""Inputs that were read since a checkpoint: a restore reads them again.
 
-Spark lists a directory anew after the positions that it goes back to: a file that was deleted since would
-be passed over in silence. What was read is in the file source's own log, below the native checkpoint.
+After a restore Spark lists a directory anew, and would silently skip a file that was deleted since. The log
+of the file source, in the native checkpoint, has the files that were read.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 
 BOOTSTRAP_ENV, CLIENT_ENV = "KAFKA_BOOTSTRAP_SERVERS", "KAFKA_CLIENT_SETTINGS"
-"""Where the brokers are if the root does not say it; librdkafka's settings as JSON, as for `Kafka`."""
+"""Names the brokers if the root does not: settings of librdkafka as JSON, as for `Kafka`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaInputs:
-    """What the brokers have of what a restore reads again."""
+    """Whether Kafka has the records that a restore reads again."""
 
     lost: tuple[str, ...] = ()
-    """Partitions from which no stage can go on, a text each."""
+    """Partitions that lack records, each with the offsets."""
     unknown: tuple[str, ...] = ()
-    """What could not be asked, a text for each stage."""
+    """Stages whose brokers could not be asked, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +48,22 @@ class InputsSince:
     files: Mapping[StageId, int] = field(default_factory=dict)
     """How many files each stage reads again."""
     lost: tuple[str, ...] = ()
-    """Those that are not there any more, each once."""
+    """The files that are gone, each once."""
     left: tuple[str, ...] = ()
-    """Sources that stages do not read any more, each once: what was read of them since is not known."""
+    """Sources that stages no longer read, each once: it is not known which files were read since."""
     kafka: KafkaInputs = field(default_factory=KafkaInputs)
-    """What is read again from Kafka."""
+    """The records that are read again from Kafka."""
     delta: DeltaInputs = field(default_factory=DeltaInputs)
-    """What is read again from Delta tables."""
+    """The rows that are read again from Delta tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A file source of a stage as the checkpoint has it."""
+    """A file source of a stage at the checkpoint."""
 
     stage: StageId
     place: int
-    """Among the stage's sources then."""
+    """The index of the source at the checkpoint."""
     name: str
     until: int
     """The newest batch of its own log that the checkpoint covers."""
@@ -72,17 +72,17 @@ class _Source:
 def inputs_since(
     root: Root, manifest: Manifest, state: ControlState, known: Sequence[Manifest], *, ask_kafka: bool
 ) -> InputsSince:
-    """Return what a restore to `manifest` has to read again.
+    """Return the inputs that a restore to `manifest` reads again.
 
-    Known are those that the checkpoint's own attempt has read, and if it lies on the current path, the
-    current attempt. Native checkpoints that are gone say nothing, nor do files on a store that cannot be
-    asked without further options.
+    These are the files that the attempt of the checkpoint has read since, and if the checkpoint lies on the
+    current path, the current attempt. Lost native checkpoints tell no files, and files on a store that needs
+    further options are not looked for.
 
     Args:
         root: the job's root.
         manifest: the checkpoint to go back to.
-        state: what `control/` says.
-        known: every manifest that can be read: they say which inputs stages of older attempts had.
+        state: the content of `control/`.
+        known: every manifest that can be read, for the inputs that stages of older attempts had.
         ask_kafka: whether to ask the brokers.
     """
     wanted = {manifest.cut.attempt}
@@ -117,7 +117,7 @@ def _file_sources(manifest: Manifest, stage: StageSnapshot) -> Iterator[_Source]
 
 
 def _newest_shapes(attempt: Attempt, known: Sequence[Manifest]) -> tuple[StageShape, ...]:
-    """Return the stages of an attempt that is over as its newest checkpoint has them."""
+    """Return the stages of an older attempt, from its newest checkpoint."""
     newest = max((m for m in known if m.attempt == attempt.id), key=lambda m: m.id, default=None)
     return newest.graph if newest is not None else ()
 
@@ -127,10 +127,10 @@ def _sources_of(shapes: Sequence[StageShape], stage: StageId) -> tuple[SourceSha
 
 
 def _place_now(source: _Source, then: Sequence[SourceShape], shapes: Sequence[StageShape]) -> int | None:
-    """Return the place that a source has in the stage's native checkpoint now, None if it has none.
+    """Return the index of a source in the stage's native checkpoint now, None if it is no longer read.
 
-    A start with other inputs has rearranged that. Where it is not recorded what a stage reads, by earlier
-    versions, each source is where it was.
+    A start with other inputs changes the indices. Earlier versions did not record the inputs of a stage: then
+    the index is the old one.
     """
     now = _sources_of(shapes, source.stage)
     if not now or source.place >= len(then):
@@ -139,7 +139,7 @@ def _place_now(source: _Source, then: Sequence[SourceShape], shapes: Sequence[St
 
 
 def _logged_after(log: Place, until: int) -> Iterator[str]:
-    """Iterate the files that a file source's log gives to batches of it after `until`."""
+    """Iterate the files that a file source's log has for batches after `until`."""
     for info in log.fs.get_file_info(fs.FileSelector(log.path, allow_not_found=True)):
         file = source_log_file(info.base_name)
         if file is None or file.number <= until:
@@ -151,7 +151,7 @@ def _logged_after(log: Place, until: int) -> Iterator[str]:
 
 
 def _is_gone(root: Root, uri: str) -> bool:
-    """Say whether a file, named as Spark does, is known not to be there."""
+    """Say whether a file is surely gone; its name is as Spark writes it."""
     parsed = urlparse(uri)
     location = unquote(parsed.path if parsed.scheme == "file" else uri)
     try:
@@ -161,7 +161,7 @@ def _is_gone(root: Root, uri: str) -> bool:
 
 
 def kafka_inputs(manifest: Manifest) -> KafkaInputs:
-    """Ask the brokers of all Kafka sources for the records after a checkpoint."""
+    """Ask the brokers of all Kafka sources whether they have the records after a checkpoint."""
     lost: list[str] = []
     unknown: list[str] = []
     for stage, source, wanted in _kafka_sources(manifest):

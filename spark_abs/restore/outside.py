@@ -1,4 +1,4 @@
-"""Sinks outside in a restore: what each has committed, what of it the restore undoes, and doing it."""
+"""Sinks outside in a restore: the epochs that each has committed, those that are undone, and the steps."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.store.root import Root
 
 Own = Mapping[str, TwoPhaseSink]
-"""Sinks of the user's own, by name: nothing that is stored can make them again."""
+"""The user's own sinks, by name: the root cannot create them."""
 NO_SINKS: Own = MappingProxyType({})
-"""None of them."""
+"""No sink of the user's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideFacts:
-    """What was found of one sink outside."""
+    """The facts about one sink outside."""
 
     sink: str
     where: str
-    """For a person."""
+    """The place of the sink in parentheses, for messages."""
     mark: Mark | None
-    """What it has committed, None for nothing."""
+    """Its mark: up to where it has committed, None if it has committed nothing."""
     back: Mark | None = None
-    """Its mark after the restore, if that is another."""
+    """Its mark after the restore, if that differs."""
     behind: tuple[CheckpointId, ...] = ()
-    """Checkpoints whose epochs it has committed and the restore undoes."""
+    """Checkpoints whose epochs are committed and will be undone."""
     between: bool = False
-    """Whether it has committed batches of a checkpoint that is not complete."""
+    """Whether it has committed batches after its newest completed checkpoint."""
     why_not: str = ""
-    """What keeps it from taking them back; empty if nothing does."""
+    """Why it cannot take them back; empty if it can."""
     gone: str = ""
-    """Why it could not be asked; empty if it was."""
+    """Why it could not be asked; empty if it has answered."""
     taken_over: bool = False
-    """It is a table that another root has taken over: nothing of this one gets there any more."""
+    """Whether another root has taken its table over: this root no longer writes there."""
     spark_table: str = ""
     """Its table if only Spark can write it, else nothing."""
 
 
 def sink_of(record: OutsideSink, own: Own, root: Root, session: Session = no_session) -> TwoPhaseSink | None:
-    """Return a sink that is recorded, None for an own one that is not given."""
+    """Return the sink of a record; None for a sink of the user's own that was not given."""
     return own.get(record.sink) or made_again(record.kind, record.settings, root, session)
 
 
@@ -69,14 +69,14 @@ def outside_facts(
     attempt: Branch,
     own: Own,
 ) -> tuple[OutsideFacts, ...]:
-    """Ask every sink that the job has come to; changes nothing, and fences nobody.
+    """Ask every sink outside of the job; changes nothing, and fences no run.
 
     Args:
         root: the job's root.
-        state: what `control/` says.
+        state: the content of `control/`.
         manifest: the checkpoint to go back to.
         known: every manifest that can be read.
-        attempt: the one that the restore begins, as the last branch of the path.
+        attempt: the attempt that the restore begins, as the last branch of the path.
         own: the user's own sinks.
     """
     return tuple(
@@ -99,7 +99,7 @@ def _facts(
     where = f" ({title})" if title else ""
     try:
         sink = sink_of(record, own, root)
-    except UsageError as error:  # the extra for its kind is not installed here
+    except UsageError as error:  # the extra for its kind is not installed
         return OutsideFacts(record.sink, where, None, gone=f"it cannot be asked: {error}")
     if sink is None:
         given = f"sinks={{{record.sink!r}: …}}"
@@ -107,7 +107,7 @@ def _facts(
             f"give it with {given}",
             f"restore from Python, with spark_abs.open(root).restore(checkpoint, {given})",
         )
-        gone = f"you have written this sink, so only you can make it: {how}"
+        gone = f"only its author can create this sink: {how}"
         return OutsideFacts(record.sink, where, None, gone=gone)
     try:
         found = _asked(state, manifest, known=known, attempt=attempt, record=record, sink=sink)
@@ -129,7 +129,7 @@ def _asked(
     record: OutsideSink,
     sink: TwoPhaseSink,
 ) -> OutsideFacts:
-    """Ask a sink; `where` and `spark_table` are left to the caller."""
+    """Ask a sink; the caller fills `where` and `spark_table`."""
     owner = Owner(state.root, state.job, record.sink, RunId(0))
     mark = sink.mark(owner)
     found = OutsideFacts(record.sink, "", mark)
@@ -151,10 +151,10 @@ def _asked(
 
 
 def _left_before(state: ControlState, manifest: Manifest, path: Sequence[Branch], mark: Mark) -> bool:
-    """Say whether a sink had left the job before one left its attempt: what it has sent still counts.
+    """Say whether a sink had left the job before the path left the sink's attempt: its rows stay.
 
-    The channel was not there any more at that cut, so no entry says so. A mark of that very checkpoint is of
-    a sink that has come to the job after it, and has sent batches since.
+    Its channel was gone at that cut, so that no entry of the channel tells. If the mark is of that very
+    checkpoint, the sink came to the job after it, and has sent batches since.
     """
     steps = state.lineage(manifest.cut.attempt)
     ends = [*(step.base or step.checkpoint for step in steps[1:]), manifest.cut.checkpoint]
@@ -165,10 +165,10 @@ def _left_before(state: ControlState, manifest: Manifest, path: Sequence[Branch]
 
 
 def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
-    """Plan what becomes of the sinks outside.
+    """Plan the steps for sinks outside: fence each, and bring its mark back where it must.
 
     Raises:
-        Refused: one has committed what the restore would undo and cannot, or cannot be asked, unless forced.
+        Refused: unless forced, if a sink cannot take committed rows back, or cannot be asked.
     """
     for found in facts:
         ids = ", ".join(map(str, found.behind))
@@ -184,8 +184,8 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
         if found.gone:
             if not force:
                 raise Refused(
-                    f"sink {name}: {found.gone}; it is not known which rows it has, and an older run could "
-                    f"send more. If the sink is gone for good, say {forced_by(Force.OUTSIDE)}"
+                    f"sink {name}: {found.gone}; so its rows are not known, and an older run could send "
+                    f"more. If the sink is gone for good, pass {forced_by(Force.OUTSIDE)}"
                 )
             yield KeepSink(
                 (found.sink,), f"{found.gone}: its rows stay, and older runs are not refused there"
@@ -200,7 +200,7 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
         if found.why_not and not force:
             raise Refused(
                 f"sink {name} has committed {behind} and cannot take them back: {found.why_not}. "
-                f"{_ways_out(found)}say {forced_by(Force.OUTSIDE)}: the rows stay then, and rows that are "
+                f"{_ways_out(found)}pass {forced_by(Force.OUTSIDE)}: then the rows stay, and rows that are "
                 "computed again are appended a second time, or replace rows of the same key"
             )
         kept = bool(found.why_not)
@@ -208,10 +208,10 @@ def outside_steps(facts: Sequence[OutsideFacts], force: bool) -> Iterator[Step]:
 
 
 def _ways_out(found: OutsideFacts) -> str:
-    """Name a checkpoint after which nothing was sent, if one is known to be."""
+    """Return the ways on without force, with the checkpoint after which nothing was sent, if it is known."""
     if found.mark is None or found.between:
-        return "Start the job without going back, or go back to a later checkpoint, which keeps them; or "
-    return f"Go back to checkpoint {found.mark.checkpoint} or a later one, or "
+        return "Start the job without a restore, or restore a later checkpoint, which keeps them; or "
+    return f"Restore checkpoint {found.mark.checkpoint} or a later one, or "
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +220,11 @@ class FenceOutside(Step):
 
     sink: str
     sent: CheckpointId
-    """The checkpoint whose epoch it had committed last; 0 for none."""
+    """The checkpoint of its newest committed epoch when the restore was planned; 0 if it had none."""
     returns: bool
-    """Whether its mark is brought back next."""
+    """Whether a `ReturnOutside` follows."""
     version: Version | None = None
-    """The entry that it had committed last, None for nothing: later entries may be of the same checkpoint."""
+    """The newest entry that it had committed, None if none: later entries may be of the same checkpoint."""
     spark_table: str = ""
     """Its table if only Spark can write it, else nothing."""
 
@@ -239,7 +239,7 @@ class FenceOutside(Step):
         """Fence the sink.
 
         Raises:
-            Refused: it has committed more since the plan was made, which cannot be taken back.
+            Refused: it has committed more since the plan was made, and cannot take it back.
             SinkUnreachable: it cannot be reached now.
         """
         state = restoring.control.state
@@ -268,8 +268,8 @@ class ReturnOutside(Step):
     sink: str
     back: Mark
     epochs: tuple[CheckpointId, ...]
-    """The later checkpoints whose epochs it has committed, as far as they are known; none if it has only
-    committed batches of a checkpoint that never was complete."""
+    """The later checkpoints whose epochs it has committed, as far as they are known; empty if it has only
+    committed batches after its newest completed checkpoint."""
     keep: bool
     spark_table: str = ""
     """Its table if only Spark can write it, else nothing."""
@@ -279,7 +279,7 @@ class ReturnOutside(Step):
         if self.epochs:
             epochs = f"the epochs of checkpoints {listed(self.epochs)}"
         if self.keep:
-            return f"leave {epochs} in sink {self.sink}: rows that are computed again are sent there again"
+            return f"leave {epochs} in sink {self.sink}: rows that are computed again are sent a second time"
         where = f"in sink {self.sink}{through_spark(bool(self.spark_table))}"
         return f"undo {epochs} {where}, from the history that it keeps"
 

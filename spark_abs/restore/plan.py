@@ -50,7 +50,7 @@ from spark_abs.sinks.delta.changes import NO_CHANGES, Changes
 
 @dataclass(frozen=True, slots=True)
 class SinkFacts:
-    """What was found where sinks write: one table, whichever sinks of this root have written it."""
+    """The facts about one table and all sinks of this root that have written it."""
 
     sinks: tuple[tuple[StageId, str], ...]
     """Stage and name of each; the checkpoint's own first."""
@@ -61,19 +61,19 @@ class SinkFacts:
     """The table id that the manifests name."""
     table_id: str = ""
     target: Version | None = None
-    """The version to go back to: the least that the checkpoint has for any of the sinks, or if it has none of
-    them, the one at which the job came to the table. `NO_TABLE` if it was not there then: it is emptied. None
-    if the log does not say any more."""
+    """The version to go back to: the oldest that the checkpoint records for one of the sinks, or if it
+    records none, the version at which the job attached the table. `NO_TABLE` if there was no table: it is
+    emptied. None if the log no longer has it."""
     changes: Changes = NO_CHANGES
-    """What has changed rows since `target`, by whom."""
+    """The commits since `target` that changed rows, and their authors."""
     gone: str = ""
-    """What keeps `target` from coming back; empty if nothing does."""
+    """Why `target` cannot be restored; empty if it can."""
     entangled: str = ""
-    """What keeps rows of this root from being told from those of others; empty if nothing does."""
+    """Why rows of this root cannot be told from rows of others; empty if they can."""
     by_function: bool = False
-    """A sink function writes it by itself: whoever changed it since, a restore takes that back."""
+    """A function writes it by itself: a restore undoes all later changes, by any author."""
     later: bool = False
-    """The job got it after the checkpoint."""
+    """The job attached it after the checkpoint."""
     needs_spark: bool = False
     """The table uses features that only delta-spark can write."""
     name: str = ""
@@ -81,13 +81,13 @@ class SinkFacts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its sinks for a person."""
+        """Its sinks as `<stage>/<sink>`."""
         return tuple(f"{stage}/{sink}" for stage, sink in self.sinks)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was read from the root before planning."""
+    """The facts that a plan is made from."""
 
     completed: tuple[Summary, ...]
     channels: tuple[ChannelId, ...]
@@ -101,12 +101,12 @@ class Facts:
     """Input files that were read since the checkpoint."""
     alive: LiveRun | None = None
     outside: tuple[OutsideFacts, ...] = ()
-    """Every sink outside that the job has come to."""
+    """All sinks outside that the job has attached."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQueries:
-    """What the stored plan of an unfinished restore says about query ids."""
+    """The query ids in the stored plan of an unfinished restore."""
 
     queries: Mapping[str, str]
 
@@ -129,20 +129,20 @@ def plan_restore(
     Every step may be repeated, so the plan of a restore that was interrupted is the same list again.
 
     Args:
-        state: what `control/` says.
+        state: the content of `control/`.
         manifest: the checkpoint to go back to.
         facts: what was read from the root.
         attempt: the attempt of this restore, by `attempt_changes.attempt_for`.
-        natives: where native checkpoints shall be from now on.
+        natives: the place of native checkpoints after the restore.
         fresh_id: makes a query id for a stage that has none yet.
         force: the reasons to refuse that are ignored.
         notes: sentences for the plan, for example that this is a fallback.
         partitions: from `rescale.changes`: the stages whose number of partitions changes.
-        dry_run: the plan is only shown: it may be made while a run is alive, and then says so.
+        dry_run: the plan is only shown: a live run becomes a note of the plan.
 
     Raises:
         RunAlive: a run of the job is alive.
-        DamageError: the recorded version of a sink cannot come back; no force helps.
+        DamageError: the recorded version of a sink cannot be restored; no force helps.
         Refused: a sink was replaced, others have changed its rows, or input files are gone.
     """
     living = alive(state, facts.alive, forced=Force.RUN in force, dry_run=dry_run)
@@ -155,24 +155,24 @@ def plan_restore(
     begun = from_json(StoredQueries, state.attempt.plan).queries if state.attempt.id == attempt else {}
     said = [*notes, *lost]
     if not state.attempt.ready and state.attempt.id != attempt:
-        said.append(f"the unfinished restore to checkpoint {state.attempt.checkpoint} is given up")
+        said.append(f"the unfinished restore to checkpoint {state.attempt.checkpoint} is abandoned")
     said += living
     if any(sink.needs_spark for sink in facts.sinks) or any(sink.spark_table for sink in facts.outside):
         said.append("a sink uses table features that only Spark can write: a Spark session is needed")
     said += [
-        f"stage {f.stage!r} first reads what was in flight to it, entries {f.after + 1} to {f.until} of "
-        f"channel {f.channel}"
+        f"stage {f.stage!r} first reads entries {f.after + 1} to {f.until} of channel {f.channel}, which "
+        "were in flight"
         for f in manifest.in_flight()
     ]
     said += [f"stage {stage!r} reads again {_files(count)}" for stage, count in facts.inputs.files.items()]
     said += [
-        f"{source} is not read any more: which of its files were read since the checkpoint, and whether they "
-        "are still there, is not known"
+        f"{source} is no longer read: it is not known which of its files were read since the checkpoint, and "
+        "whether they are still there"
         for source in facts.inputs.left
     ]
     said += (*facts.inputs.kafka.unknown, *facts.inputs.delta.unknown)
     if partitions:
-        said.append("state is spread over another number of partitions: a Spark session is needed")
+        said.append("state is divided into another number of partitions: a Spark session is needed")
     replaces = state.newest_run
     fences: list[Step] = [FenceRoot("checkpoints"), *([FenceRoot("state")] if facts.has_state else [])]
     fences += [SetAside(path) for path in facts.damaged_rows]
@@ -211,7 +211,7 @@ def plan_restore(
             *(
                 KeepSink(
                     (f"{s.stage}/{o.output}",),
-                    "a function has no versions: what it did outside the tables of this plan stays",
+                    "a function has no versions: its effects outside the tables of this plan stay",
                 )
                 for s in manifest.stages
                 for o in s.outputs
@@ -237,7 +237,7 @@ def _files(count: int) -> str:
 def _abandoned(
     state: ControlState, manifest: Manifest, completed: Sequence[Summary]
 ) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints that are on the path now, and are not on the path to `manifest`."""
+    """Return the checkpoints that leave the current path by a restore to `manifest`."""
     cut = manifest.cut
     limits: dict[AttemptId, CheckpointId] = {cut.attempt: cut.checkpoint}
     stays = {manifest.id}
@@ -279,19 +279,19 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
     where = f"{', '.join(found.names)} ({table})"
     same = found.current is not None and found.table_id == found.recorded_id
     if found.by_function and (found.current is None or found.target is None):
-        return KeepSink(found.names, f"{table} is not there any more")
+        return KeepSink(found.names, f"{table} is gone")
     if found.later and (not same or found.target is None):
-        why = "the job got it after the checkpoint, and its log does not say when: its rows stay"
+        why = "the job attached it after the checkpoint, and its log does not tell when: its rows stay"
         return KeepSink(found.names, why)
     if replaced := _replaced(found):
         if not undo_others:
             raise Refused(
-                f"sink {where} {replaced}. Put the recorded table back, or say {forced_by(Force.ROWS)}: then "
-                "what is there stays, and rows after the checkpoint are written to it"
+                f"sink {where} {replaced}. Put the recorded table back, or pass {forced_by(Force.ROWS)}: "
+                "then the table that is there stays, and rows after the checkpoint are written to it"
             )
-        return KeepSink(found.names, f"{table} {replaced}: what is there stays")
+        return KeepSink(found.names, f"{table} {replaced}: it stays as it is")
     if found.current is None or found.target is None:
-        raise DamageError(f"sink {where}: the checkpoint does not say its version")
+        raise DamageError(f"sink {where}: the checkpoint does not record its version")
     if found.gone:
         raise DamageError(f"sink {where}: {found.gone}")
     if found.entangled:
@@ -299,8 +299,8 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
     if found.changes.of_others and not undo_others and not found.by_function:
         raise Refused(
             f"sink {where}: others have changed rows since the checkpoint, in version "
-            f"{', '.join(map(str, found.changes.of_others[:5]))}; a restore takes that back too: say "
-            f"{forced_by(Force.ROWS)} if it may"
+            f"{', '.join(map(str, found.changes.of_others[:5]))}; a restore would undo their changes, "
+            f"too: pass {forced_by(Force.ROWS)} to accept that"
         )
     return RestoreSink(
         table=found.table,
@@ -315,9 +315,9 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
 
 
 def _replaced(found: SinkFacts) -> str:
-    """Say what is there in place of the table that the job wrote, empty if it is that table."""
+    """Say how the table of a sink was replaced, empty if it was not."""
     if found.current is None:
-        return "has no table any more"
+        return "has lost its table"
     if found.table_id != found.recorded_id:
         return (
             f"is not the table that the job wrote (its id is {found.table_id}, recorded was "

@@ -1,4 +1,4 @@
-"""From what a person asks for to a plan: choose the checkpoint, look, verify. What is used is not changed."""
+"""Prepare a restore: choose the checkpoint, gather facts, verify, plan. Nothing that is in use changes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from spark_abs.store.storage import remedy
 P = ParamSpec("P")
 
 _COPIES = 2
-"""How often an intact checkpoint is copied before that is given up."""
+"""How often the copy of an intact checkpoint is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Prepared:
 def _preparing(
     function: Callable[Concatenate[Root, P], Prepared],
 ) -> Callable[Concatenate[Root, P], Prepared]:
-    """Tell a store that does not answer from damage, for which a fallback goes to another checkpoint."""
+    """Raise StoreFailed if storage fails: it is no damage, and no reason for a fallback."""
 
     @functools.wraps(function)
     def told(root: Root, /, *args: P.args, **kwargs: P.kwargs) -> Prepared:
@@ -99,26 +99,26 @@ def prepare(
     Args:
         root: the job's root.
         to: an id, the name of a savepoint, or `latest`.
-        force: what to go on in spite of.
+        force: the obstacles to override.
         fallback: if that checkpoint is damaged, take the newest intact one before it on the current path;
             the plan's notes say so.
-        native_root: the `native_root` of the job from now on, empty for none; None if it stays what it was.
-        shuffle_partitions: for the state of all stages or of some, as `restore` takes it.
+        native_root: the new `native_root` of the job, empty for none; None if it does not change.
+        shuffle_partitions: new numbers of state partitions, as `restore` takes them.
         sinks: two-phase sinks of the user's own, by name.
         writing: copy the bytes while they are read, for a plan that is carried out at once. The caller then
             moves or discards `Prepared.prestaged`; `apply` does.
-        ask_kafka: ask the brokers for the records after the checkpoint; a start, which knows the options of
-            its sources, asks by itself.
-        dry_run: the plan is only shown, beside a run that is alive too.
-        progress: told what is being looked at.
+        ask_kafka: ask the brokers for the records after the checkpoint; a start does not, since it asks with
+            the options of its sources.
+        dry_run: the plan is only shown, also if a run is alive.
+        progress: receives progress.
 
     Raises:
         UsageError: there is no job at this root.
         CheckpointNotFound: there is no such checkpoint.
-        DamageError: it is damaged, and so is every other one if `fallback`.
-        StoreFailed: the store cannot be read now: that is not damage, and nothing to fall back for.
-        Refused: see `plan_restore` and `rescale.changes`; or native checkpoints are in a place that is not
-            seen from here.
+        DamageError: it is damaged; with `fallback`, so are all before it.
+        StoreFailed: the store cannot be read now: that is not damage, and no reason for a fallback.
+        Refused: see `plan_restore` and `rescale.changes`; or native checkpoints cannot be seen from this
+            machine.
     """
     control = Control.open(root)
     state = control.state
@@ -127,9 +127,10 @@ def prepare(
         natives = control.natives_at(native_root)
     elif natives != NATIVES and not root.anywhere(natives).exists():
         raise Refused(
-            f"native checkpoints of job {state.job!r} are in {natives}, which is not seen from here: restore "
-            f"on a machine that sees it, or give {way('native_root=DIR', '--native-root DIR')} for another "
-            "place; if the disk is lost, restart='checkpoint' starts the job from its newest checkpoint"
+            f"native checkpoints of job {state.job!r} are in {natives}, which cannot be seen from this "
+            "machine: restore on a machine that sees it, or pass "
+            f"{way('native_root=DIR', '--native-root DIR')} to put them elsewhere; if the disk is lost, "
+            "restart='checkpoint' starts the job from its newest checkpoint"
         )
     listing = list_manifests(root, state.job)
     planner = _Planner(
@@ -159,7 +160,7 @@ def prepare(
     for summary in newest_first(listing.completed, state):
         if summary == wanted or (below is not None and summary.id >= below):
             continue
-        note = f"{damage}; this goes back to {summary.id}, the newest intact checkpoint before it"
+        note = f"{damage}; this restores {summary.id}, the newest intact checkpoint before it"
         try:
             return planner.plan(summary, (note,))
         except DamageError as error:
@@ -169,7 +170,7 @@ def prepare(
 
 
 def _below(to: str | int, wanted: Summary | None, listing: ManifestListing) -> CheckpointId | None:
-    """Return the id below which a fallback stays; None for `latest`, which may be any."""
+    """Return the id that a fallback stays below; None for `latest`, which has no bound."""
     if str(to) == LATEST:
         return None
     if wanted is not None:
@@ -182,7 +183,7 @@ def _below(to: str | int, wanted: Summary | None, listing: ManifestListing) -> C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planner:
-    """Plans a restore to one checkpoint after another; the fields are the same for all."""
+    """Plans a restore to one checkpoint after another, with the same arguments."""
 
     root: Root
     state: ControlState
@@ -199,7 +200,7 @@ class _Planner:
     progress: Progress
 
     def plan(self, summary: Summary, notes: tuple[str, ...] = ()) -> Prepared:
-        """Plan first: what refuses is told before all bytes are read."""
+        """Plan, then verify: reasons to refuse are found before all bytes are read."""
         root, state = self.root, self.state
         manifest = load(root, summary)
         partitions = changes(manifest, self.shuffle_partitions)
@@ -247,12 +248,13 @@ class _Planner:
                 with self.progress.count(f"copying checkpoint {manifest.id}", manifest.size_full) as counted:
                     return _prestage(self.root, manifest, plan, counted)
             except DamageError as error:
-                # Names all that is damaged. If nothing is, sweeping has moved bytes under our eyes, or the
+                # Raises an error with all damage. If there is none, a sweep has moved bytes meanwhile, or the
                 # store has not answered.
                 require_intact(self.root, manifest, self.rows, lambda _: None)
                 said = str(error)
         raise StoreFailed(
-            f"nothing was changed, try again: checkpoint {manifest.id} is intact and was not copied: {said}"
+            f"nothing was changed, try again: checkpoint {manifest.id} is intact, and could not be copied: "
+            f"{said}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a restore refuses unless it is forced: a run that is alive, input that is gone."""
+"""The obstacles of a restore that force overrides: a run that is alive, input that is gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_abs.protocol.control import ControlState
 
 
 class Force(StrEnum):
-    """What a restore goes on in spite of, each only if it is asked for."""
+    """An obstacle that a restore overrides if it is asked to."""
 
     RUN = "run"
     """A run that is alive: it is fenced."""
@@ -31,10 +31,10 @@ ForceName = Literal["run", "rows", "inputs", "outside"]
 
 
 def forces(given: bool | Collection[ForceName]) -> frozenset[Force]:
-    """Read what a restore is to go on in spite of.
+    """Parse the argument `force`.
 
     Raises:
-        UsageError: there is no such thing.
+        UsageError: it names no obstacle.
     """
     if isinstance(given, bool):
         return frozenset(Force) if given else frozenset()
@@ -45,22 +45,22 @@ def forces(given: bool | Collection[ForceName]) -> frozenset[Force]:
 
 
 def forced_by(force: Force) -> str:
-    """Return what one says to go on in spite of something."""
+    """Return the argument that overrides an obstacle, for messages."""
     return way(f"force=[{force.value!r}]", f"--force {force}")
 
 
 def alive(state: ControlState, found: LiveRun | None, *, forced: bool, dry_run: bool) -> tuple[str, ...]:
-    """Refuse beside a run that is alive; returns what a plan says of one that is not in the way.
+    """Refuse if a run is alive; forced, or in a dry run, return a note on it for the plan.
 
     Raises:
-        RunAlive: it is neither forced nor a dry run, or the run is a restore.
+        RunAlive: neither forced nor a dry run, or the run is a restore.
     """
     if found is None:
         return ()
     who = f"process {found.pid} on {found.host}"
     if not state.attempt.ready and state.run is not None and found.run == state.run.id:
         raise RunAlive(
-            f"job {state.job!r} is being restored by {who}: wait for it or stop that process: two "
+            f"job {state.job!r} is being restored by {who}: wait for the end, or stop that process: two "
             "restores would write the same native checkpoint directories"
         )
     if forced:
@@ -68,21 +68,21 @@ def alive(state: ControlState, found: LiveRun | None, *, forced: bool, dry_run: 
     stop = way("run.stop() where it was started, or `spark-abs stop ROOT`", "`spark-abs stop ROOT`")
     ways = f"stop it with {stop}, or fence it with {forced_by(Force.RUN)}"
     if dry_run:
-        return (f"run {found.run} is alive ({who}), and goes on; to carry this out {ways}",)
-    heard = f"heard of {found.heard_ms / 1000:.0f} s ago"
+        return (f"run {found.run} is alive ({who}), and goes on; to carry the plan out, {ways}",)
+    heard = f"its lease was renewed {found.heard_ms / 1000:.0f} s ago"
     raise RunAlive(f"run {found.run} of job {state.job!r} is alive: {who}, {heard}; {ways}")
 
 
 def lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool) -> tuple[str, ...]:
-    """Refuse to lose the rows of input files that are gone; returns what a plan says if it is forced to.
+    """Refuse to lose the rows of input files that are gone; forced, return a note for the plan.
 
     Raises:
-        Refused: names the files, and says how wrong files are got rid of.
+        Refused: names the files, and the way to drop bad files.
     """
     if not lost:
         return ()
     named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-    what = f"input files read since checkpoint {checkpoint} are not there any more: {named}"
+    what = f"input files read since checkpoint {checkpoint} are gone: {named}"
     if not forced:
         raise Refused(
             f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
@@ -94,14 +94,14 @@ def lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool
 
 
 def lost_records(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool) -> tuple[str, ...]:
-    """Refuse to lose records that Kafka has dropped; returns what a plan says if it is forced to.
+    """Refuse to lose records that Kafka has dropped; forced, return a note for the plan.
 
     Raises:
-        Refused: names partitions, the offsets that are wanted and those that there are.
+        Refused: names partitions, the offsets to read and the offsets that are there.
     """
     if not lost:
         return ()
-    what = f"checkpoint {checkpoint} goes on with records that Kafka does not have: {'; '.join(lost)}"
+    what = f"stages read records after checkpoint {checkpoint} that Kafka has dropped: {'; '.join(lost)}"
     if not forced:
         raise Refused(
             f"{what}; their rows would be missing after the restore: go back to a later checkpoint, or pass "
@@ -112,19 +112,19 @@ def lost_records(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: boo
 
 
 def lost_tables(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool) -> tuple[str, ...]:
-    """Refuse to lose what Delta tables do not hand out any more; returns what a plan says if it is forced to.
+    """Refuse to lose rows that Delta tables no longer have; forced, return a note for the plan.
 
     Raises:
-        Refused: names the tables, and what each lacks.
+        Refused: names the tables, and the rows that each lacks.
     """
     if not lost:
         return ()
-    what = f"Delta tables no longer have what stages read after checkpoint {checkpoint}: {'; '.join(lost)}"
+    what = f"Delta tables no longer have rows to read after checkpoint {checkpoint}: {'; '.join(lost)}"
     if not forced:
         raise Refused(
             f"{what}; the job could not start, or rows would be missing: go back to a later checkpoint, "
             f"bring files and log back, or pass {forced_by(Force.INPUTS)} to accept the loss. The job then "
-            "starts only if Delta may skip what is gone: by spark.sql.files.ignoreMissingFiles for files, "
+            "starts only if Delta may skip lost rows: by spark.sql.files.ignoreMissingFiles for files, "
             'by .option("failOnDataLoss", "false") for versions of the log'
         )
     return (f"{what}; their rows will be missing",)

@@ -1,6 +1,6 @@
-"""Another number of shuffle partitions for the state of stages: what can be, and how Spark is made to do it.
+"""Repartition the state of stages: which state can be, and how Spark does it.
 
-Why a restore does it, and not the start after it: `adr/005-rescale.md`.
+`adr/005-rescale.md` says why a restore does it, and not the start after it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _OPERATORS = TRANSFORM | {
 
 
 def changes(manifest: Manifest, wanted: Wanted | None) -> Mapping[str, int]:
-    """Return the stages whose state gets another number of partitions, and which.
+    """Return the stages whose state gets another number of partitions, with the number.
 
     Args:
         manifest: the checkpoint that is restored.
-        wanted: as asked for; None for none. A stage that has the number already is left out.
+        wanted: the numbers; None for no change. A stage that has its number already is left out.
 
     Raises:
         UsageError: a number is below 1, or there is no such stage.
-        Refused: the state of a stage cannot be repartitioned, and why; or Spark here cannot do it.
+        Refused: the state of a stage cannot be repartitioned, or not by the installed Spark.
     """
     if wanted is None:
         return {}
@@ -90,7 +90,7 @@ def _check(manifest: Manifest, snapshot: StageSnapshot, number: int) -> None:
 
 
 def _obstacle(manifest: Manifest, snapshot: StageSnapshot) -> str:
-    """Say what keeps the state of a stage from being repartitioned, empty if nothing does."""
+    """Say why the state of a stage cannot be repartitioned, empty if it can."""
     if snapshot.cut_batch == NO_BATCH:
         return "it had run no batch, and starts with the number that its declaration says"
     if not snapshot.operators:
@@ -118,13 +118,13 @@ def _has_ids(path: str) -> bool:
 
 
 def _is_keyless(operator: OperatorState) -> bool:
-    """Say whether an operator groups by nothing: the struct of its key has no fields."""
+    """Say whether an operator has no key: the struct of its key has no fields."""
     schemas = json.loads(operator.schema).values() if operator.schema else ()
     return any(b'"fields":[]' in base64.b64decode(text) for text in schemas)
 
 
 def is_rescaled(place: Place, batch: BatchId, partitions: int) -> bool:
-    """Say whether a native checkpoint has been repartitioned to the end: Spark records that last."""
+    """Say whether a native checkpoint is completely repartitioned: Spark records that last."""
     offsets = place.read(f"offsets/{int(batch)}")
     if offsets is None or not place.below(f"commits/{int(batch)}").exists():
         return False
@@ -136,18 +136,18 @@ def rescale(
 ) -> None:
     """Let Spark repartition a native checkpoint that ends with the batch before `batch`.
 
-    Spark writes the state anew as a batch that reads nothing. Killed in the middle it leaves a directory
-    that must be written again before this is repeated.
+    Spark rewrites the state in a batch that reads no rows. After a kill in the middle the directory must be
+    written again from the checkpoint before this call is repeated.
 
     Args:
-        spark: does it, as jobs of its own.
+        spark: the session that runs the batch.
         place: the native checkpoint; no query runs there.
-        batch: the batch that it will be.
-        partitions: how many there shall be.
-        meanwhile: called every second from this thread; what it raises is raised here, once Spark is done.
+        batch: the number of the batch.
+        partitions: the new number of partitions.
+        meanwhile: called every second from this thread; its error is raised here, once Spark is done.
 
     Raises:
-        DamageError: Spark could not do it, or what it left is not a checkpoint.
+        DamageError: Spark failed, or the directory is no checkpoint afterwards.
     """
     _ = spark.streams  # makes the coordinator of state stores, which a session without queries lacks
     try:
@@ -163,4 +163,4 @@ def rescale(
         said = str(error).splitlines()[0]
         raise DamageError(f"{place}: Spark could not repartition it: {said}") from error
     if found != partitions:
-        raise DamageError(f"{place}: it has {found} partitions after it was given {partitions}")
+        raise DamageError(f"{place}: it has {found} partitions, and {partitions} were asked for")

@@ -1,4 +1,4 @@
-"""The plan of a restore as a value, and what its steps see of a restore that is being carried out.
+"""The plan of a restore as a value, and the context in which its steps are carried out.
 
 A plan is computed, printed and stored without any step being carried out. To carry steps out, `apply` hands
 each the same `Restoring`. Every step may be repeated.
@@ -52,20 +52,20 @@ class Step(ABC):
 
     @abstractmethod
     def act(self, restoring: Restoring) -> None:
-        """Do it."""
+        """Carry the step out. Repeatable: after a kill the restore begins again with its first step."""
 
     def bytes_to_write(self) -> int:
-        """Return how many bytes it reports to `Restoring.written`."""
+        """Return the number of bytes that it will report to `Restoring.written`."""
         return 0
 
     def table_for_spark(self) -> str:
-        """Return the table of a sink that the step changes and only Spark can write, else nothing."""
+        """Return the table that the step changes if only Spark can write it, else an empty text."""
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What a restore will do. `control/` keeps it as JSON with the attempt."""
+    """The steps of a restore, and their parameters. `control/` stores it as JSON with the attempt."""
 
     job: str
     checkpoint: CheckpointId
@@ -121,7 +121,7 @@ class RestorePlan:
         return plain
 
     def stored(self) -> str:
-        """Return the plan as `control/` keeps it."""
+        """Return the plan as `control/` stores it."""
         return json.dumps(self.plain(sentences=False), separators=(",", ":"))
 
 
@@ -156,7 +156,7 @@ class Prestaged:
 
 
 class Restoring:
-    """A restore that is being carried out, as its steps see it; `run` is 0 until the first step is done."""
+    """The context of steps while a restore is carried out; `run` is 0 until the first step is done."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Restoring:
         return DeltaSink(self.root, table, writer=writer, run=self.run, session=self.session)
 
     def require_retained(self, otherwise: str) -> None:
-        """Refuse if the run that was alive has retired the checkpoint; once fenced, it cannot any more."""
+        """Refuse if the run that was alive has retired the checkpoint; once it is fenced it no longer can."""
         checkpoint = self.plan.checkpoint
         try:
             Checkpoints.open(self.root, self.plan.job).load(checkpoint)

@@ -1,4 +1,4 @@
-"""Write the state of a stage anew: read as Spark keeps it, changed, written as Spark writes it."""
+"""Rewrite the state of a stage: read in Spark's format, changed, written in Spark's format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PART = "#partition"
 
 @dataclass(frozen=True, slots=True)
 class NewState:
-    """What the state of a function becomes."""
+    """The new state of a function."""
 
     rows: StateRows
     frame: DataFrame
@@ -54,11 +54,11 @@ class NewState:
 
 
 OperatorChange = NewState | None
-"""None: nothing is left of the state of the operator."""
+"""The new state of an operator; None removes it."""
 
 
 def require_rewritable(root: Root, snapshot: StageSnapshot) -> None:
-    """Refuse a stage whose state cannot be written anew.
+    """Refuse a stage whose state cannot be rewritten.
 
     Raises:
         Refused: its state is in Spark's state format 2.
@@ -82,16 +82,16 @@ def rewrite_stage(
     changes: Mapping[int, OperatorChange],
     provider: Provider | None = None,
 ) -> StageSnapshot:
-    """Return a stage's snapshot with the state of some operators changed; its files are in `state/`, pinned.
+    """Return a stage's snapshot with the state of some operators changed; its files are pinned in `state/`.
 
     Args:
         session: a session.
-        kept: the handle of whoever owns the root.
-        checkpoint: the id that the new files are for.
-        snapshot: as it is; `require_rewritable` has let it pass.
+        kept: the state storage, opened by the run that owns the root.
+        checkpoint: the checkpoint that the new files belong to.
+        snapshot: the snapshot to change, which has passed `require_rewritable`.
         scratch: an empty place that the session's executors see.
-        changes: by the number of the operator; the others stay as they are.
-        provider: what keeps the state from then on; None if that stays.
+        changes: the changes by number of the operator; other operators stay as they are.
+        provider: the new state store provider; None if it does not change.
 
     Raises:
         UsageError: rows that cannot be a state.
@@ -149,20 +149,20 @@ def rewrite_stage(
 
 
 def _set(target: Place, snapshot: StageSnapshot, settings: Mapping[str, str]) -> None:
-    """Let the copy's newest batch say by what settings state is kept: Spark goes on by them."""
+    """Write settings of the state into the newest batch of the copy, from which Spark takes them."""
     text = with_settings(snapshot.offsets, settings)
     target.write(f"offsets/{int(snapshot.cut_batch)}", text.encode())
 
 
 def _emptied(entries: DataFrame) -> DataFrame:
-    """Keep the partitions and no entry: Spark sees through any filter, and has no partitions then."""
+    """Return no entries in the same partitions: Spark would optimize a filter to no partitions at all."""
     none: list[tuple[bytes, bytes, str]] = []
     nothing = entries.sparkSession.sparkContext.parallelize(none, entries.rdd.getNumPartitions())
     return keyed_as(entries, entries.sparkSession.createDataFrame(nothing, ENTRY))
 
 
 def _replaced(entries: DataFrame, new: NewState) -> DataFrame:
-    """Replace all key groups; what each partition has noted of the operator stays where it is."""
+    """Replace all key groups; the record of the operator stays in each partition."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import IntegerType, StructField, StructType
 
@@ -190,7 +190,7 @@ def _replaced(entries: DataFrame, new: NewState) -> DataFrame:
 
 
 def _notes(form: StateFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Let the notes of partitions say the new form of the function."""
+    """Put the new form of the function into the record of each partition."""
     from spark_abs.state.processor import RECORD_GROUP, Record
 
     for batch in batches:
@@ -202,7 +202,7 @@ def _notes(form: StateFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[p
 
 
 def _numbered(rows: StateRows, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Say of each row to which key group it belongs."""
+    """Add to each row the number of its key group."""
     for batch in batches:
         table = pa.Table.from_batches([batch]).cast(rows.schema)
         yield from table.add_column(0, GROUP, group_numbers(rows, table)).to_batches()

@@ -1,7 +1,6 @@
-"""The steps of a restore. Each is a value that `control/` keeps; it says what it does, and does it.
+"""The steps of a restore: values that `control/` stores, each with its sentence and its act.
 
-A plan is computed, printed and stored without any step being carried out. To carry steps out, `apply` hands
-each the same `Restoring`. Every step may be repeated.
+Every step may be repeated.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class FenceRoot(Step):
 
 @dataclass(frozen=True, slots=True)
 class SetAside(Step):
-    """Move a damaged manifest out of `checkpoints/`, and keep its bytes: no run could start with it there."""
+    """Move a damaged manifest out of `checkpoints/`, where no run could start with it; its bytes stay."""
 
     path: str
 
@@ -126,13 +125,13 @@ class SetAside(Step):
         return f"set {self.path} aside, it is damaged"
 
     def act(self, restoring: Restoring) -> None:
-        """Move the file to where tables do not look; the log then forgets the missing file.
+        """Move the file to a directory that no table reads, and remove it from the log.
 
-        It is read again first: a manifest that is moved is lost to every later restore.
+        It is verified again first: a manifest that is moved is lost to every later restore.
         """
         root = restoring.root
         if all(finding.path != self.path for finding in damaged_rows(root)):
-            log.warning("%s is not damaged any more: it stays where it is", self.path)
+            log.warning("%s is no longer damaged: it stays where it is", self.path)
             return
         folder, _, name = checked_relative(self.path).rpartition("/")
         source, target = root.path(self.path), root.path(f"{folder}/_damaged")
@@ -191,7 +190,7 @@ class FenceSink(Step):
 
 @dataclass(frozen=True, slots=True)
 class AbortOpen(Step):
-    """Abort every id that has no outcome; more may be found once the fences are in place."""
+    """Abort every id that has no outcome, also ids that were claimed after the plan was made."""
 
     open: tuple[CheckpointId, ...]
 
@@ -395,14 +394,14 @@ def _sinks(names: Sequence[str]) -> str:
 
 
 def _undone(changes: Changes, by_function: bool) -> str:
-    """Say whose rows go, and whose stay; commits of a function do not say who made them."""
+    """Say whose rows go and whose stay; commits of a function do not name their author."""
     parts = []
     if changes.own_rows or (changes.own and not by_function):
         parts.append(f"{_rows(changes.own_rows)} of this job {'goes' if changes.own_rows == 1 else 'go'}")
     if changes.of_others:
         who = f"{'the function and ' if by_function else ''}others"
         versions = _versions(changes.of_others)
-        parts.append(f"what {who} did in {versions} is undone ({_rows(changes.rows_of_others)} added)")
+        parts.append(f"changes of {who} in {versions} are undone ({_rows(changes.rows_of_others)} added)")
     if changes.of_roots:
         parts.append(f"rows of jobs on other roots in {_versions(changes.of_roots)} stay")
     return "".join(f"; {part}" for part in parts)
@@ -417,7 +416,7 @@ def _versions(numbers: Sequence[int]) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return the first five numbers for a sentence, and how many more there are."""
+    """Return the first five numbers for a sentence, and the count of the others."""
     shown = ", ".join(map(str, numbers[:5]))
     return f"{shown} and {len(numbers) - 5} more" if len(numbers) > 5 else shown
 

@@ -201,10 +201,10 @@ def test_changes_of_others_to_a_sink_are_not_undone_unasked(job: SmallJob, cli: 
     DeltaTable(job.table).optimize.compact()
     write_deltalake(job.table, pa.table({"n": pa.array([77], pa.int64())}), mode="append")
     version = DeltaTable(job.table).version()
-    with pytest.raises(Refused, match=rf"version {version}; .*say force=\['rows'\] if it may"):
+    with pytest.raises(Refused, match=rf"version {version}; .*pass force=\['rows'\] to accept that"):
         spark_abs.open(job.root.uri).restore(1)
-    assert "say --force rows if it may" in cli("restore", "--to", "1", "--yes", exits=1).stderr
-    with pytest.raises(Refused, match=r"say force=\['rows'\]"):
+    assert "pass --force rows to accept that" in cli("restore", "--to", "1", "--yes", exits=1).stderr
+    with pytest.raises(Refused, match=r"pass force=\['rows'\]"):
         spark_abs.open(job.root.uri).restore(1)  # the command is over: a program is spoken to again
     assert job.state.attempt.id == 1
     spark_abs.open(job.root.uri).restore(1, force=True)
@@ -275,7 +275,7 @@ def test_damage_is_refused_and_fallback_takes_the_newest_intact(job: SmallJob) -
     assert job.state.attempt.id == 1
     plan = spark_abs.open(job.root.uri).restore("latest", fallback=True).plan
     assert plan.checkpoint == 2
-    assert any("goes back to 2, the newest intact" in note for note in plan.notes)
+    assert any("restores 2, the newest intact" in note for note in plan.notes)
     assert job.rows() == [1, 2]
     assert [f.name for f in Path(job.root.path("checkpoints/_damaged")).iterdir()] == [manifest.name]
     job.start()
@@ -322,7 +322,7 @@ def test_a_table_that_was_deleted_can_be_left_behind(job: SmallJob) -> None:
     job.checkpoint(1)
     job.step(2)
     shutil.rmtree(job.table)
-    with pytest.raises(Refused, match=r"has no table any more.*rows"):
+    with pytest.raises(Refused, match=r"has lost its table.*rows"):
         spark_abs.open(job.root.uri).restore(1)
     plan = spark_abs.open(job.root.uri).restore(1, force=["rows"]).plan
     assert (plan.checkpoint, job.state.attempt.ready) == (1, True)
@@ -521,7 +521,9 @@ def test_a_dry_run_shows_its_plan_beside_a_run_that_is_alive(job: SmallJob, cli:
     job.checkpoint(1)
     job.come_alive()
     shown = cli("restore", "--to", "1", "--dry-run").stdout
-    assert re.search(r"Note: run 1 is alive .* and goes on; to carry this out stop it with `spark-abs", shown)
+    assert re.search(
+        r"Note: run 1 is alive .* and goes on; to carry the plan out, stop it with `spark-abs", shown
+    )
     (note,) = spark_abs.open(job.root.uri).restore(1, dry_run=True).plan.notes
     assert "run.stop() where it was started" in note
     assert "force=['run']" in note

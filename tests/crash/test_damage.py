@@ -67,7 +67,7 @@ def test_damage_in_state_is_named_and_refused(job: Small, how: str) -> None:
         assert (refused.exit_code, pack.name in refused.output) == (3, True)
         planned = call("restore", job, "--to", "latest", "--fallback", "--dry-run")
         assert planned.exit_code == 0, planned.output
-        assert f"goes back to {job.completed()[-2].id}, the newest intact" in planned.output
+        assert f"this restores {job.completed()[-2].id}, the newest intact" in planned.output
     assert call("verify", job, str(newest.id)).exit_code == 0
 
 
@@ -82,7 +82,7 @@ def test_damage_in_checkpoints_is_named_and_refused(job: Small, how: str) -> Non
         assert (refused.exit_code, row.name in refused.output) == (3, True)
         planned = call("restore", job, "--to", "latest", "--fallback", "--dry-run")
         assert planned.exit_code == 0, planned.output
-        assert f"goes back to {before.id}, the newest intact" in planned.output
+        assert f"this restores {before.id}, the newest intact" in planned.output
     assert call("verify", job).exit_code == 0
 
 

@@ -350,9 +350,7 @@ def test_a_query_over_a_delta_table_goes_on_there_if_that_has_what_is_next(
     shutil.copytree(source, tmp_path / "copy")
     DeltaTable(str(source)).optimize.compact()
     DeltaTable(str(source)).vacuum(0, dry_run=False, enforce_retention_duration=False)
-    with pytest.raises(
-        Refused, match=r"goes on with version 1 of .*, and 2 of 2 files that it reads are gone"
-    ):
+    with pytest.raises(Refused, match=r"resumes at version 1 of .*, and 2 of 2 files that it reads are gone"):
         start(old.job())
     shutil.copytree(tmp_path / "copy", source, dirs_exist_ok=True)
     start(old.job(), available_now=True).await_termination()

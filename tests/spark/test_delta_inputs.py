@@ -73,7 +73,7 @@ def test_back_to_before_an_optimize_and_refused_once_vacuum_has_taken_the_files(
     shutil.copytree(source, tmp_path / "copy")
     DeltaTable(str(source)).vacuum(0, dry_run=False, enforce_retention_duration=False)
     before = {name: DeltaTable(str(tmp_path / name)).version() for name in ("rows", "counts", "root/control")}
-    said = rf"stage 'source' goes on with version 2 of {source}, and 2 of 3 files .* those of version 2 to 3"
+    said = rf"stage 'source' resumes at version 2 of {source}, and 2 of 3 files .* those of version 2 to 3"
     for dry_run in (True, False):
         with pytest.raises(Refused, match=rf"{said}, the first part-.*force="):
             spark_abs.open(root, spark).restore(early, dry_run=dry_run)

@@ -86,7 +86,7 @@ def test_a_lost_disk_an_old_one_and_another_one(job: Callable[..., Job], feed: F
         run(job())
 
     shutil.rmtree(disk)
-    with pytest.raises(Refused, match="not seen from here"):
+    with pytest.raises(Refused, match="cannot be seen from this machine"):
         spark_abs.open(root.uri).restore(to="latest")
     feed.write({"id": 101, "k": 1})
     run(job(), "checkpoint")

@@ -102,21 +102,23 @@ def test_a_log_that_was_cleaned_up(table: Table) -> None:
     table.append(4)
     for version in (0, 1):
         table.log(version).unlink()
-    assert table.why_not(table.at(0)) == "versions 0 to 1 are not in its log any more"
-    assert table.why_not(table.at(1)) == "versions 1 to 1 are not in its log any more"
+    assert table.why_not(table.at(0)) == "versions 0 to 1 are gone from its log"
+    assert table.why_not(table.at(1)) == "versions 1 to 1 are gone from its log"
     assert table.why_not(table.at(2)) == ""
     assert why_not_from(Place(str(table.path)), table.at(2), planned=table.at(2)) == ""
     again = why_not_from(Place(str(table.path)), table.at(4), planned=table.at(1))
-    assert again == "versions 1 to 1 are not in its log any more"  # Spark plans the last batch once more
-    assert "version 1, whose rows it reads first, cannot be opened" in table.why_not(table.at(1, 1, True))
+    assert again == "versions 1 to 1 are gone from its log"  # Spark plans the last batch once more
+    assert "version 1, whose rows it reads first, can no longer be opened" in table.why_not(
+        table.at(1, 1, True)
+    )
 
 
 def test_another_table_and_an_older_copy(table: Table, tmp_path: Path) -> None:
     other = replace(table.at(0), table_id="another")
-    assert "that is another table now" in table.why_not(other)
+    assert "it is another table now" in table.why_not(other)
     assert table.why_not(table.at(5)) == "it ends with version 3: an older copy was put back"
     assert Table(tmp_path / "gone").path.exists() is False
-    assert why_not_from(Place(str(tmp_path / "gone")), other) == "there is no such table any more"
+    assert why_not_from(Place(str(tmp_path / "gone")), other) == "the table is gone"
 
 
 def test_columns_that_came_are_read_and_those_that_changed_are_not(table: Table) -> None:
@@ -205,7 +207,7 @@ def test_each_source_of_a_stage_is_asked_by_its_place(table: Table, tmp_path: Pa
     assert asked(root, StageId("s"), offsets=offsets, declared=shapes) == DeltaInputs()
     table.compact_and_vacuum()
     (lost,) = asked(root, StageId("s"), offsets=offsets, declared=shapes).lost
-    assert lost.startswith(f"stage 's' goes on with version 2 of {table.path}, and 4 of 4 {SEVERAL}")
+    assert lost.startswith(f"stage 's' resumes at version 2 of {table.path}, and 4 of 4 {SEVERAL}")
     (unknown,) = asked(root, StageId("s"), offsets=offsets, declared=()).unknown
-    assert "the location of the table was not recorded" in unknown
+    assert "its location is not recorded" in unknown
     assert asked(root, StageId("s"), offsets="", declared=shapes) == DeltaInputs()

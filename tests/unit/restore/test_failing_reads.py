@@ -124,7 +124,7 @@ def test_what_is_whole_when_it_would_be_set_aside_stays(
     second.write_bytes(data)
     with caplog.at_level(logging.WARNING, "spark_abs"):
         apply(job.root, prepared)
-    assert f"checkpoints/{second.name} is not damaged any more: it stays where it is" in caplog.messages
+    assert f"checkpoints/{second.name} is no longer damaged: it stays where it is" in caplog.messages
     assert completed(job) == [1, 2]
     assert [file.name for file in second.parent.joinpath("_damaged").iterdir()] == [third.name]
     assert spark_abs.open(job.root.uri).restore("kept").plan.checkpoint == 2

@@ -127,7 +127,7 @@ def test_a_plan_fences_everything_before_it_changes_anything() -> None:
         StartAfresh(StageId("sum")),
         RestoreSink("/lake/totals", ("sum/totals",), Version(4), Version(9), Changes(), False, False),
         KeepSink(
-            ("sum/mail",), "a function has no versions: what it did outside the tables of this plan stays"
+            ("sum/mail",), "a function has no versions: its effects outside the tables of this plan stay"
         ),
         Finish(AttemptId(2)),
     )
@@ -227,7 +227,7 @@ def test_changes_of_others_refuse_unless_forced() -> None:
     plan = planned(started(), manifest(5), changed, Force.ROWS)
     (step,) = [s for s in plan.steps if isinstance(s, RestoreSink)]
     assert step.sentence().endswith(
-        "3 rows of this job go; what others did in version 7 is undone (1,200 rows added); "
+        "3 rows of this job go; changes of others in version 7 are undone (1,200 rows added); "
         "rows of jobs on other roots in version 6 stay"
     )
 
@@ -240,7 +240,7 @@ def test_a_sink_that_spark_brings_back_and_one_row_are_said_so() -> None:
     ]
     assert step.sentence() == (
         "bring sink sum/totals (/lake/totals) through Spark from version 9 back to the rows of version 4; "
-        "1 row of this job goes; what others did in version 7 is undone (1 row added)"
+        "1 row of this job goes; changes of others in version 7 are undone (1 row added)"
     )
 
 
@@ -249,7 +249,7 @@ def test_rows_of_a_function_are_not_said_to_be_those_of_others() -> None:
     found = facts(sink=replace(TOTALS, changes=changes, by_function=True))
     (step,) = [s for s in planned(started(), manifest(5), found).steps if isinstance(s, RestoreSink)]
     assert step.sentence().endswith(
-        "back to the rows of version 4; what the function and others did in versions 5, 8 is undone "
+        "back to the rows of version 4; changes of the function and others in versions 5, 8 are undone "
         "(2 rows added)"
     )
 
@@ -257,7 +257,7 @@ def test_rows_of_a_function_are_not_said_to_be_those_of_others() -> None:
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (replace(TOTALS, current=None), "no table"),
+        (replace(TOTALS, current=None), "has lost its table"),
         (replace(TOTALS, table_id="t-2"), "not the table that the job wrote"),
         (replace(TOTALS, table_id="t-2", by_function=True), "not the table that the job wrote"),
         (replace(TOTALS, current=Version(3)), "is at version 3"),
@@ -315,7 +315,7 @@ def test_an_unfinished_restore_is_continued_or_given_up_for_another_target() -> 
     assert again.queries == plan.queries == {"clicks": "q-1", "sum": "q-2"}
     other = planned(begun, manifest(6), facts())
     assert (other.attempt, other.continues, other.parent) == (3, False, 1)
-    assert "the unfinished restore to checkpoint 5 is given up" in other.notes
+    assert "the unfinished restore to checkpoint 5 is abandoned" in other.notes
     assert {s.attempt for s in other.steps if isinstance(s, FenceChannel)} == {1, 2}
 
 
