@@ -79,7 +79,12 @@ class Captured:
 
 
 def capture(
-    filesystem: fs.FileSystem, native_dir: str, batch: BatchId, kept: Collection[CapturedFile] = ()
+    filesystem: fs.FileSystem,
+    native_dir: str,
+    batch: BatchId,
+    kept: Collection[CapturedFile] = (),
+    *,
+    source_logs: bool = True,
 ) -> Captured:
     """Return the files that make the cut of `batch`, a batch that has ended.
 
@@ -92,6 +97,7 @@ def capture(
         batch: the batch of the cut; `NO_BATCH` gives an empty capture.
         kept: files that need not be copied. If the state can be loaded in several ways, a way that uses them
             is chosen (P12).
+        source_logs: False leaves out the logs of sources, of which Spark deletes older files.
 
     Raises:
         CaptureIncomplete: a needed file does not exist (purged, or not yet uploaded).
@@ -103,7 +109,7 @@ def capture(
     vanished: FileNotFoundError | None = None
     for _ in range(ATTEMPTS):
         try:
-            return _Reader(filesystem, native_dir.rstrip("/"), batch, kept).capture()
+            return _Reader(filesystem, native_dir.rstrip("/"), batch, kept).capture(source_logs)
         except FileNotFoundError as error:
             vanished = error
     raise CaptureIncomplete(f"cut of batch {batch} in {native_dir}: {vanished}") from vanished
@@ -125,7 +131,7 @@ class _Reader:
         for directory in ("sources", "state", SCHEMA_LOGS):
             self._list(directory, recursive=True)
 
-    def capture(self) -> Captured:
+    def capture(self, source_logs: bool) -> Captured:
         """Find and read the files of the query that a checkpoint needs."""
         b = self._batch
         self._need("", "metadata", "the query's id")
@@ -135,7 +141,7 @@ class _Reader:
         if b > 0:
             self._need("offsets", str(b - 1), "the offsets of the batch before, which a start reads")
             self._chosen.update(f for f in [self._dirs["commits"].get(str(b - 1))] if f)
-        for source in self._children("sources"):
+        for source in self._children("sources") if source_logs else ():
             self._source(source, offsets)
         for directory, files in self._dirs.items():
             if directory.startswith(f"{SCHEMA_LOGS}/"):

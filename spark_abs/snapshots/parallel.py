@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Protocol, TypeVar
 
@@ -17,6 +17,8 @@ class Sized(Protocol):
 
 
 F = TypeVar("F", bound=Sized)
+A = TypeVar("A")
+R = TypeVar("R")
 
 THREADS = min(8, 2 * (os.cpu_count() or 1))
 _FEW, _SMALL = 16, 2**20
@@ -41,3 +43,9 @@ def for_each(files: Sequence[F], work: Callable[[F], None], done: Callable[[F], 
             done(futures[future])
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def in_threads(work: Callable[[A], R], given: Iterable[A]) -> list[R]:
+    """Call `work` for each in threads; return the results in order. The first error is raised after all."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="spark-abs-files") as pool:
+        return list(pool.map(work, given))

@@ -1,0 +1,343 @@
+"""A rewind at work: fences, the journal, tables, checkpoint directories. Every step can be repeated.
+
+1. Each query's `metadata` becomes a fence, so that Spark cannot start it.  2. If nothing has moved since the
+plan, the journal is written: from here the rewind is finished, never withdrawn.  3. Tables go back.
+4. Checkpoint directories go back.  5. The journal is done.  6. The fences go. A rewind that was killed before
+step 2 is withdrawn: the fences go, and nothing else was changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from deltalake import DeltaTable
+from pyarrow import fs
+
+from spark_abs.codec import from_json, to_json
+from spark_abs.errors import CommitConflict, DamageError, Refused
+from spark_abs.model import BatchId, Version, checked_relative
+from spark_abs.rewind.files import cut_source_log, newer
+from spark_abs.rewind.journal import DIRECTORY, FENCE, Fence, Journal, QueryGoal, Rewound, TableGoal
+from spark_abs.rewind.plan import RewindPlan
+from spark_abs.rewind.query import METADATA, fence_of, jumped
+from spark_abs.snapshots.capture import CaptureIncomplete, capture
+from spark_abs.snapshots.layout import OffsetFile, file_source_offset, is_file_source_log, parse_offsets
+from spark_abs.store.log import LogCommit
+from spark_abs.store.storage import Place, Storage
+from spark_abs.store.table import Commit, Table
+from spark_abs.store.version_files import lacks_vectors, place_of
+
+Failpoint = Callable[[str], None]
+
+_MARK = "sparkAbsRewind"
+_FEATURES = frozenset(
+    (
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+    )
+)
+"""Features of tables whose versions are restored by their files alone."""
+
+
+def check_plan(plan: RewindPlan, storage: Storage) -> None:
+    """See that all that the plan needs is there: state of each batch, files of each version.
+
+    Raises:
+        Refused: something is gone, or a table can only be restored by Spark; says what.
+    """
+    for query in plan.journal.queries:
+        place = storage.place(query.uri)
+        try:
+            capture(place.fs, place.path, BatchId(query.batch), source_logs=False)
+            _source_logs(query, _Files(place, plan.journal.rewind))
+        except (CaptureIncomplete, DamageError) as error:
+            raise Refused(f"query {query.name!r} cannot go back to batch {query.batch}: {error}") from error
+    for goal in plan.journal.tables:
+        if goal.restored:
+            _check_table(Table.open(storage.place(goal.uri)), goal)
+
+
+def _check_table(table: Table, goal: TableGoal) -> None:
+    protocol = table.delta.protocol()
+    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    if others := sorted(features - _FEATURES):
+        raise Refused(
+            f"table {goal.uri} has the features {', '.join(others)}, with which only Spark restores a version: "
+            "a rewind cannot bring it back"
+        )
+    if goal.version < 0:
+        return
+    try:
+        then = DeltaTable(table.uri, version=goal.version, storage_options=table.place.options)
+        wanted = set(then.file_uris()) - set(table.delta.file_uris())
+    except Exception as error:
+        raise Refused(f"version {goal.version} of table {goal.uri} cannot be opened: {error}") from error
+    gone = [place for place in (place_of(then, table.place, uri) for uri in wanted) if not place.exists()]
+    if gone or lacks_vectors(then):
+        raise Refused(
+            f"{len(gone)} files of version {goal.version} of table {goal.uri} are gone, as {gone[0]}: VACUUM "
+            "deletes what is older than the table's property delta.deletedFileRetentionDuration"
+        )
+
+
+def apply(plan: RewindPlan, storage: Storage, *, still: Callable[[], bool], at: Failpoint) -> None:
+    """Carry a plan out.
+
+    Args:
+        plan: checked by `check_plan`.
+        storage: where directories and tables are.
+        still: says whether queries and tables are as when the plan was made; called when all fences stand.
+        at: called with the name of each point where a kill is tried.
+
+    Raises:
+        Refused: a query still runs, or another rewind works; nothing was changed.
+    """
+    journal = plan.journal
+    if not journal.queries:
+        for goal in journal.tables:
+            _restore(storage.place(goal.uri), goal, journal)
+        return
+    places = [storage.place(query.uri) for query in journal.queries]
+    uris = tuple(place.uri for place in places)
+    for place, query in zip(places, journal.queries, strict=True):
+        at("fence")
+        if fence_of(place) is not None:
+            _withdraw(places, journal.rewind)
+            raise Refused(f"another rewind of {place} has begun meanwhile")
+        _put_fence(place, Fence(journal.rewind, uris[0], query.metadata, uris))
+    at("fenced")
+    others = [p for p in places if (fence := fence_of(p)) is None or fence.rewind != journal.rewind]
+    if others or not still():
+        _withdraw(places, journal.rewind)
+        if others:
+            raise Refused(f"another rewind of {others[0]} has begun meanwhile")
+        raise Refused(
+            "a query has planned or committed a batch, or a table has a new version, since the plan was made: "
+            "stop all queries of these directories first"
+        )
+    places[0].write(f"{DIRECTORY}/{journal.rewind}/journal.json", to_json(journal).encode())
+    at("journal")
+    _finish(journal, storage, at)
+
+
+def finish(checkpoints: Sequence[Place], *, at: Failpoint) -> tuple[str, bool] | None:
+    """Finish or withdraw the rewind whose fence stands in one of these directories.
+
+    Returns:
+        The id of the rewind and whether it was finished, or else withdrawn; None if no fence stands.
+    """
+    for place in checkpoints:
+        fence = fence_of(place)
+        if fence is None:
+            continue
+        storage = place.storage
+        found = storage.place(fence.journal).read(f"{DIRECTORY}/{_checked(fence.rewind)}/journal.json")
+        if found is None:
+            _withdraw([storage.place(uri) for uri in fence.queries], fence.rewind)
+            return fence.rewind, False
+        _finish(from_json(Journal, found), storage, at)
+        return fence.rewind, True
+    return None
+
+
+def _checked(rewind: str) -> str:
+    name = checked_relative(rewind)
+    if "/" in name:
+        raise DamageError(f"{rewind!r} is not the id of a rewind")
+    return name
+
+
+def _finish(journal: Journal, storage: Storage, at: Failpoint) -> None:
+    places = [storage.place(query.uri) for query in journal.queries]
+    done = f"{DIRECTORY}/{_checked(journal.rewind)}/done"
+    if places[0].read(done) is None:
+        versions = {}
+        for goal in journal.tables:
+            at("table")
+            versions[goal.uri] = _restore(storage.place(goal.uri), goal, journal)
+        for place, query in zip(places, journal.queries, strict=True):
+            _rewind_files(place, query, journal, versions, at)
+        at("rewound")
+        places[0].write(done, b"")
+    at("done")
+    for place in places:
+        _lift_fence(place, journal.rewind)
+        at("lifted")
+
+
+def _put_fence(place: Place, fence: Fence) -> None:
+    _remove(place, f".{METADATA}.crc")  # it would not be that of the new file
+    place.write(METADATA, f"{FENCE}\n{to_json(fence)}".encode())
+
+
+def _lift_fence(place: Place, rewind: str) -> None:
+    fence = fence_of(place)
+    if fence is not None and fence.rewind == rewind:
+        place.write(METADATA, fence.metadata.encode())
+
+
+def _withdraw(places: Sequence[Place], rewind: str) -> None:
+    for place in places:
+        _lift_fence(place, rewind)
+
+
+def _remove(place: Place, path: str) -> None:
+    try:
+        place.fs.delete_file(f"{place.path}/{path}")
+    except FileNotFoundError:
+        return
+
+
+def _restore(place: Place, goal: TableGoal, journal: Journal) -> Version:
+    """Bring a table back in one commit; return its version, also when an earlier call has made it."""
+    table = Table.open(place)
+    said = json.dumps({_MARK: journal.rewind, "v": 1})
+    while True:
+        table.refresh()
+        since = [
+            c for c in map(table.read_commit, range(goal.before + 1, table.version + 1)) if c is not None
+        ]
+        for made in since:
+            if made.metadata is not None and _is_mark(made.metadata, journal.rewind):
+                return made.version
+        _refuse_others(goal, since, journal)
+        commit = Commit((), goal.transactions, said, replace=goal.restored)
+        try:
+            if goal.restored and goal.version >= 0:
+                table.restore(Version(goal.version), commit)
+                table.refresh()
+                return table.version
+            return table.commit_next(commit)
+        except CommitConflict:
+            continue
+
+
+def _is_mark(metadata: str, rewind: str) -> bool:
+    try:
+        plain = json.loads(metadata)
+    except ValueError:
+        return False
+    return isinstance(plain, dict) and plain.get(_MARK) == rewind
+
+
+def _refuse_others(goal: TableGoal, since: Sequence[LogCommit], journal: Journal) -> None:
+    """Refuse rows that others have added since the plan; a query that was not stopped is none of them."""
+    added = [c for c in since if c.data_change and goal.transactions.keys().isdisjoint(c.transactions)]
+    if added and goal.restored and not journal.undo_others:
+        raise Refused(
+            f"table {goal.uri}: others have changed rows in version {added[0].version} while the rewind "
+            "worked, and it would undo that: say --force rows to finish it if these rows may go"
+        )
+
+
+class _Files:
+    """The files of one checkpoint directory, and the copies of those that a rewind changes."""
+
+    def __init__(self, place: Place, rewind: str) -> None:
+        self.place = place
+        self._kept = f"{DIRECTORY}/{_checked(rewind)}/files"
+
+    def listed(self) -> list[str]:
+        """Return the paths of all files but ours, relative to the directory."""
+        selector = fs.FileSelector(self.place.path, recursive=True)
+        top = f"{self.place.path.rstrip('/')}/"
+        found = (
+            info.path.removeprefix(top)
+            for info in self.place.fs.get_file_info(selector)
+            if info.type is fs.FileType.File
+        )
+        return sorted(path for path in found if not path.startswith(f"{DIRECTORY}/"))
+
+    def take_away(self, path: str) -> None:
+        """Move a file to the copies."""
+        to = f"{self._kept}/{path}"
+        self._directory(to)
+        self.place.fs.move(f"{self.place.path}/{path}", f"{self.place.path}/{to}")
+
+    def rewrite(self, path: str, text: str) -> None:
+        """Replace a file; what was there first is kept."""
+        now = self.place.read(path)
+        if now == text.encode():
+            return
+        if now is not None and not self.place.below(f"{self._kept}/{path}").exists():
+            self.place.write(f"{self._kept}/{path}", now)
+        directory, _, name = path.rpartition("/")
+        _remove(self.place, f"{directory}/.{name}.crc")
+        self.place.write(path, text.encode())
+
+    def text(self, path: str) -> str:
+        """Return the text of a file, also of one that was taken away."""
+        data = self.place.read(path)
+        data = self.place.read(f"{self._kept}/{path}") if data is None else data
+        if data is None:
+            raise DamageError(f"{self.place}/{path} is missing")
+        return data.decode()
+
+    def text_in(self, directory: str, name: str) -> str:
+        """Return the text of a file of a directory."""
+        return self.text(f"{directory}/{name}")
+
+    def names(self, directory: str) -> list[str]:
+        """Return the names of the files of a directory, also of those taken away."""
+        found: set[str] = set()
+        for top in (directory, f"{self._kept}/{directory}"):
+            selector = fs.FileSelector(f"{self.place.path}/{top}", allow_not_found=True)
+            found |= {
+                i.base_name for i in self.place.fs.get_file_info(selector) if i.type is fs.FileType.File
+            }
+        return sorted(found)
+
+    def _directory(self, path: str) -> None:
+        if self.place.local:
+            self.place.fs.create_dir(f"{self.place.path}/{path.rpartition('/')[0]}", recursive=True)
+
+
+def _source_logs(query: QueryGoal, files: _Files) -> dict[str, str]:
+    """Return the files that the logs of the query's file sources lack: path to text."""
+    offsets = parse_offsets(query.offsets[str(query.batch)])
+    wanted: dict[str, str] = {}
+    for source, line in offsets.offsets.items():
+        until, directory = file_source_offset(line), f"sources/{source}"
+        names = files.names(directory)
+        if until is not None and names:
+            made = cut_source_log(names, until, partial(files.text_in, directory))
+            wanted |= {f"{directory}/{name}": text for name, text in made.items()}
+    return wanted
+
+
+def _unread(offsets: OffsetFile, files: _Files) -> list[str]:
+    """Return the logs of file sources of which the query had read nothing."""
+    sources = {path.split("/")[1] for path in files.listed() if path.startswith("sources/")}
+    tops = [f"sources/{source}" for source in sorted(sources - offsets.offsets.keys())]
+    return [top for top in tops if any(is_file_source_log(files.text_in(top, n)) for n in files.names(top))]
+
+
+def _rewind_files(
+    place: Place, query: QueryGoal, journal: Journal, versions: dict[str, Version], at: Failpoint
+) -> None:
+    """Bring one checkpoint directory back to the end of a batch."""
+    record = f"{DIRECTORY}/{_checked(journal.rewind)}/rewound.json"
+    if place.read(record) is not None:
+        return
+    files, offsets = _Files(place, journal.rewind), parse_offsets(query.offsets[str(query.batch)])
+    for path, text in _source_logs(query, files).items():
+        files.rewrite(path, text)
+    unread = tuple(f"{top}/" for top in _unread(offsets, files))
+    for path in files.listed():
+        if newer(path, query.batch, offsets) or path.startswith(unread):
+            at("file")
+            files.take_away(path)
+    jumps = {source: int(versions[table]) + 1 for source, table in query.jumps.items()}
+    for batch, text in query.offsets.items():
+        at("offsets")
+        files.rewrite(f"offsets/{int(batch)}", jumped(text, jumps))
+    before = {b: text for b, text in query.offsets.items() if int(b) < query.batch}
+    made = Rewound(journal.rewind, journal.at_ms, query.batch, before)
+    place.write(record, to_json(made).encode())

@@ -1,0 +1,114 @@
+"""Which files of a checkpoint are newer than a batch, and the log of a file source up to a batch. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+
+from spark_abs.errors import DamageError
+from spark_abs.rewind.journal import DIRECTORY
+from spark_abs.snapshots.layout import (
+    OffsetFile,
+    SourceLogFile,
+    file_source_logs,
+    file_source_offset,
+    source_log_file,
+    state_file,
+)
+
+_INTERVAL = 10
+"""Spark's default of `spark.sql.streaming.fileSource.log.compactInterval`."""
+
+
+def newer(path: str, batch: int, offsets: OffsetFile) -> bool:
+    """Say whether a file was written for a later batch: a query that resumes after `batch` must not find it.
+
+    Args:
+        path: relative to the checkpoint directory. Files that Spark does not write are not newer.
+        batch: the last batch of the query.
+        offsets: of that batch.
+    """
+    *directories, name = path.split("/")
+    checksum = name.startswith(".") and name.endswith(".crc")
+    name = name.removeprefix(".").removesuffix(".crc") if checksum else name
+    match directories:
+        case ["offsets" | "commits"]:
+            return name.endswith(".tmp") or (name.isdecimal() and int(name) > batch)
+        case ["sources", source]:
+            log, offset = source_log_file(name), offsets.offsets.get(source)
+            until = file_source_offset(offset)
+            return log is not None and until is not None and log.number > until
+        case ["state", _, "_metadata", "v2"] | ["state", _, "_stateSchema", _]:
+            number = name.partition("_")[0]
+            return number.isdecimal() and int(number) > batch
+        case ["state", _, _] | ["state", _, _, _]:
+            found = state_file(name)
+            return found is not None and found.version > batch + 1
+    return False
+
+
+def is_of_spark(path: str) -> bool:
+    """Say whether a file is in a part of a checkpoint directory that Spark writes, or in ours."""
+    head, slash, _ = path.partition("/")
+    known = ("offsets", "commits", "sources", "state", DIRECTORY)
+    return head in known if slash else head in ("metadata", ".metadata.crc")
+
+
+def cut_source_log(names: Iterable[str], until: int, read: Callable[[str], str]) -> dict[str, str]:
+    """Return the files that the log of a file source lacks to be read up to an offset.
+
+    Spark merges older files of the log into a compact one, and deletes them after a while. A compact file
+    after the offset has all entries up to it: they are written out again, as Spark would have written them
+    by then.
+
+    Args:
+        names: the files of `sources/<source>/`.
+        until: the offset.
+        read: file to its text.
+
+    Raises:
+        DamageError: entries up to the offset are in no file.
+    """
+    logs = {name: log for name in names if (log := source_log_file(name)) is not None}
+    try:
+        file_source_logs(logs, until)
+    except LookupError as missing:
+        later = sorted((log.number, name) for name, log in logs.items() if log.compact and log.number > until)
+        if not later:
+            raise DamageError(f"the log of a file source: {missing.args[0]}") from missing
+        head, entries = _entries(read(later[0][1]))
+        interval = _interval(logs)
+        base = (until + 1) // interval * interval - 1
+        wanted = [(base, f"{base}.compact")] if base >= 0 else []
+        wanted += [(number, str(number)) for number in range(base + 1, until + 1)]
+        return {
+            name: "\n".join([head, *(text for number, text in entries if _belongs(number, at, name))])
+            for at, name in wanted
+            if name not in logs
+        }
+    return {}
+
+
+def _belongs(number: int, at: int, name: str) -> bool:
+    return number <= at if name.endswith(".compact") else number == at
+
+
+def _interval(logs: Mapping[str, SourceLogFile]) -> int:
+    """Return the interval of compact files: the distance of two, or what fits the only one."""
+    compact = sorted(log.number for log in logs.values() if log.compact)
+    if len(compact) > 1:
+        return compact[-1] - compact[-2]
+    return next((n for n in (_INTERVAL, *range(2, compact[0] + 2)) if (compact[0] + 1) % n == 0), _INTERVAL)
+
+
+def _entries(text: str) -> tuple[str, list[tuple[int, str]]]:
+    head, *lines = text.split("\n")
+    found = []
+    for line in lines:
+        if not line:
+            continue
+        try:
+            found.append((int(json.loads(line)["batchId"]), line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamageError(f"the log of a file source has the line {line[:80]!r}") from error
+    return head, found

@@ -1,0 +1,90 @@
+"""What a rewind writes beside Spark's files, below `_rewind/` in each checkpoint directory (ADR 13).
+
+`_rewind/<id>/journal.json`, in the first directory only, is the plan: a rewind with a journal has begun.
+`_rewind/<id>/files/` has each file that was changed or taken away, as it was.
+`_rewind/<id>/rewound.json` says of one directory that its files are as the rewind wants them.
+`metadata`, the file with the query's id, holds a `Fence` while a rewind works: Spark cannot start the query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_abs.model import FORMAT
+
+DIRECTORY = "_rewind"
+FENCE = "A rewind of this query is not finished. Run `spark-abs rewind --finish` with this directory."
+"""The first line of `metadata` while a rewind works; the fence follows as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What stands in `metadata` of each query while a rewind works."""
+
+    rewind: str
+    journal: str
+    """The checkpoint directory that has the journal."""
+    metadata: str
+    """The text that was there."""
+    queries: tuple[str, ...]
+    """The checkpoint directories that the rewind fences."""
+    v: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class TableGoal:
+    """A table that goes back."""
+
+    uri: str
+    version: int
+    """Whose rows it gets; -1: none."""
+    before: int
+    """Its version when the plan was made."""
+    transactions: Mapping[str, int]
+    """Application id to the batch to which it is set back."""
+    restored: bool
+    """Whether rows change; if not, only transactions are set back."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGoal:
+    """A query that goes back."""
+
+    uri: str
+    name: str
+    batch: int
+    """Its last batch afterwards."""
+    metadata: str
+    """The text of its `metadata`."""
+    before: int
+    """The newest batch in its offset log when the plan was made."""
+    jumps: Mapping[str, str]
+    """Delta source to the table whose new version it reads after."""
+    offsets: Mapping[str, str]
+    """The texts of the offsets of the last batch and the one before, before any jump."""
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The plan of a rewind that has begun."""
+
+    rewind: str
+    at_ms: int
+    queries: tuple[QueryGoal, ...]
+    tables: tuple[TableGoal, ...]
+    undo_others: bool = False
+    """Whether commits of others are undone, too."""
+    v: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """What a rewind did to one checkpoint directory."""
+
+    rewind: str
+    at_ms: int
+    batch: int
+    offsets: Mapping[str, str]
+    """Batch before the last one to its offsets as Spark had written them: the file has later ones now."""
+    v: int = FORMAT

@@ -1,0 +1,157 @@
+"""The plan of a rewind: from a survey and a cut to what each table and each query shall be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_abs.advice import way
+from spark_abs.cuts.cut import NEVER, Batch
+from spark_abs.errors import Refused
+from spark_abs.rewind.journal import Journal, QueryGoal, TableGoal
+from spark_abs.rewind.query import QueryFacts
+from spark_abs.rewind.survey import Survey
+from spark_abs.rewind.table import TableFacts
+from spark_abs.store.log import LogCommit
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPlan:
+    """What a rewind will do."""
+
+    journal: Journal
+    moment_ms: int
+    """When the last batch of the cut was committed."""
+    steps: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything has to be changed."""
+        return bool(self.journal.queries or self.journal.tables)
+
+
+def plan_rewind(
+    found: Survey, cut: Mapping[str, int], *, rewind: str, now_ms: int, undo_others: bool = False
+) -> RewindPlan:
+    """Plan the way back to a cut. Pure.
+
+    Args:
+        found: what is in storage.
+        cut: query to the place of its batch, an aligned cut of `found.pipeline`.
+        rewind: the id of the rewind.
+        now_ms: the time.
+        undo_others: whether rows that others have written since may go.
+
+    Raises:
+        Refused: others have changed a table since.
+    """
+    chosen = {query.name: query.batches[cut[query.name]] for query in found.queries}
+    goals: list[TableGoal] = []
+    steps: list[str] = []
+    for table in found.tables:
+        goal = _table_goal(found, table, cut, chosen)
+        if goal is None:
+            continue
+        strangers = table.strangers(goal.version) if goal.restored else ()
+        if strangers and not undo_others:
+            raise Refused(
+                f"table {table.uri} would go back to version {goal.version}, and others have changed rows "
+                f"since: {_operations(strangers)}. Say {_force()} if these rows may go"
+            )
+        goals.append(goal)
+        steps.append(_table_step(table, goal, strangers))
+    restored = {goal.uri: goal for goal in goals if goal.restored}
+    queries = []
+    for query in found.queries:
+        jumps = {
+            source: table.uri
+            for source, at in query.sources_at(chosen[query.name].number)
+            for table in found.tables
+            if table.id == at.table_id and table.uri in restored
+        }
+        if jumps or query.planned != chosen[query.name].number:
+            queries.append(_query_goal(query, chosen[query.name], jumps))
+            steps.append(_query_step(query, chosen[query.name]))
+    if queries and not undo_others:
+        _refuse_untold(found, restored, min(batch.ended_ms for batch in chosen.values()))
+    return RewindPlan(
+        Journal(rewind, now_ms, tuple(queries), tuple(goals), undo_others),
+        found.pipeline.ended_ms(cut),
+        tuple(steps),
+        found.notes,
+    )
+
+
+def _force() -> str:
+    return way("force=['rows']", "--force rows")
+
+
+def _table_goal(
+    found: Survey, table: TableFacts, cut: Mapping[str, int], chosen: Mapping[str, Batch]
+) -> TableGoal | None:
+    """Return what becomes of a table, None if it stays as it is."""
+    written = [w for w in found.pipeline.written if w.table == table.uri]
+    transactions = {app: chosen[query].number for app, query in table.writers.items()}
+    following = min((w.next[cut[w.query]] for w in written), default=NEVER)
+    if following == NEVER:
+        ahead = any(table.newest(app) > batch for app, batch in transactions.items())
+        return TableGoal(table.uri, table.version, table.version, transactions, False) if ahead else None
+    until = [
+        at for r in found.pipeline.read if r.table == table.uri and (at := r.until[cut[r.query]]) is not None
+    ]
+    return TableGoal(table.uri, min(until, default=following) - 1, table.version, transactions, True)
+
+
+def _table_step(table: TableFacts, goal: TableGoal, strangers: tuple[LogCommit, ...]) -> str:
+    if not goal.restored:
+        return f"table {table.uri}: no rows change; its transactions go back"
+    undone = [c for c in table.commits if c.version > goal.version and c.data_change]
+    left = {path for c in undone for path in c.removed}
+    rows = sum(file.rows for c in undone for file in c.adds if file.path not in left)
+    writers = sorted({table.writers[app] for c in undone for app in c.transactions if app in table.writers})
+    by = f" of {', '.join(writers)}" if writers else ""
+    said = f"back to the rows of version {goal.version}" if goal.version >= 0 else "to no rows"
+    others = f", {len(strangers)} of them by others" if strangers else ""
+    return (
+        f"table {table.uri}: from version {goal.before} {said}; {len(undone)} commits{by} are undone"
+        f"{others}, {rows} of the present rows go"
+    )
+
+
+def _query_goal(query: QueryFacts, batch: Batch, jumps: Mapping[str, str]) -> QueryGoal:
+    texts = {str(b): query.texts[b] for b in (batch.number - 1, batch.number) if b >= 0}
+    return QueryGoal(
+        query.place.uri, query.name, batch.number, query.metadata, query.planned, dict(jumps), texts
+    )
+
+
+def _query_step(query: QueryFacts, batch: Batch) -> str:
+    again = query.planned - batch.number
+    if not again:
+        return f"query {query.name!r}: stays at batch {batch.number}, and next reads what comes after it"
+    said = f"from batch {query.planned} back to batch {batch.number}"
+    return f"query {query.name!r}: {said}; what {again} batches read is read again"
+
+
+def _refuse_untold(found: Survey, restored: Mapping[str, TableGoal], since_ms: int) -> None:
+    """Refuse a table that perhaps a query has written without a transaction: its rows would come twice."""
+    silent = [q.name for q in found.queries if not any(q.name in t.writers.values() for t in found.tables)]
+    for table in found.tables if silent else ():
+        strangers = tuple(c for c in table.strangers(-1) if c.at_ms > since_ms)
+        if strangers and table.uri not in restored:
+            raise Refused(
+                f"table {table.uri} was changed after the moment by commits that name no batch: "
+                f"{_operations(strangers)}. If query {silent[0]!r} made them, without txnAppId and "
+                "txnVersion, it would write these rows twice: do without the query or its table, or say "
+                f"{_force()} if others made them"
+            )
+
+
+def _operations(commits: tuple[LogCommit, ...]) -> str:
+    said = [f"version {commit.version}: {commit.operation or 'unknown'}" for commit in commits[:_SHOWN]]
+    if len(commits) > _SHOWN:
+        said.append(f"and {len(commits) - _SHOWN} more")
+    return "; ".join(said)

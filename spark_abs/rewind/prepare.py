@@ -1,0 +1,129 @@
+"""From the arguments of a rewind to its plan: directories and tables, the moment, the cut."""
+
+from __future__ import annotations
+
+import fnmatch
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyarrow import fs
+
+from spark_abs.cuts.cut import cuts, newest_cut
+from spark_abs.errors import UsageError
+from spark_abs.rewind.apply import check_plan
+from spark_abs.rewind.plan import RewindPlan, plan_rewind
+from spark_abs.rewind.query import is_still
+from spark_abs.rewind.survey import Survey, survey
+from spark_abs.store.storage import Place, Storage
+from spark_abs.store.table import Table
+
+_MAGIC = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked plan."""
+
+    plan: RewindPlan
+    storage: Storage
+    found: Survey
+    checkpoints: tuple[Place, ...]
+
+    def still(self) -> bool:
+        """Say whether no query has begun or ended a batch, and no table has a new version, since the survey.
+
+        The fences stand in `metadata` by now, so only the logs are read.
+        """
+        return all(is_still(query) for query in self.found.queries) and all(
+            Table.open(table.place).version == table.version for table in self.found.tables
+        )
+
+
+def found_directories(patterns: Sequence[str], storage: Storage, mark: str, what: str) -> tuple[Place, ...]:
+    """Return the directories that patterns name.
+
+    Args:
+        patterns: paths or URIs, with `*`, `?` and `[…]` within a name.
+        storage: how they are reached.
+        mark: the file or directory that makes it one.
+        what: for messages.
+
+    Raises:
+        UsageError: a pattern leads to none.
+    """
+    found: dict[str, Place] = {}
+    for pattern in patterns:
+        places = [place for place in _matching(pattern, storage) if place.below(mark).exists()]
+        if not places:
+            raise UsageError(f"{pattern} leads to no {what}: none has {mark}")
+        found |= {place.uri: place for place in places}
+    return tuple(found.values())
+
+
+def _matching(pattern: str, storage: Storage) -> Iterator[Place]:
+    names = pattern.rstrip("/").split("/")
+    first = next((at for at, name in enumerate(names) if _MAGIC & set(name)), None)
+    if first is None:
+        yield storage.place(pattern)
+        return
+    top = storage.place("/".join(names[:first]) or ("/" if pattern.startswith("/") else "."))
+    for info in top.fs.get_file_info(fs.FileSelector(top.path, allow_not_found=True)):
+        if info.type is fs.FileType.Directory and fnmatch.fnmatchcase(info.base_name, names[first]):
+            rest = "/".join([top.below(info.base_name).uri, *names[first + 1 :]])
+            yield from _matching(rest, storage)
+
+
+def prepare(
+    checkpoints: Sequence[Place],
+    tables: Sequence[Place],
+    *,
+    storage: Storage,
+    now_ms: int,
+    before_ms: int | None = None,
+    at: Mapping[str, int] | None = None,
+    undo_others: bool = False,
+) -> Prepared:
+    """Plan a rewind to the newest aligned cut, and check that all it needs is there.
+
+    Args:
+        checkpoints: the checkpoint directories of the queries.
+        tables: the tables that they write.
+        storage: how they are reached.
+        now_ms: the time.
+        before_ms: the moment that no batch of the cut may be later than; None: now.
+        at: query to the batch that it may not be beyond.
+        undo_others: whether rows that others have written since may go.
+
+    Raises:
+        UsageError: a query of `at` is not among them.
+        NoAlignedCut: there is none.
+        Refused: the plan cannot be carried out; says why.
+    """
+    found = survey(checkpoints, tables)
+    bound = found.pipeline.newest() if before_ms is None else found.pipeline.before(before_ms)
+    for name, batch in (at or {}).items():
+        numbers = [b.number for b in found.pipeline.batches.get(name, ())]
+        if batch not in numbers:
+            said = f"the queries are {', '.join(found.pipeline.batches)}"
+            if name in found.pipeline.batches:
+                known = f"batches {numbers[0]} to {numbers[-1]}" if numbers else "no batch"
+                said = f"the query can go back to {known}"
+            raise UsageError(f"--at {name}={batch}: {said}")
+        bound[name] = min(bound[name], numbers.index(batch))
+    cut = newest_cut(found.pipeline, bound)
+    rewind = f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+    plan = plan_rewind(found, cut, rewind=rewind, now_ms=now_ms, undo_others=undo_others)
+    check_plan(plan, storage)
+    return Prepared(plan, storage, found, tuple(checkpoints))
+
+
+def listed(checkpoints: Sequence[Place], tables: Sequence[Place]) -> Iterator[tuple[int, dict[str, int]]]:
+    """Iterate the moments of aligned cuts, newest first: when the last batch had ended, and the batches."""
+    found = survey(checkpoints, tables)
+    for cut in cuts(found.pipeline, found.pipeline.newest()):
+        yield (
+            found.pipeline.ended_ms(cut),
+            {query: found.pipeline.batches[query][at].number for query, at in cut.items()},
+        )

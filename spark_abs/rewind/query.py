@@ -1,0 +1,181 @@
+"""What a checkpoint directory says of its query: its id, its committed batches, and what they have read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pyarrow import fs
+
+from spark_abs.codec import from_json, parsed
+from spark_abs.cuts.cut import Batch, Read
+from spark_abs.cuts.lineage import Attempted
+from spark_abs.errors import DamageError, Refused, UsageError
+from spark_abs.rewind.journal import DIRECTORY, FENCE, Fence, Rewound
+from spark_abs.snapshots.delta_offsets import DeltaOffset, delta_offset
+from spark_abs.snapshots.layout import OffsetFile, parse_offsets
+from spark_abs.snapshots.parallel import in_threads
+from spark_abs.store.storage import Place
+
+METADATA = "metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFacts:
+    """A query as its checkpoint directory shows it."""
+
+    name: str
+    """The name of the directory, or its whole path where several have that name."""
+    place: Place
+    metadata: str
+    """The text of the file with the query's id."""
+    id: str
+    batches: tuple[Batch, ...]
+    """Committed batches whose offsets, and those of the batch before, are there; oldest first."""
+    offsets: Mapping[int, OffsetFile]
+    texts: Mapping[int, str]
+    """Batch to the text of its offsets, as of the batch: what a rewind has changed since is undone."""
+    planned: int
+    """The newest batch in the offset log, -1 if none."""
+    committed: int
+    """The newest batch in the commit log, -1 if none."""
+    times: Mapping[int, Attempted]
+    """Batch to the times of its files."""
+
+    @property
+    def sources(self) -> tuple[tuple[str, DeltaOffset], ...]:
+        """The Delta sources with an offset after the newest batch."""
+        return self.sources_at(self.batches[-1].number) if self.batches else ()
+
+    def sources_at(self, batch: int) -> tuple[tuple[str, DeltaOffset], ...]:
+        """Return the Delta sources with an offset after a batch."""
+        lines = self.offsets[batch].offsets
+        return tuple((source, at) for source, line in lines.items() if (at := delta_offset(line)) is not None)
+
+    def read(self, table_id: str, uri: str) -> Read | None:
+        """Return how far the query has read a table after each batch; None if it does not read it.
+
+        Where a query reads a table through several sources, and they differ, a version is read in part.
+        """
+        until: list[int | None] = []
+        reads = False
+        for batch in self.batches:
+            found = [
+                at
+                for line in self.offsets[batch.number].offsets.values()
+                if (at := delta_offset(line)) is not None and at.table_id == table_id
+            ]
+            reads = reads or bool(found)
+            commits = {None if at.initial or at.index >= 0 else at.version for at in found}
+            until.append((commits.pop() if len(commits) == 1 else None) if found else 0)
+        return Read(self.name, uri, tuple(until)) if reads else None
+
+
+def read_queries(places: Sequence[Place]) -> tuple[QueryFacts, ...]:
+    """Read checkpoint directories.
+
+    Raises:
+        UsageError: one is not a checkpoint directory, or is given twice.
+        Refused: a rewind of one was begun and is not finished.
+        DamageError: a file is not as Spark writes it.
+    """
+    names = [place.uri.rstrip("/").rpartition("/")[2] for place in places]
+    if twice := sorted({place.uri for place in places if [p.uri for p in places].count(place.uri) > 1}):
+        raise UsageError(f"checkpoint directory {twice[0]} is given twice")
+    return tuple(
+        _read(place, name if names.count(name) == 1 else place.uri)
+        for place, name in zip(places, names, strict=True)
+    )
+
+
+def fence_of(place: Place) -> Fence | None:
+    """Return the fence of an unfinished rewind in a checkpoint directory, None if there is none."""
+    data = place.read(METADATA)
+    if data is None or not data.startswith(FENCE.encode()):
+        return None
+    return from_json(Fence, data.decode().partition("\n")[2])
+
+
+def rewinds_of(place: Place) -> tuple[Rewound, ...]:
+    """Return what earlier rewinds did to a checkpoint directory, oldest first."""
+    selector = fs.FileSelector(f"{place.path}/{DIRECTORY}", allow_not_found=True)
+    names = sorted(i.base_name for i in place.fs.get_file_info(selector) if i.type is fs.FileType.Directory)
+    found = (place.read(f"{DIRECTORY}/{name}/rewound.json") for name in names)
+    return tuple(from_json(Rewound, data) for data in found if data is not None)
+
+
+def _read(place: Place, name: str) -> QueryFacts:
+    data = place.read(METADATA)
+    if data is None:
+        raise UsageError(f"{place} is not the checkpoint of a streaming query: it has no file {METADATA}")
+    if data.startswith(FENCE.encode()):
+        raise Refused(f"a rewind of {place} was begun and is not finished")
+    identity = parsed(data, dict, f"{place}/{METADATA}").get("id")
+    if not isinstance(identity, str):
+        raise DamageError(f"{place}/{METADATA} has no id")
+    planned, committed = _times(place, "offsets"), _times(place, "commits")
+    read = in_threads(partial(_text, place), sorted(planned))
+    texts = {b: text for b, text in zip(sorted(planned), read, strict=True) if text is not None}
+    for rewind in rewinds_of(place):
+        changed = {b: rewind.offsets.get(str(b)) for b in texts if b < rewind.batch}
+        texts |= {b: text for b, text in changed.items() if text is not None}
+    offsets = {b: parse_offsets(text) for b, text in texts.items()}
+    whole = [b for b in sorted(committed.keys() & offsets.keys()) if b == 0 or b - 1 in offsets]
+    return QueryFacts(
+        name=name,
+        place=place,
+        metadata=data.decode(),
+        id=identity,
+        batches=tuple(Batch(b, committed[b]) for b in whole),
+        offsets=offsets,
+        texts=texts,
+        planned=max(planned, default=-1),
+        committed=max(committed, default=-1),
+        times={b: Attempted(min(planned[b], committed[b]), committed[b]) for b in whole},
+    )
+
+
+def _times(place: Place, log: str) -> dict[int, int]:
+    """Return the batches of a log with the times of their files, in ms."""
+    selector = fs.FileSelector(f"{place.path}/{log}", allow_not_found=True)
+    return {
+        int(info.base_name): (info.mtime_ns or 0) // 1_000_000
+        for info in place.fs.get_file_info(selector)
+        if info.base_name.isdecimal()
+    }
+
+
+def _text(place: Place, batch: int) -> str | None:
+    """Return the text of a batch's offsets, None if Spark has deleted it since the listing."""
+    data = place.read(f"offsets/{batch}")
+    return None if data is None else data.decode()
+
+
+def is_still(query: QueryFacts) -> bool:
+    """Say whether a query has neither planned nor committed a batch since it was read."""
+    planned, committed = (max(_times(query.place, log), default=-1) for log in ("offsets", "commits"))
+    return (planned, committed) == (query.planned, query.committed)
+
+
+def jumped(text: str, jumps: Mapping[str, int]) -> str:
+    """Return the text of an offset file in which Delta sources begin at the start of a later version.
+
+    Args:
+        text: the content of `offsets/<b>`.
+        jumps: source, as `OffsetFile.offsets` names it, to the version.
+    """
+    parsed_file = parse_offsets(text)
+    head, metadata, *lines = text.split("\n")
+    changed = []
+    for place, line in enumerate(lines):
+        source, offset = (str(place), line) if parsed_file.version == 1 else line.split(":", 1)
+        if source in jumps and delta_offset(offset) is not None:
+            plain = {**json.loads(offset), "reservoirVersion": jumps[source], "isStartingVersion": False}
+            # -1 stands for the start of a version in sources of version 1, -100 in later ones.
+            plain["index"] = -1 if plain.get("sourceVersion", 1) == 1 else -100
+            offset = json.dumps(plain, separators=(",", ":"))
+            line = offset if parsed_file.version == 1 else f"{source}:{offset}"
+        changed.append(line)
+    return "\n".join([head, metadata, *changed])

@@ -1,0 +1,135 @@
+"""What the log of a Delta table says of the queries that write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from spark_abs.cuts.cut import Written
+from spark_abs.cuts.lineage import Transactions, transactions, writer_of
+from spark_abs.errors import UsageError
+from spark_abs.rewind.query import QueryFacts
+from spark_abs.snapshots.parallel import THREADS, in_threads
+from spark_abs.store.log import LogCommit
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
+
+CLOCKS_MS = 2_000
+"""By how much the clock of a commit and that of a checkpoint's files may differ."""
+_PIECE = 8 * THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """A Delta table, and those commits that say what the known batches wrote."""
+
+    place: Place
+    id: str
+    version: int
+    commits: tuple[LogCommit, ...]
+    """Up to the version, oldest first, without a gap."""
+    writers: Mapping[str, str]
+    """Application id to the query that writes under it."""
+    doubtful: Mapping[str, tuple[str, ...]]
+    """Application id to the queries of which several, or none, can have written under it."""
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        return self.place.uri
+
+    def by(self, app: str) -> Transactions:
+        """Return the commits under an application id."""
+        return transactions((c.version, c.transactions[app]) for c in self.commits if app in c.transactions)
+
+    def newest(self, app: str) -> int:
+        """Return the batch last committed under an application id, -1 if none is known."""
+        return next((c.transactions[app] for c in reversed(self.commits) if app in c.transactions), -1)
+
+    def apps_of(self, query: str) -> list[str]:
+        """Return the application ids under which a query writes the table."""
+        return [app for app, writer in self.writers.items() if writer == query]
+
+    def is_own(self, commit: LogCommit) -> bool:
+        """Say whether a query that was given, or a rewind, made a commit."""
+        return not self.writers.keys().isdisjoint(commit.transactions)
+
+    def strangers(self, after: int) -> tuple[LogCommit, ...]:
+        """Return the commits after a version that changed rows, and that no known writer made."""
+        return tuple(c for c in self.commits if c.version > after and c.data_change and not self.is_own(c))
+
+    def written(self, query: QueryFacts) -> tuple[Written, ...]:
+        """Return what a query has written to the table, under each of its application ids."""
+        return tuple(
+            self.by(app).written(query.name, self.uri, query.batches) for app in self.apps_of(query.name)
+        )
+
+    def unknown_before(self, query: QueryFacts) -> int:
+        """Return the first batch of a query of which the log still says what it wrote; 0: of all."""
+        if not self.commits or self.commits[0].version == 0:
+            return 0
+        known = [min(found.first) for app in self.apps_of(query.name) if (found := self.by(app)).first]
+        return max(known, default=0)
+
+
+def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = None) -> TableFacts:
+    """Read the log of a table back to the oldest batch of its writers.
+
+    Args:
+        place: the table.
+        queries: those that may write it.
+        until: the newest version that counts; None: the table's.
+
+    Raises:
+        UsageError: there is no table.
+        DamageError: its log is damaged.
+    """
+    try:
+        table = Table.open(place)
+    except FileNotFoundError:
+        raise UsageError(f"there is no Delta table at {place}") from None
+    version = table.version if until is None else until
+    oldest = {
+        query.id: query.batches[0].number
+        for query in queries
+        if query.batches and table.transaction(query.id) is not None
+    }
+    since = min((min(a.begun_ms for a in q.times.values()) for q in queries if q.times), default=0)
+    commits: list[LogCommit] = []
+    numbers = iter(range(version, -1, -1))
+    while piece := list(islice(numbers, _PIECE)):
+        found = in_threads(table.read_commit, piece)
+        for commit in found:
+            if commit is None:
+                break
+            commits.append(commit)
+            for app in [a for a, batch in commit.transactions.items() if batch <= oldest.get(a, -1)]:
+                del oldest[app]
+        if None in found or (not oldest and commits[-1].at_ms < since - CLOCKS_MS):
+            break
+    commits.reverse()
+    writers, doubtful = _attributed(commits, queries)
+    return TableFacts(place, table.id, int(version), tuple(commits), writers, doubtful)
+
+
+def _attributed(
+    commits: Sequence[LogCommit], queries: Sequence[QueryFacts]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Tell which query writes under which application id: its own, or a unique fit of batches and times."""
+    writers = {query.id: query.name for query in queries}
+    times = {query.name: query.times for query in queries}
+    found: dict[str, dict[int, int]] = {}
+    for commit in commits:
+        for app, batch in commit.transactions.items():
+            if app not in writers:
+                found.setdefault(app, {}).setdefault(batch, commit.at_ms)
+    doubtful: dict[str, tuple[str, ...]] = {}
+    for app, made in found.items():
+        fits = writer_of(made, times, CLOCKS_MS)
+        if len(fits) == 1:
+            writers[app] = fits[0]
+        else:
+            doubtful[app] = fits
+    there = {app for commit in commits for app in commit.transactions}
+    return {app: query for app, query in writers.items() if app in there}, doubtful
