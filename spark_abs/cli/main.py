@@ -16,6 +16,7 @@ from spark_abs.cli.doctor import doctor
 from spark_abs.cli.guide import guide
 from spark_abs.cli.observe import history, list_checkpoints, show, status, verify
 from spark_abs.cli.restore import dispose, forget, restore
+from spark_abs.cli.rewind import rewind
 from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.cli.running import savepoint, set_settings, stop
 from spark_abs.cli.state import state
@@ -79,8 +80,8 @@ def _wants_json(args: Sequence[str]) -> bool:
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
-    Every command but `check`, `doctor` and `guide` takes the root of the job first: the directory or URI
-    given as `root=` to the job.
+    Every command but `check`, `doctor`, `guide` and `rewind` takes the root of the job first: the directory
+    or URI given as `root=` to the job.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found, 4 a savepoint that
     may still complete.
@@ -100,6 +101,7 @@ for command in (
     forget,
     dispose,
     restore,
+    rewind,
     verify,
     check,
     doctor,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from deltalake import DeltaTable
@@ -69,8 +70,8 @@ def _check_table(table: Table, goal: TableGoal) -> None:
     features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
     if others := sorted(features - _FEATURES):
         raise Refused(
-            f"table {goal.uri} has the features {', '.join(others)}, with which only Spark restores a version: "
-            "a rewind cannot bring it back"
+            f"table {goal.uri} has the features {', '.join(others)}, with which only Spark restores a "
+            "version: a rewind cannot bring it back"
         )
     if goal.version < 0:
         return
@@ -87,13 +88,14 @@ def _check_table(table: Table, goal: TableGoal) -> None:
         )
 
 
-def apply(plan: RewindPlan, storage: Storage, *, still: Callable[[], bool], at: Failpoint) -> None:
+def apply(plan: RewindPlan, storage: Storage, *, require_still: Callable[[], None], at: Failpoint) -> None:
     """Carry a plan out.
 
     Args:
         plan: checked by `check_plan`.
         storage: where directories and tables are.
-        still: says whether queries and tables are as when the plan was made; called when all fences stand.
+        require_still: raises Refused unless queries and tables are as when the plan was made; called when all
+            fences stand.
         at: called with the name of each point where a kill is tried.
 
     Raises:
@@ -113,21 +115,22 @@ def apply(plan: RewindPlan, storage: Storage, *, still: Callable[[], bool], at: 
             raise Refused(f"another rewind of {place} has begun meanwhile")
         _put_fence(place, Fence(journal.rewind, uris[0], query.metadata, uris))
     at("fenced")
-    others = [p for p in places if (fence := fence_of(p)) is None or fence.rewind != journal.rewind]
-    if others or not still():
+    try:
+        for place in places:
+            if (fence := fence_of(place)) is None or fence.rewind != journal.rewind:
+                raise Refused(f"another rewind of {place} has begun meanwhile")
+        require_still()
+    except BaseException:
         _withdraw(places, journal.rewind)
-        if others:
-            raise Refused(f"another rewind of {others[0]} has begun meanwhile")
-        raise Refused(
-            "a query has planned or committed a batch, or a table has a new version, since the plan was made: "
-            "stop all queries of these directories first"
-        )
+        raise
     places[0].write(f"{DIRECTORY}/{journal.rewind}/journal.json", to_json(journal).encode())
     at("journal")
     _finish(journal, storage, at)
 
 
-def finish(checkpoints: Sequence[Place], *, at: Failpoint) -> tuple[str, bool] | None:
+def finish(
+    checkpoints: Sequence[Place], *, at: Failpoint, undo_others: bool = False
+) -> tuple[str, bool] | None:
     """Finish or withdraw the rewind whose fence stands in one of these directories.
 
     Returns:
@@ -142,7 +145,8 @@ def finish(checkpoints: Sequence[Place], *, at: Failpoint) -> tuple[str, bool] |
         if found is None:
             _withdraw([storage.place(uri) for uri in fence.queries], fence.rewind)
             return fence.rewind, False
-        _finish(from_json(Journal, found), storage, at)
+        journal = from_json(Journal, found)
+        _finish(replace(journal, undo_others=undo_others or journal.undo_others), storage, at)
         return fence.rewind, True
     return None
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 
 from spark_abs.errors import DamageError
-from spark_abs.rewind.journal import DIRECTORY
 from spark_abs.snapshots.layout import (
     OffsetFile,
     SourceLogFile,
@@ -45,13 +44,6 @@ def newer(path: str, batch: int, offsets: OffsetFile) -> bool:
             found = state_file(name)
             return found is not None and found.version > batch + 1
     return False
-
-
-def is_of_spark(path: str) -> bool:
-    """Say whether a file is in a part of a checkpoint directory that Spark writes, or in ours."""
-    head, slash, _ = path.partition("/")
-    known = ("offsets", "commits", "sources", "state", DIRECTORY)
-    return head in known if slash else head in ("metadata", ".metadata.crc")
 
 
 def cut_source_log(names: Iterable[str], until: int, read: Callable[[str], str]) -> dict[str, str]:
@@ -94,11 +86,12 @@ def _belongs(number: int, at: int, name: str) -> bool:
 
 
 def _interval(logs: Mapping[str, SourceLogFile]) -> int:
-    """Return the interval of compact files: the distance of two, or what fits the only one."""
+    """Return the interval of compact files, as `CompactibleFileStreamLog` derives it from those there are."""
     compact = sorted(log.number for log in logs.values() if log.compact)
     if len(compact) > 1:
         return compact[-1] - compact[-2]
-    return next((n for n in (_INTERVAL, *range(2, compact[0] + 2)) if (compact[0] + 1) % n == 0), _INTERVAL)
+    batches = compact[0] + 1
+    return next((n for n in range(_INTERVAL, batches // 2 + 1) if batches % n == 0), batches)
 
 
 def _entries(text: str) -> tuple[str, list[tuple[int, str]]]:

@@ -124,7 +124,13 @@ def _table_step(table: TableFacts, goal: TableGoal, strangers: tuple[LogCommit, 
 def _query_goal(query: QueryFacts, batch: Batch, jumps: Mapping[str, str]) -> QueryGoal:
     texts = {str(b): query.texts[b] for b in (batch.number - 1, batch.number) if b >= 0}
     return QueryGoal(
-        query.place.uri, query.name, batch.number, query.metadata, query.planned, dict(jumps), texts
+        uri=query.place.uri,
+        name=query.name,
+        batch=batch.number,
+        metadata=query.metadata,
+        before=query.planned,
+        jumps=dict(jumps),
+        offsets=texts,
     )
 
 

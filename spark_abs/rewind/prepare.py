@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pyarrow import fs
 
 from spark_abs.cuts.cut import cuts, newest_cut
-from spark_abs.errors import UsageError
+from spark_abs.errors import Refused, UsageError
 from spark_abs.rewind.apply import check_plan
 from spark_abs.rewind.plan import RewindPlan, plan_rewind
 from spark_abs.rewind.query import is_still
@@ -31,14 +31,24 @@ class Prepared:
     found: Survey
     checkpoints: tuple[Place, ...]
 
-    def still(self) -> bool:
-        """Say whether no query has begun or ended a batch, and no table has a new version, since the survey.
+    def require_still(self) -> None:
+        """See that no query has begun or ended a batch, and no table has a new version, since the survey.
 
-        The fences stand in `metadata` by now, so only the logs are read.
+        Raises:
+            Refused: one has.
         """
-        return all(is_still(query) for query in self.found.queries) and all(
-            Table.open(table.place).version == table.version for table in self.found.tables
-        )
+        for query in self.found.queries:
+            if not is_still(query):
+                raise Refused(
+                    f"query {query.name!r} has begun or ended a batch since the plan was made: stop all "
+                    "queries of these directories first; nothing was changed"
+                )
+        for table in self.found.tables:
+            if Table.open(table.place).version != table.version:
+                raise Refused(
+                    f"table {table.uri} has a new version since the plan was made: stop its writers first; "
+                    "nothing was changed"
+                )
 
 
 def found_directories(patterns: Sequence[str], storage: Storage, mark: str, what: str) -> tuple[Place, ...]:
@@ -104,14 +114,11 @@ def prepare(
     found = survey(checkpoints, tables)
     bound = found.pipeline.newest() if before_ms is None else found.pipeline.before(before_ms)
     for name, batch in (at or {}).items():
-        numbers = [b.number for b in found.pipeline.batches.get(name, ())]
-        if batch not in numbers:
-            said = f"the queries are {', '.join(found.pipeline.batches)}"
-            if name in found.pipeline.batches:
-                known = f"batches {numbers[0]} to {numbers[-1]}" if numbers else "no batch"
-                said = f"the query can go back to {known}"
-            raise UsageError(f"--at {name}={batch}: {said}")
-        bound[name] = min(bound[name], numbers.index(batch))
+        if name not in bound:
+            raise UsageError(f"--at {name}={batch}: the queries are {', '.join(bound)}")
+        batches = found.pipeline.batches[name]
+        place = max((at for at, b in enumerate(batches) if b.number <= batch), default=-1)
+        bound[name] = min(bound[name], place)
     cut = newest_cut(found.pipeline, bound)
     rewind = f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
     plan = plan_rewind(found, cut, rewind=rewind, now_ms=now_ms, undo_others=undo_others)

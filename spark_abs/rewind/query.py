@@ -43,6 +43,8 @@ class QueryFacts:
     """The newest batch in the commit log, -1 if none."""
     times: Mapping[int, Attempted]
     """Batch to the times of its files."""
+    others: tuple[str, ...]
+    """Directories in the checkpoint that Spark does not write by itself."""
 
     @property
     def sources(self) -> tuple[tuple[str, DeltaOffset], ...]:
@@ -122,7 +124,14 @@ def _read(place: Place, name: str) -> QueryFacts:
         changed = {b: rewind.offsets.get(str(b)) for b in texts if b < rewind.batch}
         texts |= {b: text for b, text in changed.items() if text is not None}
     offsets = {b: parse_offsets(text) for b, text in texts.items()}
-    whole = [b for b in sorted(committed.keys() & offsets.keys()) if b == 0 or b - 1 in offsets]
+    if any(_is_auto_loader(line) for file in offsets.values() for line in file.lines):
+        raise Refused(
+            f"query {name!r} reads with Auto Loader, which keeps the names of the files it has read in a "
+            "store of its own in the checkpoint: a rewind cannot bring it back"
+        )
+    whole = [
+        b for b in sorted(committed.keys() & offsets.keys()) if b - 1 in offsets or _can_begin(b, offsets)
+    ]
     return QueryFacts(
         name=name,
         place=place,
@@ -133,8 +142,32 @@ def _read(place: Place, name: str) -> QueryFacts:
         texts=texts,
         planned=max(planned, default=-1),
         committed=max(committed, default=-1),
+        others=_others(place),
         times={b: Attempted(min(planned[b], committed[b]), committed[b]) for b in whole},
     )
+
+
+def _others(place: Place) -> tuple[str, ...]:
+    infos = place.fs.get_file_info(fs.FileSelector(place.path))
+    names = {info.base_name for info in infos if info.type is fs.FileType.Directory}
+    return tuple(sorted(names - {"offsets", "commits", "sources", "state", DIRECTORY}))
+
+
+def _is_auto_loader(line: str) -> bool:
+    try:
+        plain = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(plain, dict) and "seqNum" in plain
+
+
+def _can_begin(batch: int, offsets: Mapping[int, OffsetFile]) -> bool:
+    """Say whether a query can be resumed after its first batch.
+
+    Spark plans the last batch again at a start. The first one of a Delta source begins where the options of
+    the query say, which are not in storage, and its plan would contain the restore of the table.
+    """
+    return batch == 0 and all(delta_offset(line) is None for line in offsets[0].offsets.values())
 
 
 def _times(place: Place, log: str) -> dict[int, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from spark_abs.cuts.cut import Batch, Pipeline
 from spark_abs.errors import Refused, UsageError
 from spark_abs.rewind.query import QueryFacts, read_queries
-from spark_abs.rewind.table import TableFacts, read_table
+from spark_abs.rewind.table import TableFacts, attributed, read_table
 from spark_abs.store.storage import Place
 
 
@@ -45,6 +45,8 @@ def survey(
     queries = read_queries(checkpoints)
     at = until or {}
     found = tuple(read_table(place, queries, at.get(place.uri)) for place in tables)
+    functions = [query for query in queries if not _outputs(query, found)]
+    found = tuple(attributed(table, functions) for table in found)
     ids = [table.id for table in found]
     if twice := sorted({table.uri for table in found if ids.count(table.id) > 1}):
         raise UsageError(f"tables {' and '.join(twice)} are the same table: give it once")
@@ -85,9 +87,9 @@ def _refuse_missing(queries: Sequence[QueryFacts], tables: Sequence[TableFacts])
     if unknown and silent:
         reader, table = unknown[0]
         raise Refused(
-            f"query {reader!r} reads the Delta table with id {table}, which was not given, and query "
-            f"{silent[0]!r} has written to no given table: if one query writes a table that another reads, "
-            "give it with --tables; give all that the queries write"
+            f"query {reader!r} reads the Delta table with id {table}, which was not given, and the log of no "
+            f"given table names {' or '.join(map(repr, silent))} as its writer: if that is the table between "
+            "them, rows would be lost or come twice. Give all tables that the queries write with --tables"
         )
 
 
@@ -101,6 +103,11 @@ def _notes(queries: Sequence[QueryFacts], tables: Sequence[TableFacts]) -> list[
             for _, at in query.sources
             if at.table_id not in ids
         ]
+        if query.others:
+            said.append(
+                f"query {query.name!r} has {', '.join(query.others)} in its checkpoint, which Spark does not "
+                "write by itself: it stays as it is (a schema log of Delta must not have grown since)"
+            )
         if not _outputs(query, tables):
             said.append(
                 f"query {query.name!r} has written to none of the given tables: what it wrote elsewhere "

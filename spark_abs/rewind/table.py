@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from spark_abs.cuts.cut import Written
@@ -109,27 +109,25 @@ def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = 
         if None in found or (not oldest and commits[-1].at_ms < since - CLOCKS_MS):
             break
     commits.reverse()
-    writers, doubtful = _attributed(commits, queries)
-    return TableFacts(place, table.id, int(version), tuple(commits), writers, doubtful)
-
-
-def _attributed(
-    commits: Sequence[LogCommit], queries: Sequence[QueryFacts]
-) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Tell which query writes under which application id: its own, or a unique fit of batches and times."""
-    writers = {query.id: query.name for query in queries}
-    times = {query.name: query.times for query in queries}
-    found: dict[str, dict[int, int]] = {}
-    for commit in commits:
-        for app, batch in commit.transactions.items():
-            if app not in writers:
-                found.setdefault(app, {}).setdefault(batch, commit.at_ms)
-    doubtful: dict[str, tuple[str, ...]] = {}
-    for app, made in found.items():
-        fits = writer_of(made, times, CLOCKS_MS)
-        if len(fits) == 1:
-            writers[app] = fits[0]
-        else:
-            doubtful[app] = fits
     there = {app for commit in commits for app in commit.transactions}
-    return {app: query for app, query in writers.items() if app in there}, doubtful
+    writers = {query.id: query.name for query in queries if query.id in there}
+    return TableFacts(place, table.id, int(version), tuple(commits), writers, {})
+
+
+def attributed(table: TableFacts, functions: Sequence[QueryFacts]) -> TableFacts:
+    """Tell which query writes under an application id that is no query's: the only one whose batches fit.
+
+    Args:
+        table: with the writers under their own ids.
+        functions: the queries that write nothing under their own ids: they call functions.
+    """
+    times = {query.name: query.times for query in functions}
+    found: dict[str, dict[int, int]] = {}
+    for commit in table.commits:
+        for app, batch in commit.transactions.items():
+            if app not in table.writers:
+                found.setdefault(app, {}).setdefault(batch, commit.at_ms)
+    fits = {app: writer_of(made, times, CLOCKS_MS) for app, made in found.items()}
+    writers = {app: queries[0] for app, queries in fits.items() if len(queries) == 1}
+    doubtful = {app: queries for app, queries in fits.items() if len(queries) != 1}
+    return replace(table, writers={**table.writers, **writers}, doubtful=doubtful)

@@ -32,12 +32,12 @@ LAYERS = (
         "advice",
     },
     {"alignment"},
-    {"protocol"},
+    {"protocol", "cuts"},
     {"store"},
     {"manifests", "run_context"},
     {"spark", "catalog", "channels", "state", "snapshots", "sinks"},
     {"observe"},
-    {"restore"},
+    {"restore", "rewind"},
     {"job_root"},
     {"plan"},
     {"stages"},
@@ -52,7 +52,7 @@ SHIPPED_FOR_TESTS = "testing"
 FACES = {"__init__", "__main__"}
 """They show what others made, from any layer."""
 
-PURE = {"alignment", "protocol"}
+PURE = {"alignment", "cuts", "protocol"}
 NOT_IN_PURE = {"pyspark", "pyarrow", "deltalake", "os", "time", "threading", "random"}
 TOP_LEVEL = {
     "setup.cfg",

@@ -1,0 +1,228 @@
+"""`spark-abs rewind`: plain streaming queries and their tables back to one consistent moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import click
+
+from spark_abs.cli.output import Output, duration, moment
+from spark_abs.cli.restore import confirmed
+from spark_abs.cli.root_command import Context, output_option
+from spark_abs.errors import UsageError
+from spark_abs.quantities import duration_ms
+from spark_abs.rewind.plan import RewindPlan
+from spark_abs.store.failpoint import no_failpoint
+from spark_abs.store.storage import Place, Storage
+
+_LISTS = ("--checkpoints", "--tables")
+
+
+class _Lists(click.Command):
+    """A command whose options take all values up to the next option: a shell expands `*` into several."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give each value its option."""
+        given: list[str] = []
+        option, first = "", False
+        for arg in args:
+            if arg in _LISTS:
+                option, first = arg, True
+                continue
+            if arg.startswith("-"):
+                option = ""
+            given += [option, arg] if option else [arg]
+            first = False
+        if first:
+            given.append(option)
+        return super().parse_args(ctx, given)
+
+
+@click.command(cls=_Lists)
+@output_option
+@click.option(
+    "--checkpoints",
+    metavar="DIR...",
+    multiple=True,
+    required=True,
+    help="Checkpoint directories of the queries, or patterns such as '/checkpoints/*'.",
+)
+@click.option(
+    "--tables",
+    metavar="TABLE...",
+    multiple=True,
+    help="Delta tables that the queries write, by path or URI, or patterns. Tables that are only read stay.",
+)
+@click.option(
+    "--before", metavar="TIME", help="The latest moment, as 2026-01-31T20:15 (UTC) or with an offset."
+)
+@click.option(
+    "--at", metavar="QUERY=BATCH", multiple=True, help="The newest batch of one query. May be repeated."
+)
+@click.option("--list", "only_list", is_flag=True, help="List the moments to which one can go back.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; the queries may run.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--wait",
+    metavar="DURATION",
+    default="5s",
+    show_default=True,
+    help="How long to look whether a query still runs; longer than a batch takes, or its trigger waits.",
+)
+@click.option(
+    "--force",
+    type=click.Choice(["rows"]),
+    help="Undo rows that others have written to a table since, too.",
+)
+@click.pass_obj
+def rewind(
+    ctx: Context,
+    *,
+    checkpoints: tuple[str, ...],
+    tables: tuple[str, ...],
+    before: str | None,
+    at: tuple[str, ...],
+    only_list: bool,
+    dry_run: bool,
+    yes: bool,
+    wait: str,
+    force: str | None,
+) -> None:
+    """Bring streaming queries that use nothing of spark_abs, and their tables, back to one moment.
+
+    Stop the queries first; start them again afterwards, unchanged. Each goes back to the end of one of its
+    batches, such that every query has read exactly what the tables hold. Spark keeps the last 100 batches of
+    a query. Files that are changed or taken away are kept in _rewind/ of each checkpoint directory.
+
+    A rewind that was interrupted is finished, or withdrawn if nothing had been changed, by the next call
+    with one of its directories.
+    """
+    # Reading of Delta tables loads libraries that other commands do without.
+    from spark_abs.rewind.prepare import found_directories
+
+    out, storage = ctx.out, Storage.given()
+    queries = found_directories(checkpoints, storage, "metadata", "checkpoint directory")
+    if not dry_run and not only_list and _unfinished(out, queries, yes=yes, undo_others=force == "rows"):
+        return
+    written = found_directories(tables, storage, "_delta_log", "Delta table")
+    if only_list:
+        _list(out, queries, written)
+        return
+    from spark_abs.rewind.apply import apply
+    from spark_abs.rewind.prepare import prepare
+
+    prepared = prepare(
+        queries,
+        written,
+        storage=storage,
+        now_ms=ctx.now_ms(),
+        before_ms=None if before is None else _time_ms(before),
+        at=dict(map(_batch, at)),
+        undo_others=force == "rows",
+    )
+    plan = prepared.plan
+    if not out.json:
+        _show(out, plan, ctx.now_ms())
+    if not plan.changes:
+        out.result(
+            {"applied": False, "plan": _plain(plan)}, lambda out: out.line("There is nothing to change.")
+        )
+        return
+    if dry_run or not (yes or confirmed(out, "Carry this out?")):
+        if out.json:
+            out.result({"applied": False, "plan": _plain(plan)}, lambda _: None)
+        if not dry_run:
+            raise UsageError("nothing was changed: give --yes to carry the plan out")
+        return
+    with out.waiting(f"looking for {wait} whether a query still runs"):
+        ctx.pause(_duration_ms(wait) / 1000)
+    prepared.require_still()
+    apply(plan, storage, require_still=prepared.require_still, at=no_failpoint)
+    out.result(
+        {"applied": True, "plan": _plain(plan)},
+        lambda out: out.line("The queries and tables are back: start the queries as they are"),
+    )
+
+
+def _unfinished(out: Output, queries: tuple[Place, ...], *, yes: bool, undo_others: bool) -> bool:
+    """Finish or withdraw a rewind that was interrupted, if there is one; say whether there was."""
+    from spark_abs.rewind.apply import finish
+    from spark_abs.rewind.query import fence_of
+
+    fences = [fence for place in queries if (fence := fence_of(place)) is not None]
+    if not fences:
+        return False
+    if not (yes or confirmed(out, f"Rewind {fences[0].rewind} is not finished. Finish it?")):
+        raise UsageError(f"rewind {fences[0].rewind} is not finished: give --yes to finish it")
+    done = finish(queries, at=no_failpoint, undo_others=undo_others)
+    assert done is not None
+    said = "finished" if done[1] else "withdrawn: it had changed nothing"
+    out.result(
+        {"rewind": done[0], "finished": done[1]},
+        lambda out: out.line(f"Rewind {done[0]} is {said}. Run the command again to go back elsewhere"),
+    )
+    return True
+
+
+def _list(out: Output, queries: tuple[Place, ...], tables: tuple[Place, ...]) -> None:
+    from spark_abs.rewind.prepare import listed
+
+    found = list(islice(listed(queries, tables), 1000))
+    names = sorted(found[0][1]) if found else []
+    plain = [{"at_ms": at, "batches": batches} for at, batches in found]
+    columns = (("time (UTC)", False), *((name, True) for name in names))
+    out.result(
+        plain,
+        lambda out: out.table(
+            columns, [(moment(at), *(str(batches[n]) for n in names)) for at, batches in found]
+        ),
+    )
+
+
+def _show(out: Output, plan: RewindPlan, now_ms: int) -> None:
+    ago = duration(max(0, now_ms - plan.moment_ms))
+    out.line(f"Rewind to {moment(plan.moment_ms)} UTC, {ago} ago", "bold")
+    for note in plan.notes:
+        out.line(f"Note: {note}")
+    for number, step in enumerate(plan.steps, 1):
+        out.line(f"{number:3}. {step}")
+    if plan.changes:
+        out.line("Readers of these tables that were not given see the way back as a change of rows.")
+
+
+def _plain(plan: RewindPlan) -> Mapping[str, Any]:
+    return {
+        "rewind": plan.journal.rewind,
+        "moment_ms": plan.moment_ms,
+        "queries": [{"name": q.name, "from": q.before, "to": q.batch} for q in plan.journal.queries],
+        "tables": [{"table": t.uri, "from": t.before, "to": t.version} for t in plan.journal.tables],
+        "steps": plan.steps,
+        "notes": plan.notes,
+    }
+
+
+def _time_ms(text: str) -> int:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"--before {text}: give a time such as 2026-01-31T20:15, in UTC or with an offset"
+        ) from None
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _batch(text: str) -> tuple[str, int]:
+    query, _, batch = text.rpartition("=")
+    if not query or not batch.isdecimal():
+        raise UsageError(f"--at {text}: give QUERY=BATCH")
+    return query, int(batch)
+
+
+def _duration_ms(text: str) -> int:
+    try:
+        return duration_ms(text)
+    except ValueError as error:
+        raise UsageError(f"--wait {text}: {error}") from None

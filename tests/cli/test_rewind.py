@@ -1,0 +1,145 @@
+"""`spark-abs rewind` as its user calls it, over queries and tables that know nothing of spark_abs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_abs.cli.main import main
+from spark_abs.cli.root_command import Context
+from spark_abs.rewind.apply import apply
+from spark_abs.store.storage import DEFAULTS
+from tests.plain_queries import PlainQuery, World, append, rows_of
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path, "chain", seed=3, files=12)
+    world.run(20)
+    return world
+
+
+def rewind(world: World, *arguments: str, exits: int = 0, pause: Any = lambda _: None) -> Result:
+    base = world.base
+    checkpoints = map(str, sorted((base / "c").iterdir()))
+    given = ["rewind", "--checkpoints", *checkpoints, "--tables", f"{base}/t/*"]
+    result = CliRunner().invoke(main, [*given, *arguments], obj=Context(pause=pause))
+    assert result.exit_code == exits, (result.output, result.exception)
+    return result
+
+
+def test_the_moments_are_listed_and_one_is_gone_back_to(world: World) -> None:
+    """The plan says batches and versions, and a second call finds nothing to change."""
+    moments = json.loads(rewind(world, "--list", "--output", "json").stdout)
+    assert len(moments) > 2
+    assert rewind(world, "--list").stdout.split()[:2] == ["time", "(UTC)"]
+    oldest = moments[-1]["batches"]
+    before = {table: rows_of(world.base / "t" / table) for table in ("bronze", "silver", "gold")}
+    asked = [f"--at={query}={batch}" for query, batch in oldest.items()]
+    dry = rewind(world, *asked, "--dry-run").stdout
+    assert f"back to batch {oldest['silver']}" in dry
+    assert "back to the rows of version" in dry
+    rewind(world, *asked, exits=2)
+    assert before == {table: rows_of(world.base / "t" / table) for table in before}
+    done = json.loads(rewind(world, *asked, "--yes", "--output", "json").stdout)
+    assert done["applied"]
+    assert {q["name"]: q["to"] for q in done["plan"]["queries"]} == oldest
+    assert "nothing to change" in rewind(world, *asked, "--yes").stdout
+    world.is_whole(3)
+
+
+def test_a_query_that_runs_is_noticed(world: World) -> None:
+    def runs(_: float) -> None:
+        query = next(q for q in world.queries() if q.name == "bronze")
+        query.start()
+        assert query.step(1)
+
+    said = rewind(world, "--at=bronze=1", "--yes", pause=runs, exits=1).stderr
+    assert "query 'bronze' has begun or ended a batch" in said
+    world.is_whole(3)
+
+
+def test_a_query_that_runs_while_fences_are_set_is_noticed(world: World) -> None:
+    """The fences go, and nothing else was changed."""
+    prepared = world.prepare({"bronze": 1})
+    query = next(q for q in world.queries() if q.name == "bronze")
+
+    def at(point: str) -> None:
+        if point == "fenced":
+            append(world.base / "t" / "gold", [], {"someone": 1})
+
+    query.start()
+    with pytest.raises(Exception, match="gold has a new version"):
+        apply(prepared.plan, DEFAULTS, require_still=prepared.require_still, at=at)
+    world.is_whole(3)
+
+
+def test_rows_of_others_go_only_if_that_is_said(world: World) -> None:
+    append(world.base / "t" / "silver", [500], {})
+    said = rewind(world, "--at=bronze=1", "--yes", exits=1).stderr
+    assert "others have changed rows since: version" in said
+    assert "Say --force rows" in said
+    rewind(world, "--at=bronze=1", "--yes", "--force", "rows")
+    world.is_whole(3)
+
+
+def test_rows_that_perhaps_a_query_has_written_stop_a_rewind(world: World) -> None:
+    """A function without `txnAppId` leaves no trace of its batch: its rows would come twice."""
+    table = world.base / "t" / "gold"
+    for file in sorted((table / "_delta_log").glob("*.json"))[1:]:
+        lines = [line for line in file.read_text().splitlines() if '"txn"' not in line]
+        file.write_text("\n".join(lines))
+    oldest = json.loads(rewind(world, "--list", "--output", "json").stdout)[-1]["batches"]
+    said = rewind(world, f"--at=bronze={oldest['bronze']}", "--yes", exits=1).stderr
+    assert f"table {table} was changed after the moment by commits that name no batch" in said
+    assert "If query 'gold' made them" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--at", "bronze"], "give QUERY=BATCH"),
+        (["--at", "nobody=3"], "--at nobody=3: the queries are bronze, gold, silver"),
+        (["--before", "yesterday"], "give a time such as 2026-01-31T20:15"),
+        (["--wait", "long", "--yes", "--at=bronze=1"], "expected a duration"),
+        (["--tables", "/nowhere/*"], "/nowhere/* leads to no Delta table"),
+    ],
+)
+def test_a_wrong_call(world: World, arguments: list[str], said: str) -> None:
+    assert said in rewind(world, *arguments, exits=2).stderr
+
+
+def test_before_the_first_batch_there_is_no_cut(world: World) -> None:
+    said = rewind(world, "--before", "2020-01-01T00:00", exits=1).stderr
+    assert "has no batch that can be resumed so far back" in said
+
+
+def test_a_table_between_two_queries_is_missed(world: World) -> None:
+    base = world.base
+    given = ["--checkpoints", f"{base}/c/*", "--tables", f"{base}/t/bronze", f"{base}/t/gold", "--yes"]
+    result = CliRunner().invoke(main, ["rewind", *given], obj=Context(pause=lambda _: None))
+    assert result.exit_code == 1
+    assert "query 'gold' reads the Delta table with id" in result.stderr
+    assert "the log of no given table names 'gold' or 'silver' as its writer" in result.stderr
+
+
+def test_a_rewind_that_was_killed_is_finished_by_the_next_call(world: World) -> None:
+    """Meanwhile no query starts: the file with its id is none."""
+    prepared = world.prepare({"bronze": 1})
+
+    def at(point: str) -> None:
+        if point == "rewound":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(prepared.plan, DEFAULTS, require_still=prepared.require_still, at=at)
+    with pytest.raises(json.JSONDecodeError):
+        PlainQuery(world.base, "silver", "bronze", "silver").start()
+    assert "is not finished: give --yes" in rewind(world, exits=2).stderr
+    assert "was begun and is not finished" in rewind(world, "--list", exits=1).stderr
+    assert "is finished" in rewind(world, "--yes").stdout
+    world.is_whole(3)

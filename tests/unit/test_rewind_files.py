@@ -1,0 +1,87 @@
+"""Which files of a checkpoint directory a rewind takes away, and the log of a file source it completes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spark_abs.errors import DamageError
+from spark_abs.rewind.files import cut_source_log, newer
+from spark_abs.rewind.query import jumped
+from spark_abs.snapshots.layout import OffsetFile
+
+OFFSETS = OffsetFile(1, 0, 0, {}, {"0": '{"logOffset":3}', "1": '{"t":{"0":7}}'})
+
+NEWER = [
+    *("offsets/8", "offsets/.8.crc", "offsets/.8.0f.tmp", "commits/8", "commits/.9.crc", "commits/.7.0f.tmp"),
+    *("sources/0/4", "sources/0/.4.crc", "sources/0/9.compact"),
+    *("state/0/0/9.delta", "state/0/1/9.snapshot", "state/0/0/9.zip", "state/0/0/9.changelog"),
+    *("state/0/0/.9.zip.crc", "state/0/0/9_3f2a-11.changelog", "state/0/3/right-keyToNumValues/10.delta"),
+    *("state/0/_metadata/v2/8", "state/0/_stateSchema/default/8_ab"),
+]
+STAYS = [
+    *("metadata", "offsets/7", "offsets/.7.crc", "offsets/0", "commits/7"),
+    *("sources/0/3", "sources/0/0", "sources/1/0", "sources/1/9"),
+    *("state/0/0/8.delta", "state/0/0/8.zip", "state/0/0/8_3f2a-11.changelog", "state/0/0/SSTs/000009.sst"),
+    *("state/0/0/_metadata/schema", "state/0/_metadata/metadata", "state/0/_metadata/v2/0"),
+    *("state/0/_stateSchema/default/7_ab", "state/0/3/right-keyToNumValues/8.delta"),
+    *("notes/9.delta", "_rewind/x/files/offsets/9"),
+]
+
+
+@pytest.mark.parametrize(("path", "goes"), [*((p, True) for p in NEWER), *((p, False) for p in STAYS)])
+def test_what_is_newer_than_batch_7(path: str, goes: bool) -> None:
+    assert newer(path, 7, OFFSETS) is goes
+
+
+def entries(*numbers: int) -> str:
+    return "\n".join(["v1", *(json.dumps({"path": f"f{n}", "timestamp": 0, "batchId": n}) for n in numbers)])
+
+
+@pytest.mark.parametrize(
+    ("files", "until", "made"),
+    [
+        (["0", "1", "2", "3"], 2, {}),
+        (["9.compact", "10", "11"], 11, {}),
+        (["9.compact", "8", "9"], 7, {str(n): entries(n) for n in range(8)}),
+        (
+            ["19.compact"],
+            12,
+            {"9.compact": entries(*range(10)), **{str(n): entries(n) for n in (10, 11, 12)}},
+        ),
+        (["9.compact", "19.compact", "12"], 12, {str(n): entries(n) for n in (10, 11)}),
+        (["2.compact", "5.compact"], 4, {"3": entries(3), "4": entries(4)}),
+        (["5.compact"], 2, {"0": entries(0), "1": entries(1), "2": entries(2)}),
+    ],
+)
+def test_a_compact_file_gives_back_what_was_deleted(
+    files: list[str], until: int, made: dict[str, str]
+) -> None:
+    found = cut_source_log(files, until, lambda name: entries(*range(int(name.partition(".")[0]) + 1)))
+    assert found == made
+
+
+def test_a_log_without_its_entries_is_damage() -> None:
+    with pytest.raises(DamageError, match="file 0 of 0 to 2 is missing"):
+        cut_source_log(["1", "2"], 2, lambda name: "")
+    with pytest.raises(DamageError, match="has the line"):
+        cut_source_log(["9.compact"], 2, lambda name: "v1\nnothing")
+
+
+def test_offsets_jump_behind_a_restore() -> None:
+    old = '{"sourceVersion":1,"reservoirId":"r","reservoirVersion":4,"index":-1,"isStartingVersion":false}'
+    new = '{"sourceVersion":3,"reservoirId":"s","reservoirVersion":4,"index":7,"isStartingVersion":true}'
+    text = f'v1\n{{"batchWatermarkMs":5}}\n{old}\n{new}\n-'
+    head, metadata, first, second, third = jumped(text, {"1": 12}).split("\n")
+    assert (head, metadata, first, third) == ("v1", '{"batchWatermarkMs":5}', old, "-")
+    assert json.loads(second) == {
+        "sourceVersion": 3,
+        "reservoirId": "s",
+        "reservoirVersion": 12,
+        "index": -100,
+        "isStartingVersion": False,
+    }
+    assert json.loads(jumped(text, {"0": 9}).split("\n")[2])["index"] == -1
+    named = f"v2\n{{}}\nin:{old}"
+    assert json.loads(jumped(named, {"in": 9}).split("\n")[2].removeprefix("in:"))["reservoirVersion"] == 9
