@@ -111,7 +111,7 @@ def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = 
     commits.reverse()
     there = {app for commit in commits for app in commit.transactions}
     writers = {query.id: query.name for query in queries if query.id in there}
-    return TableFacts(place, table.id, int(version), tuple(commits), writers, {})
+    return TableFacts(place, table.id, int(version), tuple(commits), writers, doubtful={})
 
 
 def attributed(table: TableFacts, functions: Sequence[QueryFacts]) -> TableFacts:

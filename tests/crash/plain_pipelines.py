@@ -1,0 +1,146 @@
+"""Pipelines in plain PySpark, as their owner runs them. This program knows nothing of spark_abs.
+
+    python plain_pipelines.py PIPELINE run BASE
+    python plain_pipelines.py PIPELINE finish BASE...
+
+`run` works until it is killed. `finish` runs each copy to the end of its input and prints its tables as JSON.
+Input is in `BASE/../in*`; below BASE are `c/<query>`, checkpoints, and `t/<table>`. The environment variable
+PLAIN_CONF has the configuration of the session as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+SCHEMA = "k long, seq long, v long"
+ROCKS = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+
+class Pipeline:
+    """The queries of one pipeline over one directory."""
+
+    def __init__(self, spark: SparkSession, name: str, base: Path, live: bool) -> None:
+        self.spark, self.name, self.base, self.live = spark, name, base, live
+
+    def make_tables(self) -> None:
+        for table in ("bronze", "silver", "big", "latest"):
+            if not (self.base / "t" / table).exists():
+                self.spark.createDataFrame([], SCHEMA).write.format("delta").save(self.table(table))
+
+    def table(self, name: str) -> str:
+        return str(self.base / "t" / name)
+
+    def queries(self) -> list[Callable[[], StreamingQuery]]:
+        """Return how each query is started, readers after writers."""
+        silver = [
+            lambda: self.into("silver", self.reads("bronze").dropDuplicates(["seq"])),
+            lambda: self.into("big", self.reads("silver").where("v >= 50")),
+        ]
+        return {
+            "medallion": [
+                lambda: self.into("bronze", self.files("in1")),
+                *silver,
+                lambda: self.into("totals", self.totals(self.reads("silver")), "complete"),
+            ],
+            "fan-in": [
+                lambda: self.into("bronze", self.files("in1"), query="left"),
+                lambda: self.into("bronze", self.files("in2"), query="right"),
+                *silver,
+            ],
+            "merge": [
+                lambda: self.into("bronze", self.files("in1")),
+                lambda: self.merging("latest", self.reads("bronze")),
+                lambda: self.into("totals", self.totals(self.reads("bronze")), "complete"),
+            ],
+        }[self.name.partition("+")[0]]
+
+    def files(self, name: str) -> DataFrame:
+        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1 if self.live else 50)
+        return reader.json(str(self.base.parent / name))
+
+    def reads(self, table: str) -> DataFrame:
+        return self.spark.readStream.format("delta").load(self.table(table))
+
+    def totals(self, frame: DataFrame) -> DataFrame:
+        return frame.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
+
+    def into(self, table: str, frame: DataFrame, mode: str = "append", query: str = "") -> StreamingQuery:
+        return self.writer(query or table, frame.writeStream.format("delta").outputMode(mode)).start(
+            self.table(table)
+        )
+
+    def merging(self, table: str, frame: DataFrame) -> StreamingQuery:
+        """Keep the newest row of each key by a MERGE under an application id that never changes."""
+
+        def merge(batch: DataFrame, number: int) -> None:
+            session = batch.sparkSession
+            session.conf.set("spark.databricks.delta.write.txnAppId", "latest-by-key")
+            session.conf.set("spark.databricks.delta.write.txnVersion", str(number))
+            batch.groupBy("k").agg(F.max_by(F.struct("seq", "v"), "seq").alias("r")).select(
+                "k", "r.seq", "r.v"
+            ).createOrReplaceTempView("changes")
+            session.sql(
+                f"MERGE INTO delta.`{self.table(table)}` t USING changes s ON t.k = s.k "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+            for name in ("txnAppId", "txnVersion"):
+                session.conf.unset(f"spark.databricks.delta.write.{name}")
+
+        return self.writer(table, frame.writeStream.foreachBatch(merge)).start()
+
+    def writer(self, query: str, writer: DataStreamWriter) -> DataStreamWriter:
+        placed = writer.option("checkpointLocation", str(self.base / "c" / query))
+        return (
+            placed.trigger(processingTime="200 milliseconds")
+            if self.live
+            else placed.trigger(availableNow=True)
+        )
+
+    def content(self) -> dict[str, list[list[int]]]:
+        return {
+            table.name: sorted(map(list, self.spark.read.format("delta").load(str(table)).collect()))
+            for table in sorted((self.base / "t").iterdir())
+        }
+
+
+def main(name: str, mode: str, *bases: str) -> None:
+    builder = SparkSession.builder.master("local[2]").appName("plain")
+    settings = {**json.loads(os.environ["PLAIN_CONF"]), **(ROCKS if name.endswith("+rocks") else {})}
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    found = []
+    for base in map(Path, bases):
+        pipeline = Pipeline(spark, name, base, live=mode == "run")
+        pipeline.make_tables()
+        if mode == "run":
+            running = [start() for start in pipeline.queries()]
+                        while all(query.isActive for query in running):
+                threading.Event().wait(0.2)
+            sys.exit("\n".join(str(query.exception()) for query in running))
+        for start in pipeline.queries():
+            start().awaitTermination()
+        found.append(pipeline.content())
+    sys.stdout.write(f"TABLES {json.dumps(found)}")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

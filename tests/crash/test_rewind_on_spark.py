@@ -1,0 +1,165 @@
+"""Pipelines in plain PySpark: killed under load, rewound to random moments, started again unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_abs.spark.versions import DELTA_CONNECTOR
+from tests.crash import plain_pipelines
+from tests.jvm import java_options
+
+PROGRAM = Path(plain_pipelines.__file__)
+CONF = {
+    "spark.jars.packages": DELTA_CONNECTOR,
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": java_options(),
+}
+Row = dict[str, int]
+
+
+def program(name: str, mode: str, *bases: Path) -> list[str]:
+    return [sys.executable, str(PROGRAM), name, mode, *map(str, bases)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PLAIN_CONF": json.dumps(CONF)}
+
+
+class Input:
+    """Files of rows; one row of each comes twice."""
+
+    def __init__(self, directory: Path, offset: int, seed: int) -> None:
+        self.directory, self.chance = directory, random.Random(seed)
+        self.next, self.rows, self.files = offset, list[Row](), 0
+        directory.mkdir()
+
+    def write(self) -> None:
+        fresh = [
+            {"k": seq % 7, "seq": seq, "v": self.chance.randrange(100)}
+            for seq in range(self.next, self.next + 10)
+        ]
+        self.next += 10
+        fresh.append(dict(fresh[0]))
+        self.rows += fresh
+        hidden = self.directory / f".{self.files:05d}"
+        hidden.write_text("\n".join(map(json.dumps, fresh)))
+        hidden.rename(self.directory / f"{self.files:05d}.json")
+        self.files += 1
+
+
+def expected(name: str, rows: list[Row]) -> dict[str, list[list[int]]]:
+    """Compute what the tables must hold in the end, from the input alone."""
+
+    def plain(given: Any) -> list[list[int]]:
+        return sorted([r["k"], r["seq"], r["v"]] for r in given)
+
+    def totals(given: list[Row]) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for r in given:
+            n, v = found.get(r["k"], [0, 0])
+            found[r["k"]] = [n + 1, v + r["v"]]
+        return sorted([k, n, v] for k, (n, v) in found.items())
+
+    once = list({r["seq"]: r for r in rows}.values())
+    silver = {"silver": plain(once), "big": plain(r for r in once if r["v"] >= 50)}
+    newest = {r["k"]: r for r in sorted(rows, key=lambda r: r["seq"])}
+    return {"bronze": plain(rows)} | {
+        "medallion": {**silver, "totals": totals(once), "latest": []},
+        "fan-in": {**silver, "latest": []},
+        "merge": {"latest": plain(newest.values()), "totals": totals(rows), "silver": [], "big": []},
+    }[name.partition("+")[0]]
+
+
+@contextmanager
+def running(name: str, base: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            program(name, "run", base), stdout=said, stderr=said, env=environment(), start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def batches(base: Path, query: str) -> int:
+    return len([p for p in (base / "c" / query / "commits").glob("*") if p.name.isdigit()])
+
+
+def commit_times(base: Path) -> list[float]:
+    """Return when batches of the last query ended."""
+    return sorted(p.stat().st_mtime for p in (base / "c").glob("*/commits/*") if p.name.isdigit())
+
+
+CASES = [
+    pytest.param("medallion", 3, id="medallion"),
+    *(
+        pytest.param(name, 10, marks=pytest.mark.long, id=f"{name} ten times")
+        for name in ("medallion", "medallion+rocks", "fan-in", "merge", "merge+rocks")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "moments"), CASES)
+def test_every_table_is_whole_after_a_rewind_to_any_moment(tmp_path: Path, name: str, moments: int) -> None:
+    """Copies of one killed run go back to a random moment each; one goes back twice."""
+    seed = random.randrange(10**6)
+    chance, base = random.Random(seed), tmp_path / "live"
+    inputs = [Input(tmp_path / "in1", 0, seed)] + (
+        [Input(tmp_path / "in2", 10**6, seed)] if "fan" in name else []
+    )
+    last = {"medallion": "big", "fan-in": "big", "merge": "latest"}[name.partition("+")[0]]
+    with running(name, base, tmp_path / "log") as process:
+        deadline = time.monotonic() + 300
+        while batches(base, last) < 8:
+            assert process.poll() is None, (tmp_path / "log").read_text()[-4000:]
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()[-4000:]
+            for fed in inputs:
+                fed.write()
+            time.sleep(0.5)
+    times = commit_times(base)
+    copies = []
+    for number in range(moments):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(base, copy)
+        for moment in sorted(
+            chance.uniform(times[len(times) // 4], times[-1]) for _ in range(1 + number % 2)
+        )[::-1]:
+            rewind(copy, moment, seed)
+        copies.append(copy)
+    for fed in inputs:
+        fed.write()
+    done = subprocess.run(program(name, "finish", *copies), capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, (seed, done.stderr[-4000:])
+    tables = json.loads(done.stdout.rpartition("TABLES ")[2])
+    wanted = expected(name, [row for fed in inputs for row in fed.rows])
+    for number, found in enumerate(tables):
+        assert found == wanted, (seed, number)
+
+
+def rewind(base: Path, moment: float, seed: int) -> None:
+    before = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f"{moment % 1:.3f}"[1:]
+    called = [sys.executable, "-m", "spark_abs", "rewind", "--before", before, "--yes", "--wait", "0s"]
+    done = subprocess.run(
+        [*called, "--checkpoints", f"{base}/c/*", "--tables", f"{base}/t/*"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, (seed, moment, done.stdout, done.stderr)
