@@ -131,7 +131,7 @@ def main(name: str, mode: str, *bases: str) -> None:
         pipeline.make_tables()
         if mode == "run":
             running = [start() for start in pipeline.queries()]
-                        while all(query.isActive for query in running):
+            while all(query.isActive for query in running):
                 threading.Event().wait(0.2)
             sys.exit("\n".join(str(query.exception()) for query in running))
         for start in pipeline.queries():
