@@ -422,7 +422,7 @@ def test_a_name_that_leads_to_another_table_than_before(shop: Shop) -> None:
 
 def lines_of_the_guide() -> list[tuple[str, str]]:
     """Return what is written in each line of the guide's table, and what becomes of it without a table."""
-    section = (GUIDE / "delta-tables.md").read_text().split("## How a table may be named")[1]
+    section = (GUIDE / "table-names.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in section.split("\n## ")[0].splitlines() if "|" in line]
     code = re.compile(r"(`+) ?(.+?) ?\1(?!`)")
     found = [(code.search(row[0]), row[-1]) for row in rows[2:]]

@@ -22,7 +22,7 @@ SHIPPED = sorted([*GUIDE.glob("*.md"), *(PACKAGE / "adr").glob("*.md"), PACKAGE 
 DOCUMENTS = [README, HERE / "CHANGELOG.md", HERE / "CONTRIBUTING.md", *SHIPPED]
 LANGUAGES = {"python", "sh", "text"}
 TOUR = HERE / "notebooks/tour.ipynb"
-LONGEST_README = 1500
+LONGEST_README = 1100
 PUBLIC_MODULES = {"spark_abs", "spark_abs.testing", "spark_abs.testing.state"}
 
 of_each_document = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: str(p.relative_to(HERE)))
