@@ -84,7 +84,7 @@ class SinkUnreachable(AbsError):
 
 
 class SparkNotStarted(AbsError):
-    """No JVM could be started for Spark: there is no Java, or one that Spark cannot use."""
+    """No JVM could be started for Spark: Java is missing or not usable."""
 
 
 class CheckpointsFailed(AbsError):
@@ -92,7 +92,7 @@ class CheckpointsFailed(AbsError):
 
 
 class Refused(AbsError):
-    """The state of the root forbids what was asked."""
+    """The state of the root does not allow the request."""
 
 
 class RunAlive(Refused):
@@ -122,7 +122,7 @@ class Fenced(AbsError):
 
 
 class TakenOver(Fenced):
-    """Another root has taken a table over: this root cannot write to it any more."""
+    """Another root has taken a table over: this root can no longer write to it."""
 
 
 class StageStopped(AbsError):
@@ -130,7 +130,7 @@ class StageStopped(AbsError):
 
 
 def lacks_spark(missing: ModuleNotFoundError) -> bool:
-    """Say whether what was not found is Spark, which the package does not bring."""
+    """Say whether a missing module belongs to Spark, which this package does not install."""
     return (missing.name or "").partition(".")[0] in ("pyspark", "py4j")
 
 
@@ -148,7 +148,7 @@ class AbortReason(StrEnum):
     EXPIRED = "expired"
     """It was not complete within its timeout."""
     SUBSUMED = "subsumed"
-    """A newer barrier took its place."""
+    """A newer barrier replaced it."""
     ALIGNMENT_LIMIT = "alignment-limit"
     """More bytes had queued up behind its barrier than the alignment limit allows."""
     DECLINED = "declined"

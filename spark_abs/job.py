@@ -200,7 +200,7 @@ class Job:
             job.stage("enriched", [orders, job.lookup("customers", table=…)], lambda o, c: o.join(c, "id"))
 
         A repeated batch reads the same version again. A stage with lookups reads one stream beside them and
-        keeps no state: its function is applied to each batch by itself.
+        has no state: its function is applied to each batch separately.
 
         Args:
             name: the name under which the versions are recorded. A lookup under a new name has no record.
@@ -384,7 +384,7 @@ class Job:
         Raises:
             GraphError: the job cannot run at all.
             CheckpointNotFound: there is no such checkpoint.
-            DamageError: what is recorded cannot be read.
+            DamageError: the records of the root cannot be read.
         """
         return check_job(self.spec(), allow_non_restored_state, to=to)
 
@@ -399,6 +399,6 @@ class Job:
 
         Raises:
             GraphError: the job cannot run at all.
-            DamageError: what is recorded cannot be read.
+            DamageError: the records of the root cannot be read.
         """
         return explain_job(self.spec(), allow_non_restored_state)

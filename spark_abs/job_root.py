@@ -235,8 +235,8 @@ class JobRoot:
     ) -> RestoreResult:
         """Restore the job to a checkpoint: state, positions, channels and Delta sinks together.
 
-        The job must not be running; start it afterwards. A JVM is needed only where the plan says so, for
-        some sinks and for new partitions: then the session of this handle is used, or one is started. If the
+        The job must not be running; start it afterwards. A JVM is needed only if the plan shows it, for some
+        sinks and for new partitions: then the session of this handle is used, or a session is started. If the
         restore is killed, call it again with the same arguments.
 
         Args:

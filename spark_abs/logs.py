@@ -1,4 +1,4 @@
-"""Logging: a handler on stderr where nobody has configured one."""
+"""Logging: a handler on stderr if logging is not configured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 _LOGGER = logging.getLogger("spark_abs")
 _OURS = logging.INFO - 1
-"""A level that nobody else uses: it lets INFO lines pass, and we can recognise and undo it."""
+"""An unusual level that lets INFO lines pass, so that this module can recognise and undo its own setting."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

@@ -180,7 +180,7 @@ CHANNEL = "channel"
 
 @dataclass(frozen=True, slots=True)
 class OperatorShape:
-    """A stateful operator of a stage's plan: what its state depends on, as SQL where possible."""
+    """A stateful operator of a stage's plan: the parts that determine its state, as SQL if possible."""
 
     name: str
     parts: tuple[str, ...] = ()
@@ -191,8 +191,10 @@ class OperatorShape:
     """How the columns in its keys or condition are computed from the sources; None in manifests of earlier
     versions."""
     apart: tuple[tuple[str, ...], ...] = ()
-    """What identifies the rows of each side of a join: sources, their locations and filters. Empty in
-    manifests of earlier versions."""
+    """The parts that identify the rows of each side of a join: sources, their locations and filters.
+
+    Empty in manifests of earlier versions.
+    """
 
     def __str__(self) -> str:
         """Return the description for messages."""
@@ -228,8 +230,10 @@ class StageShape:
     output_mode: str = ""
     """Empty in manifests of earlier versions."""
     by_place: tuple[tuple[str, ...], ...] | None = None
-    """What Spark's operators store by position and not by name: the functions of each aggregate and the
-    columns of each side of a join, in the optimized plan. None if unknown."""
+    """The values that Spark's operators store by position instead of by name. None if unknown.
+
+    These are the functions of each aggregate and the columns of each side of a join, in the optimized plan.
+    """
     lookups: Mapping[str, str] = field(default_factory=dict)
     """Lookup to where its table is."""
 

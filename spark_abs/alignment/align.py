@@ -18,7 +18,7 @@ from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, CheckpointMode, E
 class Limits:
     """How much one micro-batch takes from one channel.
 
-    An entry is never split: one is taken whatever its size.
+    Entries are never split, and at least one is taken.
 
     Silent entries are not counted: they cost nothing downstream.
     """
@@ -90,8 +90,7 @@ def decide(
     channel. Barriers and cancel markers not above the input's epoch are ignored; a cancel marker above it
     moves the epoch and does not stop the input. A feedback edge never waits, no input waits for it, and only
     an unaligned barrier stops it: the stage has already passed aligned barriers on (P17). Once all other
-    inputs have ended, a feedback edge reads only rows and unaligned barriers: a stage of the loop that has
-    ended may send a barrier round before them.
+    inputs have ended, a feedback edge skips aligned barriers and reads on to rows and unaligned barriers.
 
     Args:
         own: the position of the input.

@@ -181,12 +181,12 @@ def plan_adoption(
     Args:
         job: the declarations.
         root: of the job.
-        state: what `control/` says; None if there is none.
+        state: the state of `control/`; None for a new root.
         stage: the stage declared with `adopt`.
         plan: of its frame.
 
     Raises:
-        Refused: the query cannot be adopted as declared; the message says why and what works instead.
+        Refused: the query cannot be adopted as declared; the message has the reason and an alternative.
         DamageError: the checkpoint cannot be read.
     """
     spec = job.stages[stage]

@@ -64,7 +64,7 @@ def end_batches(
     """Write unfinished batches to their missing outputs and finish them; return whether there were any.
 
     Raises:
-        Fenced: somebody has taken over.
+        Fenced: a newer run has taken over.
         DamageError: files of a batch are gone.
         Refused: the table of an unfinished batch is gone.
     """
@@ -96,7 +96,7 @@ def carry_out(
     2. Record directories, first positions and shapes: one commit.
 
     Raises:
-        Fenced: somebody has taken over.
+        Fenced: a newer run has taken over.
         DamageError: a native checkpoint cannot be read.
     """
     heartbeat = partial(Heartbeat(ctx.root, control), ctx.run)

@@ -27,7 +27,7 @@ def refuse_rows_of_others(job: JobSpec, sink: SinkSpec, root: Root, state: Contr
         job: the job of the sink.
         sink: the sink.
         root: the root of the job, or the root that it is compared with.
-        state: what its `control/` says; None if there is none.
+        state: the state of its `control/`; None for a new root.
 
     Raises:
         Refused: names the rows and the possible declarations.

@@ -61,7 +61,7 @@ class ExplainedStage:
         for source in self.sources:
             yield f"  reads {source}{', the feedback edge of a loop' if source.feedback else ''}"
         for table in self.static_tables:
-            yield f"  reads the table {table} as it is now"
+            yield f"  reads the table {table} at its present version"
         for lookup in self.lookups:
             yield f"  looks up {lookup}"
         for watermark in self.watermarks:

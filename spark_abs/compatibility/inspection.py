@@ -60,7 +60,7 @@ def refuse_wrapped() -> None:
     """Refuse calls of wrapped queries while `spark-abs check` runs the script, and under Spark Connect.
 
     Raises:
-        UsageError: the script runs in one of both ways.
+        UsageError: `check` runs the script, or the environment asks for Spark Connect.
     """
     refuse_connect("a wrapped query")
     if instead_of_start.get(None) is not None:
@@ -143,7 +143,7 @@ def check_job(
     Raises:
         GraphError: the job cannot run at all.
         CheckpointNotFound: there is no such checkpoint.
-        DamageError: what is recorded cannot be read.
+        DamageError: the records of the root cannot be read.
     """
     return check_drafted(job, draft(job), leave, root=root, to=to)
 
@@ -205,7 +205,7 @@ def inspect(
     Raises:
         Refused: the job cannot continue as declared; the message says which stages and what to do.
         UsageError: the schema of a table differs from the schema of the sink's rows.
-        DamageError: what is recorded cannot be read.
+        DamageError: the records of the root cannot be read.
     """
     checks = _checks(job, drafted, past, at_checkpoint)
     obstacles = [] if refuse else list(_obstacles(checks))

@@ -54,7 +54,7 @@ from spark_abs.store.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The job as it is declared."""
+    """The declared job."""
 
     shapes: tuple[StageShape, ...]
     begin: Mapping[StageId, Begin]
@@ -98,7 +98,7 @@ class Knowledge:
 
         Args:
             root: the job's root.
-            state: what `control/` says.
+            state: the state of `control/`.
             manifest: the newest checkpoint of the attempt, or the checkpoint from which the attempt began;
                 None without checkpoints.
             at_checkpoint: whether stages continue from that checkpoint, as after a restore to it.
@@ -111,7 +111,7 @@ class Knowledge:
         """Compare the declared job with the records.
 
         Raises:
-            DamageError: what is recorded cannot be read.
+            DamageError: the records of the root cannot be read.
         """
         shapes = self._shapes(declared)
         progress = {s.stage: self._progress(s) for s in shapes}

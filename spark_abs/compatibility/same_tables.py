@@ -23,7 +23,7 @@ def require_same_table(sink: SinkSpec, past: Past) -> None:
     once: until a run of the root has taken it over.
 
     Raises:
-        TableChanged: the message has the recorded table, the present table, and what can be done.
+        TableChanged: the message has the recorded table, the present table, and the remedies.
     """
     state = past.control
     if sink.table is None:

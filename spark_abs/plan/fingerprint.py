@@ -55,7 +55,7 @@ def operator_shapes(frame: DataFrame) -> tuple[OperatorShape, ...]:
 
 
 def kept_by_place(plan: Any | None) -> tuple[tuple[str, ...], ...] | None:
-    """Return what Spark's operators store by position in an optimized plan, see `StageShape.by_place`.
+    """Return the parts of an optimized plan that Spark stores by position, see `StageShape.by_place`.
 
     The state of an aggregate has its functions in the order of their first occurrence; the state of a join
     has the columns of each side. The optimizer removes unused functions and columns, and orders functions as

@@ -155,7 +155,7 @@ class JobGraph:
             if stage.name in around and stage.has_native:
                 raise GraphError(
                     f"stage {stage.name!r} is part of a loop and reads a native stream: declare the stream "
-                    "as a source of its own, so that the loop can tell when its input has ended"
+                    "as a separate source, so that the loop can tell when its input has ended"
                 )
 
     def consumed(self, stage: StageId) -> tuple[str, ...]:

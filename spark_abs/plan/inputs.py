@@ -42,8 +42,8 @@ def given_inputs(
             if given.job is not job:
                 said = given.channel if isinstance(given, Output) else given.name
                 raise GraphError(
-                    f"stage {stage!r} reads {said!r} of another job: a stage reads channels of its own job "
-                    "only"
+                    f"stage {stage!r} reads {said!r} of another job: a stage can only read channels of its "
+                    "own job"
                 )
             found.append(given)
         elif hasattr(given, "isStreaming"):

@@ -116,7 +116,7 @@ def pin_lookups(
     them.
 
     Raises:
-        Fenced: somebody has taken over.
+        Fenced: a newer run has taken over.
     """
     require_current(state, run)
     others = (at for at in state.attempt.lookups if at.lookup not in declared)
@@ -141,7 +141,7 @@ def record_change(
         comparison: the effect of the start on each stage.
 
     Raises:
-        Fenced: somebody has taken over.
+        Fenced: a newer run has taken over.
     """
     require_current(state, run)
     names, attempt = {record.stage for record in moved}, state.attempt

@@ -89,7 +89,7 @@ class _Comparing:
         return Comparison(self._recorded.where, tuple(map(self._with_way_back, found)))
 
     def _with_way_back(self, change: StageChange) -> StageChange:
-        """Add to requests to start the unchanged job what to do if its repeated batch fails."""
+        """Add a remedy for a failing batch to reasons that ask for a start of the unchanged job."""
         open_ = [
             f"batch {reached.finished + 1} of stage {stage!r}"
             for stage, reached in sorted(self._recorded.progress.items())

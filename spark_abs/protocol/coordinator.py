@@ -59,7 +59,7 @@ class Pending:
     verdict: Complete | Abort | None = None
     """The verdict of this coordinator; it is durable when `Decided` comes."""
     committing: bool = False
-    """Whether the verdict was sent: from then on it cannot change."""
+    """Whether the verdict was sent. A verdict that was sent cannot change."""
 
     @property
     def id(self) -> CheckpointId:

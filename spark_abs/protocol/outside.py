@@ -130,8 +130,8 @@ def may_miss(path: Sequence[Branch], mark: Mark, oldest: AttemptId) -> bool:
     """Say whether valid entries right after a mark may have been removed.
 
     Args:
-        path: what counts in the channel.
-        mark: what the sink has committed.
+        path: the valid path of the channel.
+        mark: the mark of the sink.
         oldest: the attempt of the oldest entry left: removed entries are of this attempt or older ones.
     """
     return any(b.attempt <= oldest and (b.until is None or b.until > mark.version) for b in path)
@@ -194,8 +194,8 @@ def asked_for(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> tuple
     """Return the entries to which restores of retained checkpoints take a sink back, each once, oldest first.
 
     Args:
-        line: the path to what a sink has committed.
-        kept: the path to the cut of each checkpoint that one may go back to.
+        line: the path to the mark of the sink.
+        kept: the path to the cut of each retained checkpoint.
     """
     return tuple(sorted({meeting(line, target).version for target in kept}))
 
@@ -206,8 +206,8 @@ def undone_from(line: Sequence[Branch], kept: Iterable[Sequence[Branch]]) -> Ver
     A restore to an abandoned branch goes back to the fork, which may be before every retained checkpoint.
 
     Args:
-        line: the path to what a sink has committed.
-        kept: the path to the cut of each checkpoint that one may go back to.
+        line: the path to the mark of the sink.
+        kept: the path to the cut of each retained checkpoint.
     """
     return next(iter(asked_for(line, kept)), FIRST_ENTRY)
 
@@ -218,7 +218,7 @@ def needed_from(mark: Mark, line: Sequence[Branch], kept: Iterable[Sequence[Bran
     Args:
         mark: the mark of the sink.
         line: the path to it.
-        kept: the path to the cut of each checkpoint that one may go back to.
+        kept: the path to the cut of each retained checkpoint.
     """
     needed = mark.version
     for target in kept:

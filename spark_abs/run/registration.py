@@ -89,7 +89,7 @@ def _active(job: JobSpec, stages: Sequence[StageId]) -> list[str]:
 def begin(
     job: JobSpec, control: Control, newest: RunId | None, *, takeover: bool, bounded: bool
 ) -> RunContext:
-    """Take a run number, fence the runs before it and abort what they left open.
+    """Take a run number, fence the runs before it and abort their open checkpoints.
 
     With `takeover`, wait until the replaced run has ended or fallen silent.
 

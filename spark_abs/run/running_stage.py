@@ -137,7 +137,7 @@ class RunningStage:
     def end_query(
         self, query: StreamingQuery, meanwhile: Callable[[], None] = lambda: None
     ) -> StreamingQueryException | None:
-        """Stop a query as soon as no batch is under way; return the error if it had failed before.
+        """Stop a query as soon as no batch is running; return its error if it had failed before.
 
         An error of the stop is ignored: with Java's flight recorder, Spark does not recognise its own
         interrupt of a waiting query. A failed query has its error while it still counts as active.

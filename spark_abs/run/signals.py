@@ -33,7 +33,7 @@ class SignalledStop:
     Args:
         job: its name, for the log.
         timeout_ms: how long an orderly stop may take; then the process ends at once.
-        stop: stops the run gracefully; called once, from a thread of its own.
+        stop: stops the run gracefully; called once, in a separate thread.
         end: ends the process at once with an exit code.
     """
 

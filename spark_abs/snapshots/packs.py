@@ -97,7 +97,7 @@ class PackWriter:
         return Location(self.name, first, self._rows - first)
 
     def close(self) -> AddFile:
-        """End the file, and return what to commit. Repeatable."""
+        """End the file, and return its entry for the commit. Repeatable."""
         self._writer.close()
         self._sink.close()
         size = self._root.fs.get_file_info(self._path).size
@@ -287,7 +287,7 @@ class Index(Protocol):
     """Lists the files in packs."""
 
     def index(self, pack: str) -> Mapping[str, Packed]:
-        """List what a pack holds, by hash."""
+        """List the files in a pack, by hash."""
 
 
 def resolve(

@@ -1,4 +1,4 @@
-"""Bytes that must not be swept although no manifest names them."""
+"""Bytes that sweeping must keep although no manifest names them."""
 
 from __future__ import annotations
 

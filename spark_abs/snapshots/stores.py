@@ -44,7 +44,7 @@ def files_of_version(
     file newer than the version is never chosen: the store would silently load it.
 
     Args:
-        wanted: what to load.
+        wanted: the version to load.
         sizes: each file of the store with its size; names are relative to its directory (`SSTs/…` included).
         read: reads a whole file of the store.
         read_head: reads the beginning of a file.

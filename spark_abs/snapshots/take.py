@@ -19,8 +19,10 @@ class StageCopy:
     offsets: str
     """The text of `offsets/<cut_batch>`; empty for a stage that has run no batch."""
     watermark_ms: int | None
-    """The watermark of the cut's batch: all windows that it closes have been emitted. None if there is
-    none."""
+    """The watermark of the cut's batch: all windows that it closes have been emitted.
+
+    None without a watermark.
+    """
     positions: tuple[Position, ...]
     operators: tuple[OperatorState, ...]
     shuffle_partitions: int

@@ -187,7 +187,7 @@ def _is_set(conf: Any, name: str) -> bool:
 
 _HIDDEN = "spark.sql.redaction.options.regex"
 _KEY_OF_AZURE = r"fs\.azure\.account\.key"
-"""Spark hides what has "secret", "token" or "access.key" in its name, which this has not."""
+"""Spark hides settings with "secret", "token" or "access.key" in their names; this name has none of these."""
 
 
 def connectors(locations: Iterable[str]) -> list[str]:

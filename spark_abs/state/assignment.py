@@ -104,8 +104,8 @@ def _misplaced(held: Functions, declared: Functions) -> Iterator[str]:
     for uid in added:
         if any(place >= len(held.places) or held.places[place] for place in _at(now, uid)):
             yield (
-                f"function {uid!r} is new, and a stage that has run takes no new functions: give it a stage "
-                "of its own"
+                f"function {uid!r} is new, and a stage that has run takes no new functions: put the "
+                "function into a separate stage"
             )
     moved = [uid for uid in stored if uid in uids and _at(held.places, uid) != _at(now, uid)]
     if moved:

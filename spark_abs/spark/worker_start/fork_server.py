@@ -142,7 +142,7 @@ def _path(request: Request) -> list[str]:
 
 
 def become(request: Request, client: socket.socket) -> None:
-    """Make this forked process stand in for the one Spark started, and end when that ends."""
+    """Replace the process that Spark started by this forked process, and end when that process ends."""
     waits = False
     try:
         for number, stream in enumerate(request.streams):
