@@ -141,8 +141,10 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
     run = state.run
     if run is not None and run.ended == "restored":  # by a version that did not record the kind
         run = replace(run, kind=RunKind.RESTORE)
-    current = [row for row in checkpoint_rows(root, now_ms) if not row.abandoned and row.damage is None]
-    last = current[-1] if current else None
+    last: CheckpointRow | None = None
+    for row in checkpoint_rows(root, now_ms):
+        if row.id is not None and row.attempt is not None and state.on_path(row.attempt, row.id):
+            last = row
     manifest, damage = _manifest(root, state.job, last)
     return JobStatus(
         root=root.uri,

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,8 @@ from click.testing import CliRunner
 import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.cli.output import moment
-from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId
+from spark_abs.manifest import Origin
+from spark_abs.model import NO_ATTEMPT, AttemptId, BatchId, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
@@ -173,6 +175,17 @@ def test_a_last_manifest_that_cannot_be_read_is_said(job: SmallJob, cli: Cli) ->
     found = cli.json("status")
     assert (found["last"]["id"], found["stages"]) == (1, [])
     assert found["last"]["damage"] in cli("status").stdout
+
+
+def test_a_savepoint_that_an_edit_made_is_not_the_last_checkpoint_of_the_job(job: SmallJob, cli: Cli) -> None:
+    job.checkpoint(1)
+    barrier = job.claim("edited")
+    manifest = job.manifest(barrier, Version(job.step(2, barrier=barrier)))
+    origin = Origin(job.attempt, CheckpointId(1))
+    assert job.checkpoints.complete(replace(manifest, attempt=NO_ATTEMPT, edited=origin))
+    assert [row["id"] for row in cli.json("list")] == [1, 2]
+    found = cli.json("status")
+    assert (found["last"]["id"], [s["checkpoint"] for s in found["stages"]]) == (1, [1, 1])
 
 
 def test_status_says_which_stage_is_restarted_without_progress(job: SmallJob, cli: Cli) -> None:
