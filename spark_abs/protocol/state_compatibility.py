@@ -10,6 +10,9 @@ from spark_abs.manifest import OperatorShape, StageShape
 from spark_abs.model import NO_BATCH
 from spark_abs.protocol.changes import LEAVE, StageProgress, UnderWay
 
+Columns = Sequence[Sequence[str]]
+"""See `StageShape.by_place`."""
+
 LONG = 200
 """Texts up to this number of characters are shown whole."""
 AROUND = 30
@@ -32,7 +35,7 @@ def state_reasons(before: StageShape | None, shape: StageShape, reached: StagePr
     begun = reached.finished != NO_BATCH or reached.under_way is not UnderWay.NOTHING
     if before is None or not before.sources or not begun:
         return
-    if not _fits(before.operators, shape.operators):
+    if not operators_fit(before.operators, shape.operators):
         was, now = contrasted(_listed(before.operators), _listed(shape.operators))
         yield (
             "its stateful operators have changed and cannot use the stored state:\n"
@@ -40,7 +43,7 @@ def state_reasons(before: StageShape | None, shape: StageShape, reached: StagePr
             "  declare them as they were; or give the stage another name, under which it begins without "
             f"state, and leave this one's behind: {LEAVE}"
         )
-    elif before.by_place is not None and shape.by_place is not None and _moved(before, shape):
+    elif moved(before.by_place, shape.by_place):
         was, now = contrasted(_places(before.by_place), _places(shape.by_place))
         yield (
             "Spark stores the columns of its operators by position, and the columns or their order changed: "
@@ -55,7 +58,8 @@ def state_reasons(before: StageShape | None, shape: StageShape, reached: StagePr
         )
 
 
-def _fits(before: Sequence[OperatorShape], now: Sequence[OperatorShape]) -> bool:
+def operators_fit(before: Sequence[OperatorShape], now: Sequence[OperatorShape]) -> bool:
+    """Say whether operators can use the state of others; seeds and counts of Spark's own do not matter."""
     if [o.name for o in before] != [o.name for o in now]:
         return False
     known, given = ([_comparable(o.parts) for o in operators] for operators in (before, now))
@@ -70,13 +74,15 @@ def _fits(before: Sequence[OperatorShape], now: Sequence[OperatorShape]) -> bool
     )
 
 
-def _moved(before: StageShape, now: StageShape) -> bool:
-    known, given = (list(map(_comparable, shape.by_place or ())) for shape in (before, now))
-    return known != given
+def moved(before: Columns | None, now: Columns | None) -> bool:
+    """Say whether columns that Spark stores by position have other positions; None: they are not known."""
+    if before is None or now is None:
+        return False
+    return list(map(_comparable, before)) != list(map(_comparable, now))
 
 
-def _places(kept: Sequence[Sequence[str]]) -> str:
-    return "; ".join(", ".join(columns) for columns in kept)
+def _places(kept: Columns | None) -> str:
+    return "; ".join(", ".join(columns) for columns in kept or ())
 
 
 def _listed(operators: Sequence[OperatorShape]) -> str:

@@ -11,6 +11,7 @@ from spark_abs.model import ChannelId, StageId, channel_id
 from spark_abs.plan.frames import build_frames, check_frames
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import Input, JobSpec, StageSpec, TrackedSource
+from spark_abs.protocol.state_compatibility import moved, operators_fit
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.spark.plans import is_delta_stream, read_anew
 
@@ -67,7 +68,8 @@ class Renewal:
             if changed:
                 raise self._refused(f"its output {output!r} has changed: {', '.join(changed)}")
         now, then = plans[self.stage], self.plan
-        if (now.streams, now.operators, now.by_place) != (then.streams, then.operators, then.by_place):
+        same_state = operators_fit(then.operators, now.operators) and not moved(then.by_place, now.by_place)
+        if now.streams != then.streams or not same_state:
             raise self._refused("its plan has different sources or different state")
         return frames.stages[self.stage]
 

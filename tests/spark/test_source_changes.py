@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from spark_abs.errors import StageFailed, UsageError
 from spark_abs.job import Job
@@ -74,6 +75,23 @@ def test_a_restart_makes_the_frame_of_a_source_anew(
     eventually(run, lambda: orders.ids() == [0, 1, 2, 3, 4], "rows of the wider table")
     (told,) = events(str(tmp_path / "root"), HistoryEvent.STAGE_RESTARTED)
     assert "DELTA_SCHEMA_CHANGED" in str(told["detail"])
+    run.stop()
+
+
+def test_a_restart_takes_another_seed_of_a_random_column_for_the_same_state(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Spark gives `rand()` a new seed each time that the function of the stage is called."""
+
+    def salted(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("salt", F.floor(F.rand() * 4)).dropDuplicates(["id", "salt"]).select("id")
+
+    orders = Orders(spark, tmp_path, Orders.stream, salted)
+    run = start(orders.job())
+    eventually(run, lambda: orders.ids() == [0, 1, 2], "the first rows")
+    orders.widen()
+    eventually(run, lambda: orders.ids() == [0, 1, 2, 3, 4], "rows of the wider table")
+    assert len(events(str(tmp_path / "root"), HistoryEvent.STAGE_RESTARTED)) == 1
     run.stop()
 
 
