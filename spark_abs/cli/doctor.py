@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import pyarrow as pa
 
-from spark_abs.cli.output import Output
 from spark_abs.cli.root_command import Context, output_option
 from spark_abs.errors import AbsError, CommitConflict, StoreFailed, lacks_spark
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage
+from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("deltalake", "pyarrow", "pandas", "pyspark", "py4j")
 _ROWS = 3
+_ROUNDS, _WRITERS = 10, 4
+_STARTS_S, _ANSWERS_S = 900.0, 180.0
+"""How long Spark may take to start, its first jars of a store included, and to answer one trial."""
 
 
 class Verdict(StrEnum):
@@ -59,31 +65,28 @@ _WIDTH = max(map(len, Verdict))
 def doctor(root: str | None) -> None:
     """Try what the package needs, and print what this environment is, as text to send with a question.
 
-    With a ROOT, a table is made there, committed to and deleted: a store must refuse the second of two
-    commits. With pyspark, a session is started on this machine, and a small job runs in a directory of its
-    own. Exit code 0: all works; 1: something does not.
+    With a ROOT, writers race there for the commits of a table: a store must let exactly one of them make each
+    commit. With pyspark, a session is started on this machine; a table and a small job are tried in the ROOT,
+    or in a directory of their own. What the trials leave in the ROOT is deleted. Exit code 0: all works; 1:
+    something does not.
     """
     context = click.get_current_context().ensure_object(Context)
     found = []
     for finding in examine(root):
-        context.out.say(f"{finding.part}: {finding.verdict}")
         found.append(finding)
-    context.out.result(found, lambda out: _show(out, found))
+        if not context.out.json:
+            context.out.line(f"{finding.verdict:{_WIDTH}}  {finding.part}: {finding.says}")
+    context.out.result(found, lambda _: None)
     if any(finding.verdict is not Verdict.WORKS for finding in found):
         click.get_current_context().exit(1)
-
-
-def _show(out: Output, found: list[Finding]) -> None:
-    for finding in found:
-        out.line(f"{finding.verdict:{_WIDTH}}  {finding.part}: {finding.says}")
 
 
 def examine(root: str | None) -> Iterator[Finding]:
     """Try the parts one after another.
 
     Args:
-        root: where a job is to have its root: a table is made, committed to and deleted there; None to try
-            no store.
+        root: where a job is to have its root: tables and a job are tried in a directory there, which is
+            deleted at the end; None to try no store.
     """
     where = Path(__file__).parents[1]
     yield Finding("spark_abs", Verdict.WORKS, f"{_version('spark-abs')} in {where}")
@@ -91,38 +94,75 @@ def examine(root: str | None) -> Iterator[Finding]:
     yield Finding("system", Verdict.WORKS, platform.platform())
     libraries = ", ".join(f"{name} {_version(name)}" for name in _LIBRARIES)
     yield Finding("libraries", Verdict.WORKS, libraries)
-    if root is not None:
-        yield _tried("commits in the root", lambda: _commit(Root(root, Storage.given())))
-    yield from _with_spark()
+    if root is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield from _with_spark(Storage.given().place(scratch))
+        return
+    try:
+        trials = _Trials(Root(root, Storage.given()))
+    except AbsError as error:
+        yield Finding(_COMMITS, Verdict.FAILS, _reason(error))
+        yield from _untried("a root", *_OF_SPARK)
+        return
+    try:
+        yield (commits := _tried(_COMMITS, lambda: _race(trials.place)))
+        if commits.verdict is Verdict.WORKS:
+            yield from _with_spark(trials.place)
+        else:
+            yield from _untried(_COMMITS, *_OF_SPARK)
+    finally:
+        left = _tried("what is left in the root", trials.clear)
+    yield left
 
 
-def _with_spark() -> Iterator[Finding]:
+_COMMITS = "commits in the root"
+_OF_SPARK = ("pyspark", "session", "Delta in Spark", "a job")
+
+
+def _with_spark(scratch: Place) -> Iterator[Finding]:
     yield (pyspark := _tried("pyspark", _pyspark))
     if pyspark.verdict is not Verdict.WORKS:
-        for part in ("session", "Delta in Spark", "a job"):
-            yield Finding(part, Verdict.UNTRIED, "needs pyspark")
+        yield from _untried("pyspark", *_OF_SPARK[1:])
         return
     started: list[SparkSession] = []
-    yield (session := _tried("session", lambda: _session(started)))
+    yield (session := _tried("session", lambda: _session(started, scratch), _STARTS_S))
     if session.verdict is not Verdict.WORKS:
-        for part in ("Delta in Spark", "a job"):
-            yield Finding(part, Verdict.UNTRIED, "needs a session")
+        yield from _untried("a session", *_OF_SPARK[2:])
         return
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            yield _tried("Delta in Spark", lambda: _delta(started[0], f"{scratch}/table"))
-            yield _tried("a job", lambda: _job(started[0], Path(scratch)))
-    finally:
-        started[0].stop()
+    with ExitStack() as ending:
+        ending.callback(_tried, "end", lambda: str(started[0].stop()), _ANSWERS_S)
+        table = scratch.below("table")
+        yield (delta := _tried("Delta in Spark", lambda: _delta(started[0], table), _ANSWERS_S))
+        if delta.verdict is Verdict.WORKS:
+            yield _tried("a job", lambda: _job(started[0], scratch), _ANSWERS_S)
+        else:
+            yield from _untried("Delta in Spark", "a job")
 
 
-def _tried(part: str, attempt: Callable[[], str]) -> Finding:
-    try:
-        return Finding(part, Verdict.WORKS, attempt())
-    except Exception as error:  # noqa: BLE001 - whatever fails is the answer
-        said = str(error).strip().splitlines() or [""]
-        kind = "" if isinstance(error, AbsError) else f"{type(error).__name__}: "
-        return Finding(part, Verdict.FAILS, kind + said[0])
+def _untried(needed: str, *parts: str) -> Iterator[Finding]:
+    return (Finding(part, Verdict.UNTRIED, f"needs {needed}") for part in parts)
+
+
+def _tried(part: str, attempt: Callable[[], str], limit_s: float | None = None) -> Finding:
+    """Try a part, in a thread that is left behind after a while: nothing ends what hangs in the JVM."""
+    answer: list[Finding] = []
+
+    def run() -> None:
+        try:
+            answer.append(Finding(part, Verdict.WORKS, attempt()))
+        except Exception as error:  # noqa: BLE001 - whatever fails is the answer
+            answer.append(Finding(part, Verdict.FAILS, _reason(error)))
+
+    thread = threading.Thread(target=run, name=f"spark-abs-doctor {part}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return answer[0] if answer else Finding(part, Verdict.FAILS, f"no answer within {limit_s:.0f} s")
+
+
+def _reason(error: Exception) -> str:
+    said = str(error).strip().splitlines() or [""]
+    kind = "" if isinstance(error, AbsError) else f"{type(error).__name__}: "
+    return kind + said[0]
 
 
 def _version(package: str) -> str:
@@ -132,21 +172,63 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _commit(root: Root) -> str:
-    """Commit the same version twice: the store must refuse the second one."""
-    place = root.place(f"_doctor-{uuid.uuid4().hex}")
-    try:
-        Table.ensure(place, pa.schema([("n", pa.int64())]))
-        one, other = Table.open(place), Table.open(place)
-        one.commit_next(Commit())
+class _Trials:
+    """A directory in a root for the trials."""
+
+    def __init__(self, root: Root) -> None:
+        self.place = root.place(f"_doctor-{uuid.uuid4().hex}")
+        self._root = root
+        above = (Path(root.uri), *Path(root.uri).parents) if root.local else ()
+        self._missing = [path for path in above if not path.exists()]
+
+    def clear(self) -> str:
+        """Delete the directory, and those above it that were not there before; say so.
+
+        Raises:
+            StoreFailed: something could not be deleted.
+        """
         try:
-            other.commit_next(Commit())
-        except CommitConflict:
-            return f"{root.uri} refuses the second of two commits"
-        raise StoreFailed(f"{root.uri} took two commits of one version: it creates no file atomically")
-    finally:
-        with suppress(OSError):
-            place.fs.delete_dir(place.path)
+            if self.place.exists():
+                self.place.fs.delete_dir(self.place.path)
+            for path in self._missing:
+                if path.exists():
+                    os.rmdir(path)
+        except OSError as error:
+            raise StoreFailed(f"the trials have left {self.place}, delete it by hand: {error}") from error
+        if self._missing:
+            return f"nothing; {self._missing[0]} was not there before: the first start of a job makes it"
+        return "nothing"
+
+
+def _race(scratch: Place) -> str:
+    """Let several writers at once commit the same version, again and again: one each must win."""
+    place = scratch.below("commits")
+    Table.ensure(place, pa.schema([("n", pa.int64())]))
+    for turn in range(1, _ROUNDS + 1):
+        ready = threading.Barrier(_WRITERS)
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            tables = [Table.open(place) for _ in range(_WRITERS)]
+            won = sum(pool.map(_wins, tables, [ready] * _WRITERS))
+        if won != 1:
+            raise StoreFailed(
+                f"{place} took {won} commits of version {turn}: the store does not create a file only where "
+                "there is none, and a root there would lose commits"
+            )
+    return f"of {_WRITERS} writers at once exactly one made each of {_ROUNDS} commits"
+
+
+def _wins(table: Table, ready: threading.Barrier) -> bool:
+    ready.wait()
+    try:
+        table.commit_next(Commit())
+    except CommitConflict:
+        return False
+    return True
+
+
+_INSTALL = (
+    "pip install 'spark-abs[spark]'; commands that read a root do not, nor does a restore of plain tables"
+)
 
 
 def _pyspark() -> str:
@@ -155,48 +237,51 @@ def _pyspark() -> str:
     except ModuleNotFoundError as missing:
         if not lacks_spark(missing):
             raise
-        raise AbsError(
-            "not installed: jobs need it, pip install 'spark-abs[spark]'; commands that read a root do not, "
-            "nor does a restore of plain tables"
-        ) from missing
+        if find_spec("pyspark") is not None:
+            raise AbsError(
+                f"it brings no JVM, as pyspark-client {_version('pyspark-client')} for Spark Connect does: jobs "
+                f"need the whole pyspark, pip uninstall pyspark-client, then {_INSTALL}"
+            ) from missing
+        raise AbsError(f"not installed: jobs need it, {_INSTALL}") from missing
     require_supported()
     limits = "" if rewrites_state() else "; edits and rescales need Spark 4.2"
     return f"{PYSPARK}, with {DELTA_CONNECTOR}{limits}"
 
 
-def _session(started: list[SparkSession]) -> str:
+def _session(started: list[SparkSession], scratch: Place) -> str:
     from spark_abs.spark.gateway import errors_kept
-    from spark_abs.spark.session import spark_session
+    from spark_abs.spark.session import apply_storage_conf, session_at
 
     conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
     with errors_kept():
-        started.append(spark := spark_session("spark-abs doctor", "local[2]", **conf))
+        started.append(spark := session_at([scratch.uri], "spark-abs doctor", **conf))
     spark.sparkContext.setLogLevel("OFF")
+    apply_storage_conf(spark, scratch.storage)
     java = spark._jvm.System.getProperty("java.version")  # type: ignore[union-attr]
     return f"Spark {spark.version} on Java {java}"
 
 
-def _delta(spark: SparkSession, table: str) -> str:
+def _delta(spark: SparkSession, table: Place) -> str:
     for _ in range(2):
-        spark.range(_ROWS).write.format("delta").mode("append").save(table)
-    _require(spark.read.format("delta").load(table).count(), 2 * _ROWS)
-    return "a table was written and read"
+        spark.range(_ROWS).write.format("delta").mode("append").save(table.uri)
+    _require(spark.read.format("delta").load(table.uri).count(), 2 * _ROWS)
+    return f"a table was written and read at {table}"
 
 
-def _job(spark: SparkSession, scratch: Path) -> str:
+def _job(spark: SparkSession, scratch: Place) -> str:
     from spark_abs.job import Job
 
-    (scratch / "input").mkdir()
-    (scratch / "input/rows.json").write_text("\n".join(f'{{"n": {n}}}' for n in range(_ROWS)))
+    scratch.write("input/rows.json", "\n".join(f'{{"n": {n}}}' for n in range(_ROWS)).encode())
+    rows = scratch.below("rows").uri
 
     def same(frame: DataFrame) -> DataFrame:
         return frame
 
-    job = Job("doctor", root=str(scratch / "root"), spark=spark)
-    read = job.stage("read", [spark.readStream.schema("n long").json(str(scratch / "input"))], same)
-    job.sink("rows", job.stage("copy", [read], same), table=str(scratch / "rows"))
+    job = Job("doctor", root=scratch.below("root").uri, spark=spark)
+    read = job.stage("read", [spark.readStream.schema("n long").json(scratch.below("input").uri)], same)
+    job.sink("rows", job.stage("copy", [read], same), table=rows)
     job.start(available_now=True).await_termination()
-    _require(spark.read.format("delta").load(str(scratch / "rows")).count(), _ROWS)
+    _require(spark.read.format("delta").load(rows).count(), _ROWS)
     return "two stages, the channel between them, a checkpoint and a table"
 
 

@@ -6,11 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 
 import pytest
+from click.testing import CliRunner
 
+from spark_abs.cli import doctor as doctor_module
 from spark_abs.cli.doctor import Verdict, examine
+from spark_abs.cli.main import main
+from spark_abs.cli.output import Output
 from spark_abs.errors import CommitConflict
+from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 WITHOUT = "import sys; sys.modules.update(pyspark=None, py4j=None)\n"
@@ -21,26 +27,60 @@ def doctor(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
 
 
-def test_all_parts_work_here(tmp_path: Path) -> None:
-    ran = doctor(f"import sys\n{DOCTOR}", str(tmp_path), "--output", "json")
+def test_all_parts_work_here_and_a_directory_that_was_not_there_is_told(tmp_path: Path) -> None:
+    root = tmp_path / "mistyped/root"
+    ran = doctor(f"import sys\n{DOCTOR}", str(root), "--output", "json")
     found = {one["part"]: one for one in json.loads(ran.stdout)}
     assert {one["verdict"] for one in found.values()} == {"works"}, ran.stdout
     assert found.keys() >= {"commits in the root", "session", "Delta in Spark", "a job"}
+    assert f"written and read at {root}/_doctor-" in found["Delta in Spark"]["says"]
+    assert f"{root} was not there before" in found["what is left in the root"]["says"]
     assert ran.returncode == 0
-    assert list(tmp_path.iterdir()) == [], "nothing stays in the root"
+    assert list(tmp_path.iterdir()) == [], "nothing stays"
 
 
-def test_without_spark_it_says_what_still_works_and_what_to_install() -> None:
-    ran = doctor(WITHOUT + DOCTOR)
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (WITHOUT, "pyspark: not installed: jobs need it, pip install 'spark-abs[spark]'"),
+        ("import sys; sys.modules.update(py4j=None)\n", "pyspark: it brings no JVM, as pyspark-client "),
+    ],
+    ids=["without pyspark", "pyspark without py4j"],
+)
+def test_without_spark_it_says_what_still_works_and_what_to_install(program: str, says: str) -> None:
+    ran = doctor(program + DOCTOR)
     assert ran.returncode == 1
-    assert "pip install 'spark-abs[spark]'" in ran.stdout
+    assert says in ran.stdout
     assert "untried  a job: needs pyspark" in ran.stdout
+
+
+def test_each_part_is_told_when_it_has_been_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The session never answers: all before it has been printed by then, and the command goes on."""
+    told: list[str] = []
+    monkeypatch.setattr(Output, "line", lambda self, text: told.append(text))
+    monkeypatch.setattr(doctor_module, "_STARTS_S", 0.2)
+    hang = Event()
+
+    def session(started: list[object], scratch: object) -> str:
+        assert [line.split()[1] for line in told[-2:]] == ["commits", "pyspark:"]
+        hang.wait()
+        return ""
+
+    monkeypatch.setattr(doctor_module, "_session", session)
+    assert CliRunner().invoke(main, ["doctor", str(tmp_path)]).exit_code == 1
+    hang.set()
+    assert told[-4:] == [
+        "fails    session: no answer within 0 s",
+        "untried  Delta in Spark: needs a session",
+        "untried  a job: needs a session",
+        "works    what is left in the root: nothing",
+    ]
 
 
 def test_a_store_that_takes_two_commits_of_one_version_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second writer is let through, as a store without an atomic create lets it."""
+    """The other writers are let through, as a store without an atomic create lets them."""
     strict = Table.commit_next
 
     def lax(self: Table, commit: object) -> object:
@@ -52,7 +92,23 @@ def test_a_store_that_takes_two_commits_of_one_version_fails(
     monkeypatch.setattr(Table, "commit_next", lax)
     found = next(one for one in examine(str(tmp_path)) if one.part == "commits in the root")
     assert found.verdict is Verdict.FAILS
-    assert "took two commits of one version" in found.says
+    assert "took 4 commits of version 1: the store does not create" in found.says
+
+
+def test_what_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program writes into the directory that the trial made."""
+    real = doctor_module._race
+
+    def also(scratch: Place) -> str:
+        (tmp_path / "new/other").touch()
+        return real(scratch)
+
+    monkeypatch.setattr(doctor_module, "_race", also)
+    monkeypatch.setattr(doctor_module, "_with_spark", lambda scratch: ())
+    left = list(examine(str(tmp_path / "new")))[-1]
+    assert left.verdict is Verdict.FAILS
+    assert "the trials have left" in left.says
+    assert str(tmp_path / "new") in left.says
 
 
 @pytest.mark.parametrize(
