@@ -239,8 +239,8 @@ def _pyspark() -> str:
             raise
         if find_spec("pyspark") is not None:
             raise AbsError(
-                f"it brings no JVM, as pyspark-client {_version('pyspark-client')} for Spark Connect does: jobs "
-                f"need the whole pyspark, pip uninstall pyspark-client, then {_INSTALL}"
+                f"it brings no JVM, as pyspark-client {_version('pyspark-client')} for Spark Connect: jobs need "
+                f"the whole pyspark, pip uninstall pyspark-client, then {_INSTALL}"
             ) from missing
         raise AbsError(f"not installed: jobs need it, {_INSTALL}") from missing
     require_supported()
