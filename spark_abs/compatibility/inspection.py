@@ -33,7 +33,13 @@ from spark_abs.settings import WatermarkCheck
 from spark_abs.sinks.delta.create import check_sink
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.spark.plans import refuse_unsupported_session
-from spark_abs.spark.session import apply_storage_conf, check_session, refuse_connect
+from spark_abs.spark.session import (
+    apply_storage_conf,
+    check_session,
+    connectors,
+    refuse_connect,
+    require_packages,
+)
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -92,6 +98,7 @@ def draft(job: JobSpec) -> Drafted:
     """
     graph = job.graph()
     check_session(job.spark)
+    require_packages(job.spark, connectors((job.root.uri,)))
     refuse_unsupported_session(job.spark)
     if job.settings.stop_savepoint:
         check_savepoint_name(f"{job.settings.stop_savepoint}-1")

@@ -81,9 +81,10 @@ def apply(
         )
         if plan.needs_spark:
             if spark is not None:
-                from spark_abs.spark.session import check_session
+                from spark_abs.spark.session import check_session, connectors, require_packages
 
                 check_session(spark, f"nothing was changed: this restore of {plan.job}")
+                require_packages(spark, connectors((root.uri, *plan.spark_tables)))
             restoring.session()
         try:
             _carry_out(restoring, failpoint, progress)

@@ -25,6 +25,7 @@ from spark_abs.spark.versions import (
     PYSPARK,
     S3_CONNECTOR,
     class_there,
+    has_package,
     release_of,
     require_supported,
 )
@@ -69,10 +70,11 @@ log = logging.getLogger(__name__)
 def spark_session(
     app_name: str, master: str | None = None, *, packages: Sequence[str] = (), **conf: str
 ) -> SparkSession:
-    """Build a session with Delta, or return the existing session of this process.
+    """Build a session with Delta, or return the existing session of this thread or process.
 
     An existing session stays as it is, except that it gets `conf` and those settings of `SESSION_CONF` that
-    can be set at run time and are not set. This package does not stop it.
+    can be set at run time and are not set. It keeps them, and the log names them. This package does not stop
+    it.
 
     Args:
         app_name: the name shown by Spark.
@@ -83,12 +85,13 @@ def spark_session(
 
     Raises:
         UsageError: this is Spark Connect, spark_abs does not support this version of Spark, or the existing
-            session has no Delta.
+            session has no Delta or lacks one of `packages`.
         SparkNotStarted: Spark finds no usable Java.
     """
     builder = _prepared(SparkSession.builder.appName(app_name))
     if SparkContext._active_spark_context is not None:
-        return _set_up(SparkSession.builder.getOrCreate(), conf)
+        # The active session is that of the notebook; the other one is the first that the process had.
+        return _set_up(SparkSession.getActiveSession() or SparkSession.builder.getOrCreate(), packages, conf)
     if master is not None:
         builder = builder.master(master)
     known = KnownJars([PYSPARK, DELTA_CONNECTOR, *packages])
@@ -115,9 +118,10 @@ def spark_session(
     return session
 
 
-def _set_up(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
+def _set_up(session: SparkSession, packages: Sequence[str], conf: Mapping[str, str]) -> SparkSession:
     """Check that an existing session can run a job, and apply the settings that can still be set."""
     check_session(session)
+    require_packages(session, packages)
     ours = {name: value for name, value in SESSION_CONF.items() if name not in AT_START}
     unset = {name: value for name, value in ours.items() if session.conf.get(name, None) is None}
     kept = []
@@ -126,6 +130,8 @@ def _set_up(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
             session.conf.set(name, value)
         except AnalysisException:
             kept.append(name)
+    if taken := sorted({*unset, *conf} - {*kept}):
+        log.info("the existing session takes, until it ends: %s", taken)
     if changed := [name for name in kept if session.conf.get(name, None) != conf.get(name)]:
         log.warning(
             "the existing session keeps its %s: Spark reads these settings only at its start", changed
@@ -166,18 +172,22 @@ def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
 def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
     """Give a session and its executors the settings to reach a store. Other sessions are not changed.
 
-    Spark shows the names of these settings but not the secrets.
+    The session keeps these settings until it ends: queries and frames that were made with it need them. Spark
+    shows their names but not the secrets.
     """
-    for name, value in storage.hadoop().items():
-        session.conf.set(name, value)
-    hidden = str(session.conf.get(_HIDDEN))
-    if _KEY_OF_AZURE not in hidden:
-        session.conf.set(_HIDDEN, f"{hidden}|{_KEY_OF_AZURE}")
+    given = storage.hadoop()
     known = session._jsparkSession.sessionState().newHadoopConf()
     for kind in storage.hadoop_defaults():
         if not any(_is_set(known, name) for name in kind):
-            for name, value in kind.items():
-                session.conf.set(name, value)
+            given.update(kind)
+    hidden = str(session.conf.get(_HIDDEN))
+    if _KEY_OF_AZURE not in hidden:
+        given[_HIDDEN] = f"{hidden}|{_KEY_OF_AZURE}"
+    changed = {name: value for name, value in given.items() if session.conf.get(name, None) != value}
+    for name, value in changed.items():
+        session.conf.set(name, value)
+    if changed:
+        log.info("the session takes, until it ends: %s", sorted(changed))
 
 
 def _is_set(conf: Any, name: str) -> bool:
@@ -275,7 +285,19 @@ def check_session(session: SparkSession, what: str = "a job") -> None:
     lacking = delta_settings(found)
     jar = class_there(session._jvm, SESSION_CONF[OF_DELTA[0]])
     if lacking or not jar:
-        raise UsageError(_without_delta(lacking, () if jar else (DELTA_CONNECTOR,)))
+        packages = () if jar else (DELTA_CONNECTOR,)
+        raise UsageError(_at_start("the existing session has no Delta", lacking, packages))
+
+
+def require_packages(session: SparkSession, packages: Sequence[str]) -> None:
+    """Refuse a session that lacks packages: it takes none while it runs.
+
+    Raises:
+        UsageError: names them, and says where they are set.
+    """
+    missing = [package for package in packages if not has_package(session, package)]
+    if missing:
+        raise UsageError(_at_start(f"the existing session lacks {', '.join(missing)}", {}, missing))
 
 
 def delta_settings(found: Mapping[str, str]) -> dict[str, str]:
@@ -292,16 +314,15 @@ def delta_settings(found: Mapping[str, str]) -> dict[str, str]:
     return lacking
 
 
-def _without_delta(lacking: Mapping[str, str], packages: Sequence[str]) -> str:
+def _at_start(lacks: str, lacking: Mapping[str, str], packages: Sequence[str]) -> str:
+    """Say where settings and packages are given that Spark takes only when it starts."""
     wanted = {**lacking, **({"spark.jars.packages": ",".join(packages)} if packages else {})}
     submit = [f"--packages {package}" for package in packages]
     submit += [f"--conf {name}={value}" for name, value in lacking.items()]
     return "\n  ".join(
         [
-            (
-                "the existing session has no Delta, and Spark loads Delta only at its start. On a cluster, "
-                "add to the Spark configuration (spark-defaults.conf) and restart the cluster:"
-            ),
+            f"{lacks}, and Spark loads it only at its start. On a cluster, add to the Spark configuration "
+            "(spark-defaults.conf) and restart the cluster:",
             *(f"{name} {value}" for name, value in wanted.items()),
             "or start the program with:",
             f"spark-submit {' '.join(submit)} ...",

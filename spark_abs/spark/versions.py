@@ -187,6 +187,36 @@ def class_there(jvm: Any, name: str) -> bool:
     return True
 
 
+_SCHEMES = {S3_CONNECTOR: "s3a", AZURE_CONNECTOR: "abfss", GOOGLE_CONNECTOR: "gs"}
+
+
+def has_package(session: Any, package: str) -> bool:
+    """Say whether a session has a package, in any version: a platform brings its own.
+
+    The connectors are known by what they are for, any other package by the names of the jars.
+    """
+    jvm = session._jvm
+    if package == KAFKA_CONNECTOR:
+        return class_there(jvm, "org.apache.spark.sql.kafka010.KafkaSourceProvider")
+    if package in _SCHEMES:
+        return _serves(session, _SCHEMES[package])
+    artifact = package.split(":")[1]
+    given = str(session.sparkContext._jsc.sc().listJars().mkString("\n"))
+    paths = given.splitlines() + str(jvm.System.getProperty("java.class.path")).split(":")
+    names = (path.rpartition("/")[2] for path in paths)
+    return any(name.startswith(f"{artifact}-") or f"_{artifact}-" in name for name in names)
+
+
+def _serves(session: Any, scheme: str) -> bool:
+    """Say whether Hadoop has a file system for the URLs of a scheme."""
+    hadoop = session._jsparkSession.sessionState().newHadoopConf()
+    try:
+        session._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, hadoop)
+    except Py4JError:
+        return False
+    return True
+
+
 _TAKES_ZONE = "timezone" in inspect.signature(arrow_types.to_arrow_schema).parameters
 
 
