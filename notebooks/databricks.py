@@ -39,12 +39,11 @@ else:
 there = globals().get("spark") or SparkSession.getActiveSession()
 spark = there or spark_abs.spark_session("shop", "local[2]")
 
-on_this_machine = "" if base else tempfile.mkdtemp(prefix="spark-abs-")
-root = f"{base or on_this_machine}/root"
+given, base = base, base or tempfile.mkdtemp(prefix="spark-abs-")
+root = f"{base}/root"
 spark_abs.Job("shop", root=root, spark=spark)  # refuses compute and places that no job can have
-if not base and not spark.sparkContext.master.startswith("local"):
+if not given and not spark.sparkContext.master.startswith("local"):
     raise ValueError("say in the widget `base` where the job is: s3://BUCKET/PATH")
-base = base or on_this_machine
 print(f"Spark {spark.version}, root {root}")
 
 # COMMAND ----------

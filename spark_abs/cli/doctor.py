@@ -240,8 +240,8 @@ def _pyspark() -> str:
         if find_spec("pyspark") is not None:
             client = f"pyspark-client {_version('pyspark-client')}"
             raise AbsError(
-                f"it brings no JVM, as {client} for Spark Connect: jobs need the whole pyspark, pip uninstall "
-                f"pyspark-client, then {_INSTALL}"
+                f"it brings no JVM, as {client} for Spark Connect: jobs need the whole pyspark, "
+                f"pip uninstall pyspark-client, then {_INSTALL}"
             ) from missing
         raise AbsError(f"not installed: jobs need it, {_INSTALL}") from missing
     require_supported()

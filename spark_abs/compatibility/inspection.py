@@ -103,7 +103,8 @@ def draft(job: JobSpec) -> Drafted:
     if job.settings.stop_savepoint:
         check_savepoint_name(f"{job.settings.stop_savepoint}-1")
     policy_of(job.settings)
-    apply_storage_conf(job.spark, job.root.storage)
+    if kept := apply_storage_conf(job.spark, job.root.storage):
+        log.info("the session keeps the settings of the job's store until it ends: %s", kept)
     refuse_shared_sinks(graph.sinks, job.root.storage)
     lookups = open_lookups(job, _pinned(job))
     with copied_logs(job) as tracking:

@@ -169,11 +169,11 @@ def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
     return builder.config(map=dict(SESSION_CONF))
 
 
-def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
+def apply_storage_conf(session: SparkSession, storage: Storage) -> list[str]:
     """Give a session and its executors the settings to reach a store. Other sessions are not changed.
 
     The session keeps these settings until it ends: queries and frames that were made with it need them. Spark
-    shows their names but not the secrets.
+    shows their names but not the secrets. Returns the names of the settings that have changed.
     """
     given = storage.hadoop()
     known = session._jsparkSession.sessionState().newHadoopConf()
@@ -186,8 +186,7 @@ def apply_storage_conf(session: SparkSession, storage: Storage) -> None:
     changed = {name: value for name, value in given.items() if session.conf.get(name, None) != value}
     for name, value in changed.items():
         session.conf.set(name, value)
-    if changed:
-        log.info("the session takes, until it ends: %s", sorted(changed))
+    return sorted(changed)
 
 
 def _is_set(conf: Any, name: str) -> bool:

@@ -19,6 +19,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from spark_abs.errors import UsageError
 from spark_abs.spark.session import AT_START
 from tests.jvm import java_options
 
@@ -88,11 +89,18 @@ def test_in_a_notebook_it_takes_the_session_that_is_there(
     assert "after the bad release: sales [250, 300, 40000], totals [550, 40550]" in capsys.readouterr().out
 
 
-def test_without_a_base_it_does_not_run_on_a_cluster(tmp_path: Path) -> None:
-    elsewhere = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"), version="")
-    names: dict[str, Any] = {"spark": elsewhere, "dbutils": Utilities()}
+def test_without_a_base_it_does_not_run_on_a_cluster(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "master", "spark://host:7077")
     with pytest.raises(ValueError, match="s3://BUCKET/PATH"):
-        exec(cells()[0], names)
+        exec(cells()[0], {"spark": spark, "dbutils": Utilities()})
+
+
+@pytest.mark.parametrize("base", ["", "s3://bucket/shop"])
+def test_without_a_jvm_it_names_dedicated_compute_before_it_asks_for_anything_else(base: str) -> None:
+    with pytest.raises(UsageError, match="use compute with dedicated access mode"):
+        exec(cells()[0], {"spark": SimpleNamespace(), "dbutils": Utilities(base=base)})
 
 
 def test_as_a_script_it_makes_a_session_and_ends(tmp_path: Path) -> None:

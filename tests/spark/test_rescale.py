@@ -10,12 +10,13 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import spark_abs
-from spark_abs.errors import Refused
+from spark_abs.errors import Refused, UsageError
 from spark_abs.job import Job
 from spark_abs.manifest import Manifest
 from spark_abs.model import ProviderName, StageId
 from spark_abs.plan.specs import Output, Stage
 from spark_abs.restore.steps import Rescale
+from spark_abs.spark import session as session_module
 from tests.job_support import Feed, assert_tables_at_every_cut, manifests
 from tests.root_support import with_failpoint
 from tests.spark.conftest import Start
@@ -88,9 +89,9 @@ def partitions(manifest: Manifest) -> list[int]:
 
 
 def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_be(
-    spark: SparkSession, tmp_path: Path, start: Start
+    spark: SparkSession, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An aggregation, and a function with timeouts; the first restore is killed."""
+    """An aggregation, and a function with timeouts; a restore lacks a jar, and one is killed."""
     root, tables = str(tmp_path / "root"), tmp_path / "tables"
     feed, shapes = Feed(spark, tmp_path / "clicks", SCHEMA), (windows("rocksdb"), CALLS)
 
@@ -118,6 +119,12 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
     }
     assert (set(spread), plan.needs_spark) == (set(STATEFUL), True)
     first, second = spread
+
+    with monkeypatch.context() as far:
+        far.setattr(session_module, "connectors", lambda uris: ["org.example:store:1.0"])
+        with pytest.raises(UsageError, match=r"lacks org\.example:store:1\.0"):
+            spark_abs.open(root, spark).restore("two", shuffle_partitions=5)
+    assert spark_abs.open(root).restore("two", shuffle_partitions=5, dry_run=True).plan == plan
 
     def failpoint(point: str) -> None:
         if point == f"{spread[second]}.after":

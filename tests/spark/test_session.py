@@ -21,6 +21,7 @@ from spark_abs.job import Job
 from spark_abs.settings import session_settings
 from spark_abs.spark import session as session_module
 from spark_abs.spark.driver import close_state_stores
+from spark_abs.spark.plans import as_active
 from spark_abs.spark.session import (
     apply_storage_conf,
     check_session,
@@ -28,7 +29,13 @@ from spark_abs.spark.session import (
     connectors,
     spark_session,
 )
-from spark_abs.spark.versions import AZURE_CONNECTOR, DELTA_CONNECTOR, GOOGLE_CONNECTOR, S3_CONNECTOR
+from spark_abs.spark.versions import (
+    AZURE_CONNECTOR,
+    DELTA_CONNECTOR,
+    GOOGLE_CONNECTOR,
+    KAFKA_CONNECTOR,
+    S3_CONNECTOR,
+)
 from spark_abs.store.options import S3, Azure
 from spark_abs.store.storage import DATABRICKS, Storage
 from tests.jvm import java_options
@@ -48,11 +55,13 @@ def test_connectors_have_the_version_of_the_hadoop_that_pyspark_brings() -> None
     assert connectors(["/a"]) == []
 
 
-def test_a_session_that_is_told_of_a_store_tells_no_other(spark: SparkSession) -> None:
+def test_a_session_that_is_told_of_a_store_tells_no_other_and_says_what_it_keeps(
+    spark: SparkSession,
+) -> None:
     own = spark.newSession()
     storage = Storage(S3("https://store.example", "r", "who", "SeCrEt"), Azure("SeCrEt"))
-    for _ in range(2):
-        apply_storage_conf(own, storage)
+    assert {"fs.s3a.secret.key", "fs.s3a.endpoint"} <= {*apply_storage_conf(own, storage)}
+    assert apply_storage_conf(own, storage) == []
     assert own.conf.get("fs.s3a.endpoint") == "https://store.example"
     assert own.conf.get("fs.azure.account.auth.type") == "SharedKey"
     assert own.conf.get("fs.gs.auth.type") == "APPLICATION_DEFAULT"
@@ -183,6 +192,33 @@ def test_a_session_that_is_there_takes_what_can_be_set_while_it_runs(
     finally:
         for name, value in before.items():
             spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+def test_packages_that_the_session_lacks_are_named_before_anything_is_done(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    other = "org.example:other_2.13:1.0"
+    with pytest.raises(UsageError, match="lacks ") as said:
+        spark_session(
+            "again", packages=[DELTA_CONNECTOR, S3_CONNECTOR, GOOGLE_CONNECTOR, KAFKA_CONNECTOR, other]
+        )
+    wanted = f"{S3_CONNECTOR},{GOOGLE_CONNECTOR},{KAFKA_CONNECTOR},{other}"
+    assert f"  spark.jars.packages {wanted}\n" in str(said.value)
+    assert DELTA_CONNECTOR not in str(said.value)
+    assert spark_session("again", packages=[DELTA_CONNECTOR]) is spark
+    job = Job("far", root="s3://bucket/root", spark=spark)
+    job.sink("out", job.source("ticks", spark.readStream.format("rate").load()), table=str(tmp_path))
+    with pytest.raises(UsageError, match=f"lacks {S3_CONNECTOR}, and Spark loads it only at its start"):
+        job.start()
+
+
+def test_the_session_of_the_thread_is_taken_before_the_first_of_the_process(spark: SparkSession) -> None:
+    own = spark.newSession()
+    with as_active(own):
+        found = spark_session("again", **{"spark.sql.shuffle.partitions": "7"})
+    assert own.conf.get("spark.sql.shuffle.partitions") == "7"
+    assert found.conf.get("spark.sql.shuffle.partitions") == "7"
+    assert spark.conf.get("spark.sql.shuffle.partitions") != "7"
 
 
 def test_the_sessions_of_databricks_have_delta_in_their_own_way(
