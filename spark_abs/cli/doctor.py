@@ -130,7 +130,7 @@ def _with_spark(scratch: Place) -> Iterator[Finding]:
         yield from _untried("a session", *_OF_SPARK[2:])
         return
     with ExitStack() as ending:
-        ending.callback(_tried, "end", lambda: str(started[0].stop()), _ANSWERS_S)
+        ending.callback(_tried, "the end", lambda: _stop(started[0]), _ANSWERS_S)
         table = scratch.below("table")
         yield (delta := _tried("Delta in Spark", lambda: _delta(started[0], table), _ANSWERS_S))
         if delta.verdict is Verdict.WORKS:
@@ -260,6 +260,11 @@ def _session(started: list[SparkSession], scratch: Place) -> str:
     apply_storage_conf(spark, scratch.storage)
     java = spark._jvm.System.getProperty("java.version")  # type: ignore[union-attr]
     return f"Spark {spark.version} on Java {java}"
+
+
+def _stop(spark: SparkSession) -> str:
+    spark.stop()
+    return "the session has ended"
 
 
 def _delta(spark: SparkSession, table: Place) -> str:
