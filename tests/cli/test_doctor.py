@@ -100,8 +100,9 @@ def test_what_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     real = doctor_module._race
 
     def also(scratch: Place) -> str:
+        said = real(scratch)
         (tmp_path / "new/other").touch()
-        return real(scratch)
+        return said
 
     monkeypatch.setattr(doctor_module, "_race", also)
     monkeypatch.setattr(doctor_module, "_with_spark", lambda scratch: ())
