@@ -33,10 +33,12 @@ PART := tests/sim/test_explore.py tests/cli tests/spark/test_job_life.py tests/s
 test: check $(VENV)/.classes
 	@echo "pytest, a part" && $(PYTEST) $(PART)
 
+# The one test of tests/versions that needs no other Spark.
+WHEEL := tests/versions/test_wheel.py::test_commands_answer_where_there_is_no_spark
 # What a change must pass to land: `test`, then all else that is not marked `long`. The last line is pytest's own.
 test-ci: test $(VENV)/.broker
 	@echo "pytest, the rest without long tests" && $(PYTEST) -m "not long" \
-	  tests/outside tests/crash tests/soak tests/spark $(addprefix --ignore=,$(PART))
+	  tests/outside tests/crash tests/soak tests/spark $(addprefix --ignore=,$(PART)) $(WHEEL)
 
 # Cheap checks first; the last line is pytest's own.
 test-all: venv $(VENV)/.classes $(VENV)/.broker
