@@ -33,11 +33,11 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(home), name)
     except ModuleNotFoundError as missing:
-        from spark_abs.errors import lacks_spark
+        from spark_abs.errors import get_spark, lacks_spark
 
         if not lacks_spark(missing):
             raise
-        raise ImportError(f"spark_abs.{name} needs Spark: pip install 'spark-abs[spark]'") from missing
+        raise ImportError(f"spark_abs.{name} needs Spark, and {get_spark()}") from missing
     globals()[name] = value
     return value
 

@@ -31,6 +31,7 @@ AbsError                      exit code 1
 from __future__ import annotations
 
 from enum import StrEnum
+from importlib.util import find_spec
 
 
 class AbsError(Exception):
@@ -132,6 +133,15 @@ class StageStopped(AbsError):
 def lacks_spark(missing: ModuleNotFoundError) -> bool:
     """Say whether a missing module belongs to Spark, which this package does not install."""
     return (missing.name or "").partition(".")[0] in ("pyspark", "py4j")
+
+
+def get_spark() -> str:
+    """Return why Spark is missing and what to install; pyspark-client has the name of pyspark, but no JVM."""
+    wanted = "pip install 'spark-abs[spark]'"
+    if find_spec("pyspark") is None:
+        return f"pyspark is not installed: {wanted}"
+    client = "there is pyspark-client, which is for Spark Connect only and has no JVM"
+    return f"{client}: pip uninstall pyspark-client, then {wanted}"
 
 
 class CommitConflict(AbsError):

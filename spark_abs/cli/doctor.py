@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ import click
 import pyarrow as pa
 
 from spark_abs.cli.root_command import Context, output_option
-from spark_abs.errors import AbsError, CommitConflict, StoreFailed, lacks_spark
+from spark_abs.errors import AbsError, CommitConflict, StoreFailed, get_spark, lacks_spark
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Commit, Table
@@ -226,24 +225,16 @@ def _wins(table: Table, ready: threading.Barrier) -> bool:
     return True
 
 
-_INSTALL = (
-    "pip install 'spark-abs[spark]'; commands that read a root do not, nor does a restore of plain tables"
-)
-
-
 def _pyspark() -> str:
     try:
         from spark_abs.spark.versions import DELTA_CONNECTOR, PYSPARK, require_supported, rewrites_state
     except ModuleNotFoundError as missing:
         if not lacks_spark(missing):
             raise
-        if find_spec("pyspark") is not None:
-            client = f"pyspark-client {_version('pyspark-client')}"
-            raise AbsError(
-                f"it brings no JVM, as {client} for Spark Connect: jobs need the whole pyspark, "
-                f"pip uninstall pyspark-client, then {_INSTALL}"
-            ) from missing
-        raise AbsError(f"not installed: jobs need it, {_INSTALL}") from missing
+        raise AbsError(
+            f"jobs need it, and {get_spark()}; commands that read a root do not, nor does a restore of plain "
+            "tables"
+        ) from missing
     require_supported()
     limits = "" if rewrites_state() else "; edits and rescales need Spark 4.2"
     return f"{PYSPARK}, with {DELTA_CONNECTOR}{limits}"

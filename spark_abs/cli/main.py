@@ -20,7 +20,7 @@ from spark_abs.cli.rewind import rewind
 from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.cli.running import savepoint, set_settings, stop
 from spark_abs.cli.state import state
-from spark_abs.errors import AbsError, UsageError, lacks_spark
+from spark_abs.errors import AbsError, UsageError, get_spark, lacks_spark
 
 
 class Verbs(click.Group):
@@ -52,9 +52,7 @@ def _spark_needed() -> Iterator[None]:
     except ModuleNotFoundError as missing:
         if not lacks_spark(missing):
             raise
-        raise UsageError(
-            "this needs Spark, which is not installed: pip install 'spark-abs[spark]'"
-        ) from missing
+        raise UsageError(f"this needs Spark, and {get_spark()}") from missing
 
 
 @contextmanager

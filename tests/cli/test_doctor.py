@@ -42,8 +42,14 @@ def test_all_parts_work_here_and_a_directory_that_was_not_there_is_told(tmp_path
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        (WITHOUT, "pyspark: not installed: jobs need it, pip install 'spark-abs[spark]'"),
-        ("import sys; sys.modules.update(py4j=None)\n", "pyspark: it brings no JVM, as pyspark-client "),
+        (
+            WITHOUT,
+            "pyspark: jobs need it, and pyspark is not installed: pip install 'spark-abs[spark]'; commands",
+        ),
+        (
+            "import sys; sys.modules.update(py4j=None)\n",
+            "pyspark: jobs need it, and there is pyspark-client, which is for Spark Connect only",
+        ),
     ],
     ids=["without pyspark", "pyspark without py4j"],
 )

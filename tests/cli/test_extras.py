@@ -83,7 +83,10 @@ def test_a_root_is_looked_at_and_restored_without_spark(job: SmallJob) -> None:
 def test_what_needs_spark_names_the_extra() -> None:
     program = "import sys, spark_abs; sys.modules['pyspark'] = None; spark_abs.spark_session"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "spark_abs.spark_session needs Spark: pip install 'spark-abs[spark]'" in ran.stderr
+    assert (
+        "spark_abs.spark_session needs Spark, and pyspark is not installed: pip install 'spark-abs[spark]'"
+        in ran.stderr
+    )
 
 
 def test_a_command_that_needs_spark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
