@@ -90,8 +90,7 @@ def spark_session(
     """
     builder = _prepared(SparkSession.builder.appName(app_name))
     if SparkContext._active_spark_context is not None:
-        # The active session is that of the notebook; the other one is the first that the process had.
-        return _set_up(SparkSession.getActiveSession() or SparkSession.builder.getOrCreate(), packages, conf)
+        return _set_up(_there(), packages, conf)
     if master is not None:
         builder = builder.master(master)
     known = KnownJars([PYSPARK, DELTA_CONNECTOR, *packages])
@@ -116,6 +115,20 @@ def spark_session(
         known.keep(session.sparkContext.getConf().get("spark.jars", "") or "")
     check_session(session)
     return session
+
+
+def _there() -> SparkSession:
+    """Return the active session of this thread, such as a notebook's, or else the first of this process.
+
+    pyspark remembers the session that made a frame of Python's rows, not the one that is active in the JVM.
+    """
+    first = SparkSession.builder.getOrCreate()
+    active = first._get_j_spark_session_class(first._jvm).getActiveSession()
+    if not active.isDefined():
+        return first
+    known = (session for session in (first, SparkSession.getActiveSession()) if session is not None)
+    same = (session for session in known if session._jsparkSession == active.get())
+    return next(same, None) or SparkSession(first.sparkContext, active.get())
 
 
 def _set_up(session: SparkSession, packages: Sequence[str], conf: Mapping[str, str]) -> SparkSession:
