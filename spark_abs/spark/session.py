@@ -189,10 +189,11 @@ def apply_storage_conf(session: SparkSession, storage: Storage) -> list[str]:
     shows their names but not the secrets. Returns the names of the settings that have changed.
     """
     given = storage.hadoop()
-    known = session._jsparkSession.sessionState().newHadoopConf()
-    for kind in storage.hadoop_defaults():
-        if not any(_is_set(known, name) for name in kind):
-            given.update(kind)
+    if isinstance(session, SparkSession):  # one of Connect does not say what Hadoop has been told
+        known = session._jsparkSession.sessionState().newHadoopConf()
+        for kind in storage.hadoop_defaults():
+            if not any(name in given or _is_set(known, name) for name in kind):
+                given.update(kind)
     hidden = str(session.conf.get(_HIDDEN))
     if _KEY_OF_AZURE not in hidden:
         given[_HIDDEN] = f"{hidden}|{_KEY_OF_AZURE}"
