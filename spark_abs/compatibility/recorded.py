@@ -132,8 +132,8 @@ class Knowledge:
             unread=self._unread,
             epoch=self._state.last_claimed,
         )
-        found = compare(recorded, declared.shapes, begin=declared.begin, leave=leave)
-        return replace(found, stages=tuple(self._checked(shapes, s) for s in found.stages))
+        comparison = compare(recorded, declared.shapes, begin=declared.begin, leave=leave)
+        return replace(comparison, stages=tuple(self._checked(shapes, s) for s in comparison.stages))
 
     def _checked(self, shapes: Sequence[StageShape], change: StageChange) -> StageChange:
         """Refuse to rearrange a native checkpoint that is not whole."""

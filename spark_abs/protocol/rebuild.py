@@ -60,10 +60,10 @@ def repeats(lost: LostStage, plans: Mapping[BatchId, P]) -> tuple[Repeat[P], ...
         raise Refused(
             "no checkpoint records where its native sources started, so it could read other rows than before"
         )
-    found = []
+    repeated = []
     for number in range(lost.cut + 1, lost.written + 1):
         batch = BatchId(number)
         if batch not in plans:
             raise Refused(f"its outputs do not record the input of batch {batch}")
-        found.append(Repeat(batch, plans[batch]))
-    return tuple(found)
+        repeated.append(Repeat(batch, plans[batch]))
+    return tuple(repeated)
