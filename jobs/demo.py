@@ -159,8 +159,7 @@ class Demo:
         return None
 
     def kill_in_mid_batch(self) -> None:
-        """Kill the driver in the middle of a batch: freeze it, look for a batch, then kill or resume it.
-        """
+        """Kill the driver in the middle of a batch: freeze it, look for a batch, then kill or resume it."""
         assert self.driver is not None
 
         def killed() -> bool:

@@ -59,8 +59,7 @@ class Epoch:
     after: Mark
     mark: Mark
     floor: Version = FIRST_ENTRY
-    """No restore can go back to before this entry: data for undoing earlier epochs may be deleted.
-    """
+    """No restore can go back to before this entry: data for undoing earlier epochs may be deleted."""
     first: bool = False
     """Whether the sink has committed nothing yet and so has no mark."""
     savepoint: str | None = None

@@ -37,8 +37,7 @@ class LostStage:
     has_native_inputs: bool = False
     """Whether the stage reads native sources, with or without channels."""
     calls_functions: bool = False
-    """Whether a sink of the stage is a function: it may have been called for a batch that no output holds.
-    """
+    """Whether a sink of the stage is a function: it may have been called for a batch that no output holds."""
 
 
 def repeats(lost: LostStage, plans: Mapping[BatchId, P]) -> tuple[Repeat[P], ...]:
