@@ -120,7 +120,7 @@ class Moto(Server):
     secret = "a-secret-that-nobody-may-see"
 
     def command(self, port: int) -> Sequence[str | Path]:
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        return [sys.executable, "-m", "tests.stores.moto_server", str(port)]
 
     def begin(self) -> None:
         request = urllib.request.Request(f"{self.endpoint}/{BUCKET}", method="PUT")
