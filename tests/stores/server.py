@@ -185,13 +185,25 @@ class Gcs(Server):
 
     @property
     def conf(self) -> Mapping[str, str]:
-        """Take Google's connector: Hadoop's own cannot be told of an endpoint."""
+        """Take Google's connector: Hadoop's own cannot be told of an endpoint.
+
+        It cannot read the default sizes that Hadoop has for its own, and the server cannot move an object.
+        """
+        sizes = {
+            "block.size": 64,
+            "rewrite.max.chunk.size": 512,
+            "outputstream.buffer.size": 8,
+            "inputstream.inplace.seek.limit": 8,
+            "inputstream.min.range.request.size": 2,
+        }
         google = "com.google.cloud.hadoop.fs.gcs.GoogleHadoop"
         return {
             "spark.jars": ",".join(map(str, INSTALLED.glob("gcs-connector-*.jar"))),
             "spark.hadoop.fs.gs.impl": f"{google}FileSystem",
             "spark.hadoop.fs.AbstractFileSystem.gs.impl": f"{google}FS",
             "spark.hadoop.fs.gs.client.type": "HTTP_API_CLIENT",
+            "spark.hadoop.fs.gs.operation.move.enable": "false",
+            **{f"spark.hadoop.fs.gs.{name}": str(size * 2**20) for name, size in sizes.items()},
         }
 
     def begin(self) -> None:
