@@ -26,7 +26,7 @@ from tests.ports import free_port
 BUCKET = "bucket"
 INSTALLED = Path(sys.executable).parents[1] / "stores"
 """Where `make test-stores` puts what is not Python."""
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 _REQUEST = re.compile(r'"(?:\x1b\[[0-9;]*m)*([A-Z]+) (\S+) HTTP')
 
 
@@ -43,8 +43,12 @@ class Server:
         self.endpoint = f"http://127.0.0.1:{port}"
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(self.command(port), stdout=output, stderr=subprocess.STDOUT)
-        self._await(port)
-        self.begin()
+        try:
+            self._await(port)
+            self.begin()
+        except BaseException:
+            self._process.kill()
+            raise
 
     def __enter__(self) -> Server:
         return self
