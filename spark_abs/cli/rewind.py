@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -11,7 +11,7 @@ import click
 
 from spark_abs.cli.output import Output, duration, moment
 from spark_abs.cli.restore import confirmed
-from spark_abs.cli.root_command import Context, output_option
+from spark_abs.cli.root_command import Context, output_option, to_moment
 from spark_abs.errors import UsageError
 from spark_abs.quantities import duration_ms
 from spark_abs.rewind.plan import RewindPlan
@@ -57,7 +57,10 @@ class _Lists(click.Command):
     help="Delta tables that the queries write, by path or URI, or patterns. Tables that are only read stay.",
 )
 @click.option(
-    "--before", metavar="TIME", help="The latest moment, as 2026-01-31T20:15 (UTC) or with an offset."
+    "--before",
+    metavar="TIME",
+    callback=to_moment,
+    help="The latest moment, as 2026-01-31T20:15 (UTC) or with an offset.",
 )
 @click.option(
     "--at", metavar="QUERY=BATCH", multiple=True, help="The newest batch of one query. May be repeated."
@@ -83,7 +86,7 @@ def rewind(
     *,
     checkpoints: tuple[str, ...],
     tables: tuple[str, ...],
-    before: str | None,
+    before: datetime | None,
     at: tuple[str, ...],
     only_list: bool,
     dry_run: bool,
@@ -119,7 +122,7 @@ def rewind(
         written,
         storage=storage,
         now_ms=ctx.now_ms(),
-        before_ms=None if before is None else _time_ms(before),
+        before_ms=None if before is None else int(before.timestamp() * 1000),
         at=dict(map(_batch, at)),
         undo_others=force == "rows",
     )
@@ -202,16 +205,6 @@ def _plain(plan: RewindPlan) -> Mapping[str, Any]:
         "steps": plan.steps,
         "notes": plan.notes,
     }
-
-
-def _time_ms(text: str) -> int:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            f"--before {text}: give a time such as 2026-01-31T20:15, in UTC or with an offset"
-        ) from None
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _batch(text: str) -> tuple[str, int]:

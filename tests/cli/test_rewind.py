@@ -104,7 +104,7 @@ def test_rows_that_perhaps_a_query_has_written_stop_a_rewind(world: World) -> No
     [
         (["--at", "bronze"], "give QUERY=BATCH"),
         (["--at", "nobody=3"], "--at nobody=3: the queries are bronze, gold, silver"),
-        (["--before", "yesterday"], "give a time such as 2026-01-31T20:15"),
+        (["--before", "yesterday"], "'yesterday' is no time such as 2026-01-31T20:15"),
         (["--wait", "long", "--yes", "--at=bronze=1"], "expected a duration"),
         (["--tables", "/nowhere/*"], "/nowhere/* leads to no Delta table"),
     ],
