@@ -18,6 +18,8 @@ from spark_abs.rewind.plan import RewindPlan
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place, Storage
 
+Given = tuple[tuple[Place, ...], tuple[Place, ...]]
+"""Checkpoint directories, and tables."""
 _LISTS = ("--checkpoints", "--tables")
 
 
@@ -66,6 +68,9 @@ class _Lists(click.Command):
     "--at", metavar="QUERY=BATCH", multiple=True, help="The newest batch of one query. May be repeated."
 )
 @click.option("--list", "only_list", is_flag=True, help="List the moments to which one can go back.")
+@click.option(
+    "--undo", "take_back", is_flag=True, help="Take the newest rewind back; no query may have run since."
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; the queries may run.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -89,6 +94,7 @@ def rewind(
     before: datetime | None,
     at: tuple[str, ...],
     only_list: bool,
+    take_back: bool,
     dry_run: bool,
     yes: bool,
     wait: str,
@@ -101,18 +107,21 @@ def rewind(
     a query. Files that are changed or taken away are kept in _rewind/ of each checkpoint directory.
 
     A rewind that was interrupted is finished, or withdrawn if nothing had been changed, by the next call
-    with one of its directories.
+    with the same directories and tables.
     """
     # Reading of Delta tables loads libraries that other commands do without.
     from spark_abs.rewind.prepare import found_directories
 
     out, storage = ctx.out, Storage.given()
     queries = found_directories(checkpoints, storage, "metadata", "checkpoint directory")
-    if not dry_run and not only_list and _unfinished(out, queries, yes=yes, undo_others=force == "rows"):
-        return
     written = found_directories(tables, storage, "_delta_log", "Delta table")
+    if not dry_run and not only_list and _unfinished(out, (queries, written), yes, force == "rows"):
+        return
     if only_list:
         _list(out, queries, written)
+        return
+    if take_back:
+        _undo(ctx, (queries, written), dry_run=dry_run, yes=yes, wait_ms=_duration_ms(wait))
         return
     from spark_abs.rewind.apply import apply
     from spark_abs.rewind.prepare import prepare
@@ -150,22 +159,42 @@ def rewind(
     )
 
 
-def _unfinished(out: Output, queries: tuple[Place, ...], *, yes: bool, undo_others: bool) -> bool:
-    """Finish or withdraw a rewind that was interrupted, if there is one; say whether there was."""
-    from spark_abs.rewind.apply import finish
-    from spark_abs.rewind.query import fence_of
+def _undo(ctx: Context, given: Given, *, dry_run: bool, yes: bool, wait_ms: int) -> None:
+    from spark_abs.rewind.prepare import new_id
+    from spark_abs.rewind.undo import find_undo, undo
 
-    fences = [fence for place in queries if (fence := fence_of(place)) is not None]
+    out, found = ctx.out, find_undo(*given)
+    plain = {"undoes": found.journal.rewind, "steps": found.steps}
+    if not out.json:
+        out.line(f"Undo of rewind {found.journal.rewind}", "bold")
+        for number, step in enumerate(found.steps, 1):
+            out.line(f"{number:3}. {step}")
+    if dry_run or not (yes or confirmed(out, "Carry this out?")):
+        if out.json:
+            out.result({"applied": False, **plain}, lambda _: None)
+        if not dry_run:
+            raise UsageError("nothing was changed: give --yes to carry the plan out")
+        return
+    ctx.pause(wait_ms / 1000)
+    undo(found, *given, rewind=new_id(ctx.now_ms()), now_ms=ctx.now_ms(), at=no_failpoint)
+    out.result({"applied": True, **plain}, lambda out: out.line("The rewind is undone: start the queries"))
+
+
+def _unfinished(out: Output, given: Given, yes: bool, undo_others: bool) -> bool:
+    """Finish or withdraw a rewind that was interrupted, if there is one; say whether there was."""
+    from spark_abs.rewind.query import fence_of
+    from spark_abs.rewind.undo import finish
+
+    fences = [fence for place in given[0] if (fence := fence_of(place)) is not None]
     if not fences:
         return False
     if not (yes or confirmed(out, f"Rewind {fences[0].rewind} is not finished. Finish it?")):
         raise UsageError(f"rewind {fences[0].rewind} is not finished: give --yes to finish it")
-    done = finish(queries, at=no_failpoint, undo_others=undo_others)
+    done = finish(*given, at=no_failpoint, undo_others=undo_others)
     assert done is not None
-    said = "finished" if done[1] else "withdrawn: it had changed nothing"
+    said = "finished" if done.finished else "withdrawn: it had changed nothing"
     out.result(
-        {"rewind": done[0], "finished": done[1]},
-        lambda out: out.line(f"Rewind {done[0]} is {said}. Run the command again to go back elsewhere"),
+        done, lambda out: out.line(f"Rewind {done.rewind} is {said}. Run the command again to go elsewhere")
     )
     return True
 

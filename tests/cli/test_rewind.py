@@ -143,3 +143,14 @@ def test_a_rewind_that_was_killed_is_finished_by_the_next_call(world: World) -> 
     assert "was begun and is not finished" in rewind(world, "--list", exits=1).stderr
     assert "is finished" in rewind(world, "--yes").stdout
     world.is_whole(3)
+
+
+def test_a_rewind_is_taken_back(world: World) -> None:
+    assert "have not been rewound" in rewind(world, "--undo", "--yes", exits=2).stderr
+    there = rows_of(world.base / "t" / "bronze")
+    rewind(world, "--at=bronze=1", "--yes")
+    assert rows_of(world.base / "t" / "bronze") != there
+    assert "come back" in rewind(world, "--undo", exits=2).stdout
+    assert json.loads(rewind(world, "--undo", "--yes", "--output", "json").stdout)["applied"]
+    assert set(rows_of(world.base / "t" / "bronze")) <= set(there)
+    world.is_whole(3)
