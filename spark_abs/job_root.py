@@ -301,7 +301,7 @@ class JobRoot:
         Raises:
             CheckpointNotFound: there is no such checkpoint.
             DamageError: its manifest is damaged.
-            Refused: this Spark cannot write state anew: 4.2 is the first that can.
+            Refused: this Spark cannot rewrite state; Spark 4.2 can.
         """
         from spark_abs.manifests.find import lookup
         from spark_abs.restore.edit import Edit
