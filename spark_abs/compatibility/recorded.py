@@ -259,7 +259,7 @@ class Knowledge:
         )
 
     def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
-        """Return the entry after which a stage that begins now reads."""
+        """Return the channel entry after which a new stage begins."""
         if self._at_checkpoint and (cut := self._cuts().get(channel)) is not None:
             return cut
         table = Table.open(self._channel(channel))

@@ -56,9 +56,9 @@ class SinkDecl:
 
     @property
     def written(self) -> str | None:
-        """The Delta table that the sink writes, with each batch or after each checkpoint.
+        """The Delta table of the sink, written with each batch or after each checkpoint.
 
-        None without one.
+        None for other sinks.
         """
         return self.table or self.epoch_table
 
