@@ -321,7 +321,7 @@ def test_changes_that_cannot_be_applied_are_refused(spark: SparkSession, tmp_pat
         with pytest.raises(UsageError, match=said):
             check_sink(Place(uri), more, Delta(uri, key="id", **options), spark)  # type: ignore[arg-type]
     folding = spark.sql("SELECT 'a' COLLATE UTF8_LCASE AS name").schema
-    with pytest.raises(UsageError, match="collation makes one of several texts"):
+    with pytest.raises(UsageError, match="collation makes different texts equal"):
         check_sink(Place(uri), folding, Delta(uri, key="name"), spark)
     with pytest.raises(UsageError, match="tombstones_for='2 days'"):
         Delta(uri, key="id", tombstones_for="2 days")
@@ -347,7 +347,7 @@ def test_moments_that_summer_time_makes_one_are_no_keys_of_partitions(
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(spark_writer, "time_zone", lambda _: "Europe/Berlin")
         for delta in (Delta(uri, key="AT"), Delta(f"{uri}2", key="at", partition_by="at")):
-            with pytest.raises(UsageError, match=r"at among the columns of its partitions.*Berlin an hour"):
+            with pytest.raises(UsageError, match=r"is partitioned by at, .*Berlin an hour"):
                 check_sink(Place(delta.path), schema, delta, spark)
         check_sink(Place(uri), schema, Delta(uri), spark)
         check_sink(Place(f"{uri}2"), schema, Delta(f"{uri}2", key=("at", "day"), partition_by="day"), spark)

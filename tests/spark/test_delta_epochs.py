@@ -338,7 +338,7 @@ def test_a_table_keeps_the_name_of_its_sink(
 ) -> None:
     """What the old name had not sent yet would be lost."""
     Sending(make()).send(Some("a", 1))
-    with pytest.raises(Refused, match=r"has the checkpoints of sink 'out': .*under that name again"):
+    with pytest.raises(Refused, match=r"sink 'out' has written .*under that name again"):
         Sending(make(), run=2, name="renamed")
     writer = SinkWriter(JOB, "a", StageId("s"), "renamed", AttemptId(1))
     batches = DeltaSink(Root(str(tmp_path / "a")), uri, writer=writer, run=RunId(2), session=lambda: spark)
@@ -488,7 +488,7 @@ def test_a_sink_for_which_rows_were_not_kept_is_refused_at_the_start(
     run("away", "stays")
     run("stays")
     run("stays")
-    with pytest.raises(Refused, match=r"sink 'away' has come to checkpoint .* Give it another name"):
+    with pytest.raises(Refused, match=r"sink 'away' has sent rows up to checkpoint .* Give it another name"):
         run("away", "stays")
     run("another", "stays")
     found = {name: DeltaTable(str(base / name)).to_pyarrow_table()["id"] for name in ("another", "stays")}

@@ -1,7 +1,7 @@
-"""The Delta table of a native query that a job goes on with: what that has written last, and its end there.
+"""The Delta table of a native query whose place a stage takes: the query's last batch, and its end.
 
 Delta's own sink commits each batch under the id of its query. So the log says which batches the table holds,
-and an id that is burnt keeps the query from writing another one: its sink skips it, in silence.
+and a burnt id keeps the query from writing another batch: Delta's sink skips the batch silently.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def refuse_running(table: Table, query: str, planned: BatchId) -> BatchId | None
 def take_over_query(
     table: Table, writer: SinkWriter, *, run: RunId, query: str, planned: BatchId, session: Session
 ) -> None:
-    """Let a sink go on where a native query was: it holds that one's batches, and the query writes no more.
+    """Let a sink take the place of a native query: it has the query's batches, and the query writes no more.
 
-    Repeatable; nothing is changed of a table that the query has never written. Of a plain table it is one
-    commit; of any other one an id: first the batches.
+    Repeatable; nothing is changed of a table that the query has never written. A plain table gets one commit;
+    any other gets a commit for each id, first that of the batches.
 
     Args:
         table: the table.
@@ -100,7 +100,7 @@ class Written:
     mode: str
     """The output mode in which it wrote last, in lower case; empty if it is not said."""
     others: tuple[Version, ...]
-    """Versions with rows that neither it nor the root has written."""
+    """Versions with rows that neither the query nor the root has written."""
 
 
 def written_by(table: Table, query: str, root: str) -> Written:

@@ -55,7 +55,7 @@ class Changes:
 
     own: tuple[Version, ...] = ()
     own_rows: int = 0
-    """Rows that this root has added in them, and that are still there."""
+    """Rows that this root has added, and that are still in the table."""
     of_roots: tuple[Version, ...] = ()
     """Of other roots: a restore leaves their rows."""
     of_others: tuple[Version, ...] = ()
@@ -73,8 +73,7 @@ NO_CHANGES = Changes()
 def changes_since(table: Table, version: Version, own: Own) -> Changes:
     """Read the log of a table from after `version` to the version read. Every commit is opened once.
 
-    Rows count that are there now: not those of a file that has left the table since, nor of one that was
-    there at `version`, left, and came back.
+    Rows count if their file is in the table now and was not in it at `version`.
     """
     versions: dict[Who, list[Version]] = {who: [] for who in Who}
     added: dict[str, tuple[Who, int]] = {}

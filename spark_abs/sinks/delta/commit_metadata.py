@@ -1,4 +1,4 @@
-"""What our commits to a sink say, in their user metadata."""
+"""The user metadata of commits by spark_abs to the table of a sink."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spark_abs.store.log import LogCommit
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What a batch read: with it a lost stage can repeat the batch."""
+    """The offsets that a batch read: with them a lost stage can repeat the batch."""
 
     batch: BatchId
     offsets: str
@@ -33,12 +33,12 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
-    """What a sink says that writes after checkpoints: how far the table is with this commit."""
+    """How far the table of a sink that writes after checkpoints is with a commit."""
 
     mark: Mark | None = None
     """None before the first epoch."""
     after: Mark | None = None
-    """In the commit with the rows of an epoch: what it follows."""
+    """In the commit with the rows of an epoch: the mark before the epoch."""
     kept: bool = False
     """Whether rows after the mark stay in the table: a restore was told to leave them."""
 
@@ -52,7 +52,7 @@ class TombstoneFile:
     newest_ms: int
     """When its last delete was applied."""
     level: int = 0
-    """How often what is in it was written anew, with that of other files."""
+    """How often its keys were rewritten together with those of other files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Tombstones:
 
 @dataclass(frozen=True, slots=True)
 class SinkMetadata:
-    """The user metadata of our commits to a sink, by which they are told from everybody else's."""
+    """The user metadata of a commit by spark_abs; commits by others have none."""
 
     sink: str
     """`<job>/<stage>/<output>`; `<job>/<sink>` of one that writes after checkpoints."""
@@ -80,7 +80,7 @@ class SinkMetadata:
     attached: bool = False
     """Set in the commit with which the attempt came to a table that held nothing of it."""
     plans: tuple[PlannedBatch, ...] = ()
-    """Of a stage without channels: what this batch read, and those without rows before it."""
+    """Of a stage without channels: the offsets of this batch, and of batches without rows before it."""
     root: str = ""
     """The identity of the root that wrote it; empty in commits of attempts that an earlier version began."""
     evaluated: tuple[Staged, ...] = ()
@@ -112,12 +112,12 @@ class SinkMetadata:
 
     @property
     def begins(self) -> bool:
-        """Whether an attempt goes on from this commit: it came to the table, or brought it back."""
+        """Whether an attempt begins with this commit: it came to the table, or brought it back."""
         return self.attached or self.restored is not None
 
 
 def note_of(commit: LogCommit, table: str) -> SinkMetadata | None:
-    """Return what spark_abs has written into a commit of the table of a sink, None for any other commit.
+    """Return the metadata of a commit by spark_abs, None for a commit by others.
 
     Raises:
         DamageError: a newer version wrote it.

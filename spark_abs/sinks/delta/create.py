@@ -94,18 +94,18 @@ def _of_table(place: Place, schema: StructType, delta: Delta, session: SparkSess
 
 
 def _require_comparable(place: Place, schema: StructType, delta: Delta) -> None:
-    """Require columns of the key and the sequence whose values are alike or not, here and in the table."""
+    """Require key and sequence columns whose values compare alike in Spark and in the table."""
     for said, columns in {"key": delta.key, "sequence_by": delta.changes.sequence_by}.items():
         if maps := [c for c in columns if "map<" in _field(schema, c).dataType.simpleString()]:
             raise UsageError(
-                f"table {place}: {said} names {', '.join(maps)}, and maps cannot be compared: take what is "
-                "in them that tells rows apart into columns of its own"
+                f"table {place}: {said} names {', '.join(maps)}, and maps cannot be compared: put "
+                "the entries that tell rows apart into columns of their own"
             )
     if folding := [c for c in delta.key if "collate" in _field(schema, c).dataType.simpleString()]:
         raise UsageError(
-            f"table {place}: key names {', '.join(folding)}, whose collation makes one of several texts, and "
-            "Delta does not store it: cast it to STRING in the stage, folded as it is to be compared, as "
-            "with lower()"
+            f"table {place}: key names {', '.join(folding)}, whose collation makes different texts equal, "
+            "and Delta does not store collations: cast the column to STRING in the stage, and fold it there, "
+            "for example with lower()"
         )
 
 
@@ -143,9 +143,9 @@ def _require_one_clock(
     moments = [f.name for f in schema if f.name.casefold() in compared and f.dataType == t.TimestampType()]
     if moments and has_summer_time(session, zone := spark_writer.time_zone(session)):
         raise UsageError(
-            f"table {place} has {', '.join(moments)} among the columns of its partitions, and rows are found "
-            f"by it: in {zone} an hour comes twice when summer time ends, and Delta stores both as one. Set "
-            "spark.sql.session.timeZone to UTC where the session is built, or have no partitions by it"
+            f"table {place} is partitioned by {', '.join(moments)}, by which rows are found: in {zone} an "
+            "hour comes twice when summer time ends, and Delta stores both as one. Set "
+            "spark.sql.session.timeZone to UTC where the session is built, or partition by other columns"
         )
 
 

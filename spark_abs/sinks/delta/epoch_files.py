@@ -12,16 +12,16 @@ from spark_abs.store.storage import Place
 ORDER = "spark_abs order"
 """The column with the place of a row among those that arrived together."""
 _FILE = 256 * 2**20
-"""Bytes of rows after which another file begins; a batch of rows is all that is held at once."""
+"""Bytes of rows after which another file begins; only one batch of rows is in memory."""
 
 
 def write_rows(rows: Rows, place: Place, directory: str, *, numbered: bool = False) -> Written:
-    """Write rows to a directory of a place. Killed in between, files are left that nobody names.
+    """Write rows as files of a new directory. Killed in between, it leaves files that no commit names.
 
     Args:
         rows: of the epoch.
         place: a table, or a root.
-        directory: where in it; new.
+        directory: its path below the place.
         numbered: whether a column `ORDER` says the order of the rows.
     """
     if place.local:
@@ -51,7 +51,7 @@ def write_rows(rows: Rows, place: Place, directory: str, *, numbered: bool = Fal
 
 
 def delete_rows(place: Place, directory: str) -> None:
-    """Delete a directory of such files, unless somebody has."""
+    """Delete a directory of such files, if it is still there."""
     try:
         place.fs.delete_dir(f"{place.path}/{directory}")
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""What the log of a Delta table says of a sink that writes after checkpoints.
+"""The log of a Delta table whose sink writes after checkpoints.
 
-Every commit of such a sink has one application id. Its version is a number that only grows: the run above 32
-bits, below them what that run has committed. Whoever commits has read it, so the number is the fence, too.
+Every commit of such a sink has one application id. The version of that id only grows: its upper bits are the
+run, its lower 32 bits count the commits of the run. A commit continues the number that was read, so the
+number is also the fence.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Newest(NamedTuple):
 
     @property
     def run(self) -> RunId:
-        """Whose it is."""
+        """The run that made it."""
         return RunId(self.number >> _BITS)
 
 
@@ -86,7 +87,8 @@ def require_newest(table: Table, owner: Owner) -> Newest | None:
 def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
     """Return a version with all rows up to a mark and none after it, None if the log has none.
 
-    That is the newest one, unless rows after the mark were left in it: then the one before these came.
+    That is the newest such version; if a restore left rows after the mark in the table, the version before
+    these rows came.
     """
     found: Version | None = None
     for version, _, epoch in _epochs(table, owner):
@@ -103,25 +105,25 @@ def version_of(table: Table, owner: Owner, mark: Mark) -> Version | None:
 
 
 def version_to(table: Table, owner: Owner, mark: Mark) -> Version | None:
-    """Return the version to which a way back to a mark leads, None if the log does not say it.
+    """Return the version to which a restore to a mark leads, None if the log does not say it.
 
-    As `version_of`; or where the mark lies before all that the sink has sent, the one before its first epoch.
+    That is `version_of`, or the version before the sink's first epoch if the mark lies before it.
     """
     found = version_of(table, owner, mark)
     return _version_before(table, owner, mark) if found is None else found
 
 
 def was_absent(table: Table, owner: Owner, run: RunId) -> bool:
-    """Say whether a sink was there before a run and not in it: each start with a sink commits a number."""
+    """Say whether a sink was in the job before a run, and not in that run: each start commits a number."""
     runs = (RunId(number >> _BITS) for _, number, _ in _epochs(table, owner))
     return next((at < run for at in runs if at <= run), False)
 
 
 def _version_before(table: Table, owner: Owner, mark: Mark) -> Version | None:
-    """Return the version before the first epoch, None if the log has not that, or an epoch has older rows.
+    """Return the version before the first epoch, None if the log does not reach it.
 
-    Entries of a channel are numbered through all attempts, so their numbers say what is older. None, too,
-    where another sink of the root has written the table: what that has to go back to is not known here.
+    None, too, if an epoch has rows from before the mark, which the numbers of the channel's entries tell; or
+    if another sink of the root has written the table: how far its rows must go back is not known here.
     """
     first: Version | None = None
     for version, _, epoch in _epochs(table, owner):

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FADES_MS = 24 * 3_600_000
-"""Age of a commit from which a start makes another: who cleans the log takes those of some days ago."""
+"""The age from which a start renews the newest commit: a clean-up of the log removes old commits."""
 
 
 class DeltaEpochSink(MarkedSink[Newest]):
@@ -68,7 +68,7 @@ class DeltaEpochSink(MarkedSink[Newest]):
         self._config, self._root, self._session = config, root, session
         self._kept: Table | None = None
         self._fit: Fit | None = None
-        """Of the table that is kept."""
+        """Compares `_kept`, the open table, with the rows."""
 
     # -- what the job and a restore call
 
@@ -118,7 +118,7 @@ class DeltaEpochSink(MarkedSink[Newest]):
         return newest(self._read(), owner)
 
     def _fence(self, owner: Owner) -> Newest:
-        """Commit a number of this run: what an older one has made fits no more."""
+        """Commit a number of this run: commits that an older run has prepared fail from then on."""
         while True:
             table = self._read()
             found = require_newest(table, owner)
@@ -126,13 +126,13 @@ class DeltaEpochSink(MarkedSink[Newest]):
             notes = tuple(notes_of_root(table, owner.job, owner.root)) if found is None else ()
             if before := epoch_sinks(notes):
                 raise Refused(
-                    f"{table.uri} has the checkpoints of sink {before[-1]!r}: those that it has not sent yet "
-                    "would be missing under another name. Declare the sink under that name again, or with "
+                    f"sink {before[-1]!r} has written {table.uri}; under another name, the checkpoints that "
+                    "it has not sent yet would be missing. Declare the sink under that name again, or with "
                     "another table"
                 )
             if notes:
                 raise Refused(
-                    f"{table.uri}: this root has written it with each batch, which may be ahead of every "
+                    f"this root has written {table.uri} with each batch, so the table may be ahead of every "
                     "checkpoint: declare the sink with visible='batch' again, or with another table"
                 )
             mark = None if found is None else found.mark
@@ -196,7 +196,7 @@ class DeltaEpochSink(MarkedSink[Newest]):
 
         Raises:
             Fenced: a newer run has been here.
-            CommitConflict: this one has, by another object.
+            CommitConflict: another object of this run has.
         """
         if table.transaction(app_of(owner)) != known.number:
             require_newest(table, owner)
@@ -204,7 +204,7 @@ class DeltaEpochSink(MarkedSink[Newest]):
         newest(table, owner)  # and it was not taken over
 
     def _append(self, table: Table, owner: Owner, known: Newest, mark: Marked, rows: Rows) -> bool:
-        """Commit rows as files; False, and nothing of it is there, if Delta's own writer has to."""
+        """Commit rows as files; False, with nothing committed, if only Delta's own writer can."""
         if not self._takes_files(rows):
             return False
         directory = f"data/{int(owner.run)}-{uuid.uuid4().hex}"

@@ -1,8 +1,8 @@
-"""Whether the table of a sink is still one that takes its rows: others may change it while a job runs.
+"""Whether the table of a sink still takes its rows: others may change it while a job runs.
 
-Rows are written for a table as it was. A commit takes them only if they fit the table as it is: by name and
-type each of their columns is in it, and it is the same table. Then the way that they go is chosen anew, so
-constraints, partitions and features that are new hold for them. Else the batch is refused.
+Rows are written for a table as it was. They are committed only if they fit the table as it is: it is the same
+table, and has each of their columns with the same type. Then how they are written is chosen again, so new
+constraints, partitions and features apply to them. Otherwise the batch is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Fit:
-    """What a kept table is as of the version read, and whether rows fit it. Not thread-safe.
+    """The shape of an open table as of the version read, and whether rows fit it. Not thread-safe.
 
     The table is compared anew only after a commit that may have changed it.
     """
@@ -93,7 +93,7 @@ class Fit:
         self._fits = shape, rows
 
     def _require_there(self) -> None:
-        """Require that the log is the one that was read: a commit to another would leave a gap in that.
+        """Require that the log is still the one that was read: a commit to a new log would leave a gap in it.
 
         Costs a look at two files: those of the newest commit now and at the last look. They may be gone in
         good order, after a checkpoint: then the log is read.
@@ -119,7 +119,7 @@ class Fit:
         now = f"\nIt is:  {shape}" if shape is not None else ""
         return (
             f"{uri} was changed by others, and no longer takes the rows of the job: {why}.\n"
-            f"It was: {self._first}{now}\nThe rows come with the next start, if they fit then: bring the "
+            f"It was: {self._first}{now}\nThe next start writes the rows if they fit then: bring the "
             "table back to what it was, or declare the job with rows that fit it or with another table"
         )
 

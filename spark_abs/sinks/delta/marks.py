@@ -1,4 +1,4 @@
-"""Marks in the log of a Delta table: commits that say something and change no rows, and who made them."""
+"""Marks in the log of a Delta table: commits with ids and metadata, and without rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What a commit says: application ids with their versions, and a note."""
+    """Application ids with their versions, and the metadata of the commit."""
 
     transactions: Mapping[str, int]
     note: SinkMetadata
@@ -34,8 +34,8 @@ class Marked:
 def commit_mark(table: Table, mark: Marked, session: Session) -> None:
     """Commit ids and a note without rows.
 
-    Of a table that is not plain Delta's own writer does it, one id in a commit: the last id says that it is
-    done. It skips an id whose version is not above the one in the log, in silence.
+    A table that is not plain is committed to by Delta's own writer, once for each id: the last id says that
+    all are there. That writer silently skips an id whose version is not above the version in the log.
 
     Raises:
         CommitConflict: another commit stands in the way.
@@ -68,7 +68,7 @@ def epochs_app(job: str, root: str, sink: str) -> str:
 
 
 def notes_of_root(table: Table, job: str, root: str) -> Iterator[SinkMetadata]:
-    """Iterate what a root has said in the log of a table, the newest first."""
+    """Iterate the metadata of a root's commits to a table, the newest first."""
     notes = (note_of(commit, table.uri) for commit in table.backwards())
     return (note for note in notes if note is not None and (note.job, note.root) == (job, root))
 
@@ -93,9 +93,9 @@ def refuse_epochs(table: Table, job: str, root: str) -> None:
 
 
 def other_writers(table: Table, job: str, root: str) -> tuple[str, ...] | None:
-    """Return the ids that fence all other roots that have written since this one took the table over.
+    """Return the ids by which all other roots that have written to a table are fenced.
 
-    None if it did, and nobody has.
+    None if this root has taken the table over, and no other root has written since.
     """
     found: set[str] = set()
     for version in range(table.version, -1, -1):

@@ -41,11 +41,11 @@ class Merging:
     key: tuple[str, ...]
     options: ChangeOptions
     root: Root
-    """Of the job; what is deleted lies below it."""
+    """Of the job; tombstones lie below it."""
     sink: str
     """Its name in paths."""
     notes: Iterator[SinkMetadata | None]
-    """What commits of the sink say, the newest first; read only for what is deleted."""
+    """The metadata of the sink's commits, the newest first; read only for tombstones."""
 
 
 def in_files(session: SparkSession, uris: Sequence[str]) -> DataFrame:
@@ -62,7 +62,7 @@ def in_files(session: SparkSession, uris: Sequence[str]) -> DataFrame:
 
 
 def merge_changes(rows: DataFrame, merging: Merging, note: SinkMetadata, stamp: Stamp) -> None:
-    """Apply the changes of a batch, rows with their `ORDER`, in one commit, which also says what is deleted.
+    """Apply the changes of a batch, rows with their `ORDER`, in one commit, which also names the tombstones.
 
     Raises:
         UsageError: a change has no sequence; names its key.
@@ -118,7 +118,7 @@ def _changes(rows: DataFrame, columns: Sequence[str], key: StoredKey, options: C
 
 
 def _not_late(changes: DataFrame, deleted: DataFrame, key: StoredKey) -> DataFrame:
-    """Leave out what is older than a delete of an earlier batch."""
+    """Leave out changes that are older than a delete of an earlier batch."""
     from pyspark.sql import functions as F
 
     sequence = [column for column in deleted.columns if column not in key.names]

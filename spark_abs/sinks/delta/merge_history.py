@@ -1,4 +1,4 @@
-"""Histories of keys in a Delta table: what changes, late or not, do to the rows that are there.
+"""Histories of keys in a Delta table: the effect of changes, late or not, on its rows.
 
 The history of a key is its changes in the order of their sequence. Rows of the table are changes that are
 known, and so is each end of one: a row, or a delete, began there. Each change then counts until the next one.
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _DELETED, _STORED, _ARRIVED = 0, 1, 2
-"""Where a change is known from; of two with one sequence the greater counts."""
+"""The origin of a change; of two changes with one sequence the greater origin counts."""
 
 
 def one_of_sequence(changes: DataFrame) -> DataFrame:
-    """Return of each key and sequence the change that arrived last."""
+    """Return the change that arrived last, for each key and sequence."""
     from pyspark.sql import functions as F
 
     last = F.max_by(F.struct("gone", "row"), "o")
@@ -44,7 +44,7 @@ class Histories:
     sequence_by: Sequence[str]
 
     def changed(self, changes: DataFrame, deleted: DataFrame | None) -> DataFrame:
-        """Return what changes, `one_of_sequence`, alter: rows with their `until`, and rows that go.
+        """Return the effect of changes, `one_of_sequence`: rows with their `until`, and rows to delete.
 
         Args:
             changes: of a batch.

@@ -1,4 +1,4 @@
-"""Keys of a merge as Delta stores them: two values of which it makes one are one key."""
+"""Keys of a merge as Delta stores them: two values that Delta stores as one are one key."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which Delta tables may be committed to without Spark.
 
-Only those of which everything is known: each feature, property, type and key of a column is in one of the
-lists here, with the reason why files as Spark writes them honour it. Anything else goes through Delta's own
-writer, also what a later version of Delta brings.
+Only tables that are wholly known: each feature, property, type and column key is in a list of this module,
+with the reason why files as Spark writes them honour it. Delta's own writer commits to any other table, also
+to those with features of later versions of Delta.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _COORDINATED = ("catalogManaged", "catalogOwned-preview", "coordinatedCommits-pr
 
 
 def why_not_sink(shape: TableShape, rewrites: bool) -> str | None:
-    """Return what keeps every sink from a table, through Delta's own writer, too; None if nothing does.
+    """Return why no sink can write to a table, not even through Delta's own writer; None if one can.
 
     Args:
         shape: of the table.
@@ -118,12 +118,12 @@ def why_not_sink(shape: TableShape, rewrites: bool) -> str | None:
 
 
 def why_not_native(table: DeltaTable) -> str | None:
-    """Return what keeps a table from being plain as of the version read, None if it is."""
+    """Return why a table is not plain as of the version read, None if it is."""
     return why_not_plain(shape_of(table))
 
 
 def why_not_plain(shape: TableShape) -> str | None:
-    """Return what keeps a table from being plain, None if it is.
+    """Return why a table is not plain, None if it is.
 
     A plain table takes Parquet files as Spark writes them: nothing rewrites, checks or numbers the rows.
     """

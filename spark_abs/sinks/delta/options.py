@@ -15,7 +15,7 @@ Visible = Literal["batch", "checkpoint"]
 
 @dataclass(frozen=True, slots=True)
 class EpochTable:
-    """What `control/` keeps of a sink whose rows are visible after checkpoints, to make it again."""
+    """The record in `control/` from which a sink with rows visible after checkpoints is made again."""
 
     path: str
     """Where the table is."""
@@ -31,13 +31,14 @@ class EpochTable:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A Delta table to which a sink writes, created as said here if there is none."""
+    """A Delta table to which a sink writes, created with these options if there is none."""
 
     path: str
-    """Where it is, a path or a URI, or its name in a catalog, as `schema.table`."""
+    """Its path, URI, or name in a catalog, such as `schema.table`."""
     key: Sequence[str] | str = ()
-    """Columns by which a batch is merged: a row takes the place of the one with its key, or is new. Nulls are
-    equal. Without: rows are appended, or, of a stage in the output mode `complete`, take the place of all."""
+    """Columns by which a batch is merged: a row replaces the row with its key, or is new. Nulls are equal.
+    Without a key rows are appended; those of a stage in the output mode `complete` replace all rows.
+    """
     partition_by: Sequence[str] | str = ()
     """Columns by which the table is partitioned."""
     cluster_by: Sequence[str] | str = ()
@@ -48,30 +49,32 @@ class Delta:
     """When rows are in the table: with each `batch`, or after each `checkpoint`, all rows between two in one
     commit."""
     sequence_by: Sequence[str] | str | None = None
-    """Columns by which the changes of a key are ordered: the newest wins, late ones lose, and of two with one
-    sequence the later to arrive wins. Without, the last to arrive wins."""
+    """Columns by which the changes of a key are ordered: the newest wins, late changes lose, and of two
+    changes with one sequence the later to arrive wins. Without them, the last to arrive wins.
+    """
     apply_as_deletes: str | None = None
-    """A predicate in SQL over the columns of the rows: those that meet it delete the row of their key."""
+    """A predicate in SQL over the columns of the rows: rows that meet it delete the row of their key."""
     ignore_null_updates: bool = False
     """Whether a null in a row keeps the value that is in the table; not with `scd_type=2`."""
     scd_type: int = 1
     """1: a row for each key. 2: all rows that a key has had, each from `__START_AT` until `__END_AT`, which
     are values of `sequence_by`; the newest ends at null."""
     except_columns: Sequence[str] | str = ()
-    """Columns of the rows that the table does not have. It needs those of the key and, if `scd_type` is 1,
-    those of `sequence_by`."""
+    """Columns of the rows that are not written to the table. Key columns must be, and with `scd_type` 1 those
+    of `sequence_by`.
+    """
     tombstones_for: str = "2d"
     """With `sequence_by` and `apply_as_deletes`: for how long at least a deleted key is remembered, so that a
     late change does not bring it back."""
     location: str = ""
-    """Where a table that has a name is made, if there is none; without, the catalog chooses the place."""
+    """Where a table with a name is created if there is none. Without it, the catalog chooses the place."""
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-            UsageError: a column is named twice, an option has a value that there is not, or two options
-                contradict each other.
+            UsageError: a column is named twice, an option has an unknown value, or two options contradict
+            each other.
         """
         if self.visible not in get_args(Visible):
             raise UsageError(f"{self.path}: visible={self.visible!r} is not one of {get_args(Visible)}")

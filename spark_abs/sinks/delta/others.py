@@ -1,4 +1,4 @@
-"""Whether a sink that first comes to a table finds rows there: of others, since it has written none yet."""
+"""The rows of others that a sink finds when it first comes to a table."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from spark_abs.store.table import Table
 
 
 def rows_there(table: Table) -> str:
-    """Say for a person which rows a table has as of the version read, empty if it has none.
+    """Describe the rows of a table as of the version read; empty if it has none.
 
-    Costs what its list of files costs: only for a sink that first comes to it.
+    Reads the list of its files.
     """
     counts: list[Any] = pa.table(table.delta.get_add_actions(flatten=True))["num_records"].to_pylist()
     filled = [rows for rows in counts if rows != 0]
@@ -25,7 +25,7 @@ def rows_there(table: Table) -> str:
 
 
 def refuse_others(sink: str, target: str, there: str) -> None:
-    """Refuse a sink that first comes to a target with rows, where nobody has said that they are meant.
+    """Refuse a sink that first comes to a target with rows, unless `existing=` allows it.
 
     Args:
         sink: its name.
@@ -33,7 +33,7 @@ def refuse_others(sink: str, target: str, there: str) -> None:
         there: what the target has, for a person; nothing is refused if that is empty.
 
     Raises:
-        Refused: says the ways on.
+        Refused: the target has rows; names the ways to continue.
     """
     if not there:
         return

@@ -1,4 +1,4 @@
-"""The way back of a Delta table: to the rows of a recorded version, in a commit that says so."""
+"""Restores of a Delta table to the rows of a recorded version, in a commit that says so."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def bring_back(
 ) -> None:
     """Bring a table back to `version`, `NO_TABLE`: to no rows, as of the version read. Repeatable.
 
-    Rows of other roots stay. Of a plain table that is one commit; of any other Delta's RESTORE is one, and
-    the mark another: killed between them, a repeat finds the rows as they must be and marks them.
+    Rows of other roots stay. A plain table gets one commit. Any other gets two, Delta's RESTORE and the mark:
+    killed between them, a repeat finds the rows restored and adds the mark.
 
     Raises:
         Refused: somebody else has changed data since, and not `undo_others`; names the commits. Or another
@@ -86,7 +86,7 @@ def bring_back(
 
 
 def why_not_back(table: Table, version: Version, own: Own) -> str:
-    """Say what keeps a version from coming back, empty if nothing does; changes nothing, needs no Spark."""
+    """Say why a version cannot be restored, empty if it can; changes nothing, needs no Spark."""
     if gone := missing(table, version):
         return gone
     changes = changes_since(table, version, own)
@@ -96,7 +96,7 @@ def why_not_back(table: Table, version: Version, own: Own) -> str:
 
 
 def why_not_apart(table: Table, version: Version, own: Own, changes: Changes) -> str:
-    """Say what keeps rows of this root from being told from those that others have written since."""
+    """Say why rows of this root cannot be told from rows that others wrote since; empty if they can."""
     if not changes.of_roots:
         return ""
     if why_not_native(table.delta) is not None:
@@ -168,7 +168,7 @@ def undoing(table: Table, version: Version, own: Own) -> Commit:
 
 
 def _refuse_entangled(version: Version, paths: Sequence[str]) -> None:
-    """Refuse where one has rewritten the rows that another had added, as a merge or an overwrite does."""
+    """Refuse if one root has rewritten rows that another had added, as a merge or an overwrite does."""
     if paths:
         raise Refused(
             f"another root has written to the table since version {version}, and one has rewritten rows of "

@@ -1,8 +1,8 @@
-"""A Delta table as a sink: every batch in it once, whatever is repeated, and back to any recorded version.
+"""A Delta table as a sink: each batch is in it once, and it can go back to any recorded version.
 
 A plain table is committed to like a channel, at exactly the version after what was read. Any other goes
-through Delta's own writer, which skips a repeated batch by its transaction id; since it skips in silence,
-the id is read back.
+through Delta's own writer, which skips a repeated batch by its transaction id; since it skips silently, the
+id is read back.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DeltaSink:
         self._log = SinkLog(self._table, writer)
         self._fit = Fit(self._table, rewrites=bool(key) or overwrites, stored=changes.stored)
         self._passed = NOTHING_PASSED
-        """What others commit between two batches is read once, not at every cut."""
+        """Commits of others between two batches are read once, not at every cut."""
 
     @property
     def table_id(self) -> str:
@@ -119,15 +119,15 @@ class DeltaSink:
     def begin(self, take_over: bool = False, alone: bool = False) -> None:
         """Fence the table against older runs; once, before the stage starts.
 
-        Repeatable. It marks the version at which the attempt came to the table, and the one at which the
-        stage took it over from another stage of the attempt: what that had written is there at every cut.
-        Where nothing is to be marked, and all that the newest fence lets in have ended in order, the first
-        commit brings the fence along.
+        Repeatable. It marks the version at which the attempt came to the table, or at which the stage took it
+        over from another stage of the attempt: every cut includes the rows of that stage. If there is nothing
+        to mark, and all runs that the newest fence lets in have ended in order, the first commit carries the
+        fence.
 
         Args:
             take_over: fence all other roots that have written to the table, too: they commit nothing more,
                 now or when they are started again.
-            alone: refuse a table with rows to which nothing of this root has come yet.
+            alone: refuse a table with rows if this root has never committed to it.
 
         Raises:
             Fenced: a newer run or attempt, or another root, has taken over.
@@ -184,7 +184,7 @@ class DeltaSink:
         return Files(place, write_parquet(frame, place, f"{above}/{name}"))
 
     def copy_files(self, files: Files, batch: BatchId) -> Files:
-        """Do as `write_files` with rows that lie in files already; of a plain table."""
+        """Copy files of rows into a plain table, as `write_files` would write them."""
         name = directory_name(self._writer.attempt, self._run, batch)
         return copy_files(files, self._table.place, f"data/{name}")
 
@@ -196,7 +196,7 @@ class DeltaSink:
         evaluated: Sequence[Staged] = (),
         lookups: Sequence[LookupVersion] = (),
     ) -> Standing | None:
-        """Commit a batch; None, and no commit, if it changes nothing and was not committed before.
+        """Commit a batch; return None, without a commit, if it changes nothing and was not committed before.
 
         The steps are those of `ChannelWriter.commit_batch`, and so is what a crash between them leaves. Files
         that lie elsewhere than in the table are read and written again by Delta's own writer.

@@ -23,7 +23,7 @@ NOTHING_PASSED = Passed(Version(-1), Version(-1))
 
 
 class SinkLog:
-    """What a table's log says of one writer, as of the version that the table has read."""
+    """The commits of one writer in a table's log, as of the version that the table has read."""
 
     def __init__(self, table: Table, writer: SinkWriter) -> None:
         self._table, self._writer = table, writer
@@ -59,7 +59,7 @@ class SinkLog:
     def backwards(self, passed: Passed = NOTHING_PASSED) -> Iterator[tuple[Version, SinkMetadata | None]]:
         """Iterate the log from the version read backwards, with the notes of this writer.
 
-        What is passed is left out, unless the log was cleaned up and does not hold `passed.own` any more.
+        Passed commits are left out, unless the log was cleaned up and no longer has `passed.own`.
         """
         for version, note in self.of_attempt(passed):
             yield version, note if note is not None and self.is_mine(note) else None

@@ -1,4 +1,4 @@
-"""What a merged Delta table has forgotten: deleted keys, with the sequence of the delete.
+"""Tombstones of a merged Delta table: deleted keys, with the sequence of the delete.
 
 They lie in files below the root that no reader of the table sees. The commit of a batch names those that
 count after it, so that commit decides them as it decides the rows, and a restore brings both back. A file
@@ -37,7 +37,7 @@ _FILES = 16
 
 
 def said_before(notes: Iterator[SinkMetadata | None]) -> Tombstones | None:
-    """Return what counts according to the notes of a root, the newest first; None if nothing does."""
+    """Return the tombstones that count by the metadata of a root, the newest first; None if none do."""
     for note in notes:
         if note is not None and (note.tombstones is not None or note.has_rows or note.restored is not None):
             return note.tombstones
@@ -45,7 +45,7 @@ def said_before(notes: Iterator[SinkMetadata | None]) -> Tombstones | None:
 
 
 def said_at(table: Table, version: int, job: str, root: str) -> Tombstones | None:
-    """Return what counted at a version of a table for the sink of a root."""
+    """Return the tombstones that counted at a version of a table for the sink of a root."""
 
     def notes() -> Iterator[SinkMetadata | None]:
         for number in range(version, -1, -1):
@@ -104,9 +104,9 @@ class TombstoneStore:
         return session.read.parquet(*(f"{self._root.top}/{file.directory}" for file in tombstones.files))
 
     def add(self, tombstones: Tombstones, deletes: DataFrame) -> Tombstones:
-        """Write what a batch deletes, and return what counts once a commit names it.
+        """Write the tombstones of a batch, and return those that count once a commit names them.
 
-        Killed in between, files are left that nobody names.
+        Killed in between, it leaves files that no commit names.
         """
         now = _now_ms()
         directory = self._new(now, 0)

@@ -1,4 +1,4 @@
-"""How an Iceberg sink reaches its catalog: properties from the environment, which messages must not show."""
+"""The catalog of an Iceberg sink, with properties from the environment, which messages must not show."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REFUSED = (
     exceptions.ValidationException,
     exceptions.NotInstalledError,
 )
-"""What fails again when it is tried again; all else is tried again."""
+"""Errors that would occur again; all others are retried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a job says of a table of Iceberg that takes rows."""
+"""The options of an Iceberg sink."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Iceberg:
         """Check the names.
 
         Raises:
-            UsageError: one is none, or changes by key are asked for.
+            UsageError: a name is invalid, or changes by key are asked for.
         """
         changes = {"key": key, "sequence_by": sequence_by, "apply_as_deletes": apply_as_deletes}
         if given := [word for word, value in changes.items() if value]:

@@ -1,7 +1,7 @@
-"""Data files of an Iceberg table, written in a task of Spark or in the driver, and named by nobody yet.
+"""Data files of an Iceberg table, written in a task of Spark or in the driver before a commit names them.
 
-A task gets the table as metadata and has its files written where these say; it asks no catalog. Each call has
-names of its own, so of a task that ran twice both have written, and one result is in the commit.
+A task gets the metadata of the table, which say where files go; it asks no catalog. Each call uses its own
+file names: if a task ran twice, the commit has the files of one call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OF_STORE = (OSError, MemoryError, pa.ArrowCancelled, json.JSONDecodeError, Vali
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """What became of a part of the rows."""
+    """The result for a part of the rows."""
 
     files: tuple[DataFile, ...] = ()
     error: AbsError | None = None

@@ -34,7 +34,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class IcebergMark:
-    """What the table says of a sink."""
+    """The property with the mark of a sink."""
 
     v: int
     root: str

@@ -21,7 +21,7 @@ from spark_abs.snapshots.kafka_offsets import Available, Partition, topics_of
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
-"""How long one answer of the cluster is waited for."""
+"""How long to wait for an answer of the cluster."""
 GROUP = "spark_abs"
 """librdkafka wants the name of a group; nothing is ever committed to it."""
 FENCED = frozenset(
@@ -57,7 +57,7 @@ _REFUSED = frozenset(
         KafkaError._UNSUPPORTED_FEATURE,
     )
 )
-"""What fails again when it is tried again; all else is tried again."""
+"""Errors that would occur again; all others are retried."""
 _SECRET = ("password", "secret", "token", "username", "pem", "oauthbearer.config")
 _OURS: Mapping[str, object] = {
     # Like Kafka's own Java client, and so like Spark's sink: equal keys go to equal partitions.
@@ -72,7 +72,7 @@ _ROOM: Mapping[str, object] = {
     # does not on a slow link.
     "queue.buffering.max.kbytes": 64 * 1024,
 }
-"""What the user's settings may say otherwise."""
+"""Settings of librdkafka that the user may override."""
 _READING: Mapping[str, object] = {
     "group.id": GROUP,
     "enable.auto.commit": False,
@@ -87,10 +87,10 @@ _TRANSACTION_TIMEOUT_MS = 60_000
 
 @dataclass(slots=True)
 class Connection:
-    """A cluster with its settings from the environment. Makes clients; keeps none."""
+    """A cluster with its settings from the environment; makes clients."""
 
     settings: Mapping[str, object] = field(repr=False)
-    """librdkafka's, of every client."""
+    """The settings of librdkafka for every client."""
     secrets: tuple[str, ...] = field(repr=False)
     trouble: list[str] = field(default_factory=list)
     """The last thing that went wrong between a client and the cluster."""
@@ -101,7 +101,7 @@ class Connection:
         return int(str(self.settings.get("transaction.timeout.ms", _TRANSACTION_TIMEOUT_MS))) / 1000
 
     def producer(self, transactional_id: str, failed: list[KafkaError]) -> Producer:
-        """Make a producer; records that could not be delivered are said in `failed`."""
+        """Make a producer; it adds errors of records that could not be delivered to `failed`."""
 
         def report(error: KafkaError | None, _: object) -> None:
             if error is not None:
@@ -139,7 +139,7 @@ class Connection:
         return {(at.topic, at.partition): Available(earliest[at], ends[at]) for at in asked}
 
     def say(self, error: KafkaError, topic: str) -> NoReturn:
-        """Raise the error that stands for one of the client's, without secrets.
+        """Raise our error for an error of the client, without secrets.
 
         Raises:
             SinkUnreachable: the next try may succeed.

@@ -1,4 +1,4 @@
-"""What a job says of a topic of Kafka that takes rows."""
+"""The options of a Kafka sink."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_abs.errors import UsageError
 from spark_abs.sinks.environment import check_variables
 
 _LONGEST = 249
-"""Letters of a topic's name."""
+"""The most letters that a topic's name may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Kafka:
     marker: str = "spark_abs_marker"
     """The beginning of the name of the compacted topic of marks; the names of sink and root follow."""
     transaction_rows: int = 500_000
-    """An epoch of more rows goes in several transactions."""
+    """The most rows of a transaction; an epoch with more rows takes several."""
 
     def __post_init__(self) -> None:
         check_variables(self.bootstrap_env, self.client_env)
@@ -53,5 +53,5 @@ class Kafka:
 
 
 def is_topic(name: str, most: int = _LONGEST) -> bool:
-    """Say whether the brokers can have a topic of a name."""
+    """Say whether a name is valid for a topic."""
     return bool(re.fullmatch(rf"[A-Za-z0-9._-]{{1,{most}}}", name)) and name not in (".", "..")

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 FORMAT = 1
 _MOST_BYTES = 200_000
-"""How much of a mark may say where topics ended: a record may have 1 MB if nobody says more."""
+"""The most bytes of a mark for the ends of topics: brokers limit a record to 1 MB by default."""
 _TOPIC = {"cleanup.policy": "compact", "segment.ms": str(6 * 3600 * 1000), "min.cleanable.dirty.ratio": "0.1"}
 _PAUSE_S = 0.05
 
@@ -40,14 +40,14 @@ class Part:
     """An epoch of which some rows are committed, because one transaction does not hold it."""
 
     mark: Mark
-    """What the epoch ends with."""
+    """The mark of the epoch."""
     rows: int
-    """How many of its rows, from the first on."""
+    """How many of its rows are committed, from the first on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where topics ended when an epoch was committed: nothing of later epochs lies before."""
+    """The ends of topics when an epoch was committed: records of later epochs lie behind them."""
 
     version: Version
     """Of the epoch's mark."""
@@ -57,13 +57,13 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class KafkaMark:
-    """What a record of the marker topic says of a sink."""
+    """A record of the marker topic: the mark of a sink."""
 
     v: int
     root: str
     sink: str
     topic: str
-    """Which topic it is about; empty if each row says its own."""
+    """The topic of the rows; empty if each row names its own."""
     run: int
     """The newest run: older ones are refused."""
     mark: Mark | None = None
@@ -147,7 +147,7 @@ class MarkerTopic:
         return name_of(self._prefix, owner)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._reader.close()
 
     def partitions(self, topic: str) -> int:

@@ -15,9 +15,9 @@ from spark_abs.sinks.kafka.client import FENCED
 from spark_abs.sinks.kafka.config import is_topic
 
 RECORDS = 10_000
-"""How many are handed over at once."""
+"""The most records that are handed to the client at once."""
 BYTES = 8 * 2**20
-"""How many bytes are, about: between two pieces a transaction may end."""
+"""About the most bytes of them: a transaction may end between two pieces."""
 _TEXT = "string or binary"
 _KINDS = {
     "value": _TEXT,
@@ -46,7 +46,7 @@ def misfits(schema: pa.Schema, topic: str | None) -> Iterator[str]:
 
 
 def proposal(schema: pa.Schema) -> str:
-    """Return a hint how any rows become records, for a message."""
+    """Return an expression that makes records of any rows, for a message."""
     key = next((name for name in schema.names if name not in _KINDS), "id")
     return (
         "this makes records of any rows:\n  "

@@ -40,16 +40,16 @@ from spark_abs.sinks.two_phase import Rows
 
 _ABORT_S = 5.0
 _FOLLOWING = (KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
-"""Errors of a record or a call whose transaction has failed for another reason."""
+"""Errors that follow from a transaction that has failed for another reason."""
 _SHARE = 4
-"""A transaction takes rows for this part of its time; the rest is for its commit."""
+"""A transaction takes rows for one part in so many of its time; the rest is for its commit."""
 
 
 class KafkaSink(MarkedSink[KafkaMark]):
     """The sink behind `Kafka`. Not thread-safe.
 
     Every run uses the same transactional id: initialising it ends older transactions, and older producers
-    cannot commit any more. So the mark that the marker topic has then stays.
+    cannot commit any more. So the newest mark of the marker topic stays as it is from then on.
     """
 
     def __init__(self, config: Kafka) -> None:
@@ -89,7 +89,7 @@ class KafkaSink(MarkedSink[KafkaMark]):
         return found is not None and found.part is None and found.topic == (self._config.topic or "")
 
     def why_not(self, owner: Owner, back: Mark) -> str:
-        """Say that Kafka keeps records, and which offsets the records have that would have to go."""
+        """Say that Kafka keeps records, and at which offsets the records are that a restore would undo."""
         found = self._read_mark(owner)
         if found is None or (found.mark == back and found.part is None):
             return ""
@@ -147,7 +147,7 @@ class KafkaSink(MarkedSink[KafkaMark]):
         return known.part is None and super()._is_at(known, back)
 
     def _go_back(self, owner: Owner, known: KafkaMark, back: Mark, *, keep: bool) -> KafkaMark:
-        """Let the mark go back; records stay, and `why_not` says so."""
+        """Store the older mark; records stay, as `why_not` says."""
         del keep
         mark = known.mark
         if mark is not None and mark.version > back.version:  # a part may lie after `back`, the mark before
@@ -193,7 +193,7 @@ class KafkaSink(MarkedSink[KafkaMark]):
         return known.with_ends(epoch, epoch.mark.version, marks.ends(topics))
 
     def _flush(self) -> None:
-        """Wait until the brokers have every record; the ends of topics are then behind all records."""
+        """Wait until the brokers have all records; then the ends of topics lie behind them."""
         assert self._producer is not None
         left = self._producer.flush(self._connection.transaction_s)
         if self._undelivered:
@@ -258,7 +258,7 @@ class KafkaSink(MarkedSink[KafkaMark]):
             raise
 
     def _cause(self, error: KafkaError) -> KafkaError:
-        """Return why a transaction has failed, where an error says only that it has.
+        """Return the reason of a failed transaction for an error that says only that it failed.
 
         librdkafka tells the reason when a call asks for a step that a failed transaction does not allow.
         """
@@ -278,10 +278,10 @@ class KafkaSink(MarkedSink[KafkaMark]):
         self.close()
 
     def _say(self, error: KafkaError, owner: Owner | None) -> NoReturn:
-        """Raise the error that stands for one of the client's; only the marker topic tells of a newer run.
+        """Raise our error for an error of the client; only the marker topic says whether there is a newer run.
 
-        librdkafka also reports that it was fenced when it has lost count, or when a program that is no newer
-        run uses the transactional id.
+        librdkafka also reports a fence when it has lost count, or when another program uses the transactional
+        id.
         """
         if error.code() in FENCED and owner is not None:
             with self._working() as marks:

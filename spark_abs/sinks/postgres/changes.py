@@ -1,8 +1,9 @@
-"""Changes by key in PostgreSQL: which of them count, what they make of a row, and what is known of deletes.
+"""Changes by key in PostgreSQL: which count, how they change a row, and the tombstones of deleted keys.
 
-They end with what `change_data.arrive` ends with, whatever the epochs. The changes of an epoch are copied as
-they come; one statement locks the rows that they are about, drops those that are late, and makes one change
-of each key; the others apply these. So others may write to the table meanwhile; a row of theirs counts, too.
+Their result is that of `change_data.arrive`, however the changes are divided into epochs. The changes of an
+epoch are copied as they come; one statement locks the rows that they are about, drops those that are late, and
+makes one change of each key; the others apply these. So others may write to the table meanwhile; their rows
+count, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a job says of a table of PostgreSQL that takes rows."""
+"""The options of a PostgreSQL sink."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spark_abs.sinks.environment import check_variables
 from spark_abs.sinks.postgres.schema import NAME, is_name
 
 HISTORY = "_spark_abs_history"
-"""After the table's name: the table of what its rows replaced."""
+"""Suffix of the table with the rows that were replaced."""
 DELETED = "_spark_abs_deleted"
-"""After the table's name: the table of tombstones, as long as that name."""
+"""Suffix of the table of tombstones; as long as the other suffix."""
 
 if TYPE_CHECKING:
     Columns = Sequence[str] | str
@@ -35,7 +35,7 @@ class Postgres:
 
     table: str
     key: Columns = ()
-    """Columns that tell rows apart; a unique index must be on them."""
+    """Columns that identify a row; they need a unique index."""
     mode: str = "append"
     """`append` adds each row. `upsert` replaces the row of the same key; the last of an epoch counts."""
     schema: str = "public"
@@ -129,7 +129,7 @@ class Postgres:
 
     @property
     def folds(self) -> bool:
-        """Whether more counts of the changes of a key than which arrives last."""
+        """Whether changes of a key are applied by more than the order of their arrival."""
         changes = self.changes
         return bool(changes.sequence_by or changes.apply_as_deletes or changes.ignore_null_updates)
 

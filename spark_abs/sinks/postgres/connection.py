@@ -1,4 +1,4 @@
-"""The connection of a PostgreSQL sink: made from the environment, and its failures said without secrets."""
+"""The connection of a PostgreSQL sink: from the environment, with errors that show no secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
 from spark_abs.sinks.postgres.config import Postgres
 
 Server = psycopg.Connection[tuple[Any, ...]]
-"""A connection on which a transaction is what is written as one."""
+"""A connection on which only explicit transactions group statements."""
 
 UNIQUE_VIOLATION = "23505"
 _AGAIN = frozenset(("08", "25", "40", "53", "55", "57", "58"))
@@ -28,7 +28,7 @@ _LIMITED: Mapping[str, str] = {
     "25P04": _SHORT.format("transaction_timeout"),
     UNIQUE_VIOLATION: "another writer adds the same keys, or another unique index refuses them",
 }
-"""Errors after which only so many tries follow, and what to do afterwards."""
+"""Errors that are retried a limited number of times, and the advice afterwards."""
 _TRIES = 5
 _CONNECTION = {
     "connect_timeout": "10",
@@ -70,7 +70,7 @@ class Connection:
             raise
 
     def settled(self) -> None:
-        """Hear that rows were committed: failures are counted from here."""
+        """Take note of a commit: failures are counted anew."""
         self._failed = ("", 0)
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class PostgresSink(MarkedSink["_Row"]):
         self.each_batch = config.visible == "batch"
         self._connection = Connection(config)
         self._forgotten = FIRST_ENTRY
-        """Up to which entry this object has let the history go."""
+        """The entry up to which this object has deleted history."""
 
     # -- what the job and a restore call
 
@@ -231,7 +231,7 @@ class PostgresSink(MarkedSink["_Row"]):
         return _Row(run, target, begins, mark)
 
     def _end_others(self, server: Server, owner: Owner) -> None:
-        """End the connections of older runs: a frozen one would hold its locks as long."""
+        """End the connections of older runs: a frozen run would keep its locks."""
         with suppress(errors.InsufficientPrivilege), server.transaction():
             server.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
@@ -266,7 +266,7 @@ class PostgresSink(MarkedSink["_Row"]):
         there: Sequence[Column],
         made: Sequence[psycopg.sql.Composed],
     ) -> None:
-        """Let a table beside the sink's own have its columns, with the types that they have by now."""
+        """Give a table beside the sink's own the columns of that table, with their present types."""
         known = {column.name: column for column in there}
         if not there:
             with suppress(errors.UniqueViolation, errors.DuplicateTable), server.transaction():
@@ -300,7 +300,7 @@ class PostgresSink(MarkedSink["_Row"]):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What the table of marks says of a sink."""
+    """A row of the table of marks."""
 
     run: int
     target: str
@@ -321,6 +321,6 @@ def _values(mark: Mark) -> dict[str, Any]:
 
 
 def _called(owner: Owner) -> str:
-    """Name the connections of a sink, so that a newer run finds those of older ones."""
+    """Return the name of a sink's connections, by which a newer run finds those of older runs."""
     digest = hashlib.sha256(f"{owner.root} {owner.sink}".encode()).hexdigest()
     return f"spark_abs {owner.sink[:20]} {digest[:32]}"

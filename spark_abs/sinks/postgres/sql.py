@@ -1,4 +1,4 @@
-"""What the PostgreSQL sink says to the server: statements with quoted names, none with a value in it."""
+"""The statements of the PostgreSQL sink: names are quoted, values are parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Statements:
 
     @property
     def stage(self) -> Identifier:
-        """Where rows are before they are merged."""
+        """The stage: rows before they are merged."""
         return Identifier("pg_temp", self.staged)
 
     @property
@@ -56,7 +56,7 @@ class Statements:
 
     @property
     def history(self) -> Identifier:
-        """What rows replaced, by epoch."""
+        """The history: replaced rows, by epoch."""
         return Identifier(self.schema, self.table + HISTORY)
 
     @property
@@ -183,7 +183,7 @@ class Statements:
         ).format(self.history, listed_names(self.columns), self.target)
 
     def add_deleted(self) -> Composed:
-        """Let a history that an earlier version made say which rows were deleted."""
+        """Add the column for deleted rows to a history that an earlier version made."""
         return SQL(
             "ALTER TABLE {} ADD COLUMN IF NOT EXISTS spark_abs_deleted boolean NOT NULL DEFAULT false"
         ).format(self.history)

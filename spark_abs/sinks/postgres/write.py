@@ -1,4 +1,4 @@
-"""The rows of an epoch on their way into a table of PostgreSQL, within the transaction that is open."""
+"""Writing the rows of an epoch to a table of PostgreSQL, within an open transaction."""
 
 from __future__ import annotations
 

@@ -76,10 +76,10 @@ _at_work: dict[int, threading.Thread] = {}
 
 
 def require_free(sending: Sending, patience_s: float) -> None:
-    """Wait until no run before uses the object of a sink, at most for so long.
+    """Wait at most `patience_s` until no earlier run uses the object of a sink.
 
     Raises:
-        Refused: one still does.
+        Refused: an earlier run still uses it.
     """
     thread = _at_work.get(id(sending.sink))
     if thread is None:
@@ -93,7 +93,7 @@ def require_free(sending: Sending, patience_s: float) -> None:
 
 
 class Sender:
-    """Sends the rows of one sink in its own thread. Only `begin` and `recover` are not for any thread."""
+    """Sends the rows of one sink in its own thread. Thread-safe, except for `begin` and `recover`."""
 
     def __init__(
         self,
@@ -143,8 +143,9 @@ class Sender:
         """For how long every try had failed when the last try failed; a try under way does not count."""
         self._batches = follow(ctx.root, sending.channel, path) if sending.sink.each_batch else None
         self._looked, self._newest = self._batches is None, FIRST_ENTRY
-        """Whether the log was read, and the newest entry with rows that is known: which there are between the
-        mark and that one says the log."""
+        """Whether the log was read, and the newest known entry with rows: the log says which entries lie
+        between the mark and that entry.
+        """
         self._thread: threading.Thread | None = None
 
     @property
@@ -171,9 +172,9 @@ class Sender:
         return bool(outside.next_epochs(mark, list(self._cuts), self._path))
 
     def begin(self) -> None:
-        """Make ready to send: `recover`; with nothing to send and nobody to fence only read the mark.
+        """Prepare to send: `recover`, or read the mark if there are no rows to send and no run to fence.
 
-        It is recovered then before the first row. Raises as `recover`.
+        After such a reading `recover` comes before the first row. Raises as `recover`.
         """
         since, sink = self._ctx.in_order_since, self._sending.sink
         alone = since is not None and since < self._ctx.run
@@ -188,8 +189,8 @@ class Sender:
         """Fence older runs and read the mark; before the first row, and after every failure.
 
         Raises:
-            Refused: the mark is gone, or is of rows that the job was restored to before; or rows after it
-                were not kept.
+            Refused: the mark is missing, it lies after the checkpoint to which the job was restored, or rows
+            after it were not kept.
             Fenced: a newer run has taken over.
             SinkUnreachable: try again.
         """
@@ -215,21 +216,21 @@ class Sender:
         if newest is not None and not outside.is_on(self._path, newest):
             raise Refused(
                 f"sink {name!r} has committed up to checkpoint {newest.checkpoint}, and the job was restored "
-                "to one before that: restore it again, which says what becomes of these rows"
+                "to an earlier one: restore again; the plan says what happens to the later rows"
             )
         self._require_kept(found or self._record.first)
         self._committed = found
 
     def _require_kept(self, mark: Mark) -> None:
-        """Refuse a mark after which rows are gone that count on the path."""
+        """Refuse a mark if rows after it still count on the path, and the channel was trimmed beyond them."""
         left = left_after(self._ctx.root, self.channel, mark.version)
         if left is None:
             return
         if outside.may_miss(self._path, mark, left.attempt):
             raise Refused(
-                f"sink {self._sending.name!r} has come to checkpoint {mark.checkpoint}, and was not declared "
-                "for some time after it, or its mark was set back: the rows of its output were not kept for "
-                "it. Give it another name: it then starts at the newest checkpoint"
+                f"sink {self._sending.name!r} has sent rows up to checkpoint {mark.checkpoint}, and the rows "
+                "after it were not kept: the sink was not declared for some time, or its mark was set back. "
+                "Give it another name: it then starts at the newest checkpoint"
             )
         self._gone = Version(left.version - 1)
 
