@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 
 from spark_abs.errors import UsageError
 
@@ -39,3 +40,10 @@ def object_in(name: str, kinds: type | tuple[type, ...], what: str) -> tuple[dic
     if not valid:  # from None, as the error has the text, which holds secrets
         raise UsageError(f"${name} is not an object of JSON with {what}") from None
     return given, text
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with stars in place of secrets, the longest first: it may contain a shorter one."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text

@@ -24,7 +24,7 @@ from pyiceberg.utils.config import merge_config
 from requests import Session
 
 from spark_abs.errors import UsageError
-from spark_abs.sinks.environment import object_in
+from spark_abs.sinks.environment import object_in, without_secrets
 
 _SECRET = ("password", "secret", "token", "credential", "access-key", "session", "uri", "auth")
 REFUSED = (
@@ -48,9 +48,7 @@ class Reached:
 
     def clean(self, text: str) -> str:
         """Return a text without the secrets in it."""
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
-        return text
+        return without_secrets(text, self.secrets)
 
 
 def reach(name: str, env: str | None) -> Reached:
@@ -76,7 +74,7 @@ def reach(name: str, env: str | None) -> Reached:
         ) from None
     known = {**catalog.properties, **given}
     hidden = {str(value) for key, value in known.items() if any(word in key.lower() for word in _SECRET)}
-    return Reached(catalog, tuple(sorted({text, *hidden} - {""}, key=len, reverse=True)))
+    return Reached(catalog, (text, *hidden))
 
 
 def _open(name: str, given: dict[str, str]) -> Catalog:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # named, and 
 )
 
 from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
-from spark_abs.sinks.environment import object_in
+from spark_abs.sinks.environment import object_in, without_secrets
 from spark_abs.snapshots.kafka_offsets import Available, Partition, topics_of
 
 log = logging.getLogger(__name__)
@@ -153,9 +153,7 @@ class Connection:
 
     def clean(self, text: str) -> str:
         """Return a text without the secrets in it."""
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
-        return text
+        return without_secrets(text, self.secrets)
 
     def _common(self) -> dict[str, Any]:
         def failed(error: KafkaError) -> None:
@@ -187,8 +185,7 @@ def connection(bootstrap: str | None, bootstrap_env: str, client_env: str | None
             f"no address of Kafka: set ${bootstrap_env}, as host:9092, or give Kafka(…, bootstrap=…)"
         )
     hidden = {str(value) for name, value in given.items() if any(word in name for word in _SECRET)}
-    secrets = sorted({text, *hidden} - {""}, key=len, reverse=True)
-    return Connection({**given, "bootstrap.servers": servers}, tuple(secrets))
+    return Connection({**given, "bootstrap.servers": servers}, (text, *hidden))
 
 
 def offsets(

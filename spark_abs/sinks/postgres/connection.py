@@ -11,6 +11,7 @@ import psycopg
 from psycopg import conninfo
 
 from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
+from spark_abs.sinks.environment import without_secrets
 from spark_abs.sinks.postgres.config import Postgres
 
 Server = psycopg.Connection[tuple[Any, ...]]
@@ -93,7 +94,7 @@ class Connection:
         if password is not None:
             parts["password"] = password
         secrets = [given, parts.get("password"), parts.get("sslpassword"), os.environ.get("PGPASSWORD")]
-        self._secrets = sorted({str(s) for s in secrets if s}, key=len, reverse=True)
+        self._secrets = [str(secret) for secret in secrets if secret]
         for name, value in _CONNECTION.items():
             if name != "connect_timeout" or "PGCONNECT_TIMEOUT" not in os.environ:
                 parts.setdefault(name, value)
@@ -116,9 +117,7 @@ class Connection:
         return value
 
     def _say(self, error: psycopg.Error) -> NoReturn:
-        text = str(error).strip() or type(error).__name__
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
+        text = without_secrets(str(error).strip() or type(error).__name__, self._secrets)
         code = error.sqlstate or ""
         lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and not code
         merges = self._config.mode == "upsert" and (self._config.history or self._config.folds)
