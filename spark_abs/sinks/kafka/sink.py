@@ -278,7 +278,7 @@ class KafkaSink(MarkedSink[KafkaMark]):
         self.close()
 
     def _say(self, error: KafkaError, owner: Owner | None) -> NoReturn:
-        """Raise our error for an error of the client; only the marker topic says whether there is a newer run.
+        """Raise our error for an error of the client; only the marker topic tells of a newer run.
 
         librdkafka also reports a fence when it has lost count, or when another program uses the transactional
         id.

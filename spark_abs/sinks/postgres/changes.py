@@ -1,9 +1,9 @@
 """Changes by key in PostgreSQL: which count, how they change a row, and the tombstones of deleted keys.
 
 Their result is that of `change_data.arrive`, however the changes are divided into epochs. The changes of an
-epoch are copied as they come; one statement locks the rows that they are about, drops those that are late, and
-makes one change of each key; the others apply these. So others may write to the table meanwhile; their rows
-count, too.
+epoch are copied as they come. One statement locks the rows that they are about, drops late changes, and makes
+one change of each key; the other statements apply these. So others may write to the table meanwhile; their
+rows count, too.
 """
 
 from __future__ import annotations
