@@ -94,16 +94,16 @@ def start_functions(state: ControlState, run: RunId, started: Sequence[StartedFu
     batch are dropped.
     """
     require_current(state, run)
-    attempt, functions = state.attempt, []
+    attempt, found = state.attempt, []
     for new in started:
         held = attempt.functions_of(new.stage, new.after)
         if held is not None:
-            functions.append(held)
+            found.append(held)
         if held is None or replace(held, after=new.after) != new:
-            functions.append(new)
+            found.append(new)
     stages = {new.stage for new in started}
     others = (f for f in attempt.functions if f.stage not in stages)
-    attempt = replace(attempt, functions=(*others, *functions))
+    attempt = replace(attempt, functions=(*others, *found))
     return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 
