@@ -1,8 +1,8 @@
-"""Checkpoints for queries that stay the user's own: a wrapped batch function.
+"""Checkpoints for queries that users start themselves, with a wrapped batch function.
 
 A wrapped query is a stage with native inputs and a function as its only sink. The first batch of the first
-query at a root begins a run; the run ends when no query of it is left. Queries that the newest checkpoint
-knows and that do not run take part as `DormantStage`.
+query at a root begins a run; the run ends with its last query. A query that does not run, and is part of the
+newest checkpoint, takes part as `DormantStage`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -26,7 +26,7 @@ from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.protocol import control as ledger
-from spark_abs.protocol.control import WRAPPED_JOB, forget, remember
+from spark_abs.protocol.control import WRAPPED_JOB, ControlState, forget, forgotten, remember
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
 from spark_abs.run.registration import begin, end, refuse_second
 from spark_abs.settings import session_settings
@@ -49,8 +49,18 @@ from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
 from spark_abs.wrapped.location import wrapped_settings
-from spark_abs.wrapped.members import Uses, recorded_parts, refuse_older, refuse_together
-from spark_abs.wrapped.tables import Declared, attached, came, declare, find, find_again, refuse_others
+from spark_abs.wrapped.tables import (
+    Declared,
+    Uses,
+    attached,
+    came,
+    declare,
+    find,
+    find_again,
+    refuse_older,
+    refuse_others,
+    refuse_together,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,9 +81,9 @@ def foreach_batch(
 ) -> BatchFunction:
     """Wrap the function of `foreachBatch`, so that the query takes part in checkpoints.
 
-    The function is called as Spark calls it; inside, `spark_abs.current()` knows the attempt. It must make
+    Spark calls the function as before; inside, `spark_abs.current()` has the attempt. The function must make
     its writes idempotent as with Spark alone, under `current().app_id`: a batch that is repeated after a
-    restore has an old number and a new app id.
+    restore has its old number and a new app id.
 
     Args:
         function: `fn(batch_frame, batch_id)`.
@@ -82,8 +92,8 @@ def foreach_batch(
         tables: Delta tables that the function writes and a restore brings back, each by its path, URI or
             name in a catalog; all must be there after the function's first batch. A restore leaves other
             tables as they are.
-        settings: any setting by its short name, for example `interval="10s"`; those of a root's first
-            query count.
+        settings: any setting by its short name, for example `interval="10s"`. The settings of the query that
+            begins the run hold for the whole run.
 
     Raises:
         UsageError: `spark-abs check` runs this script.
@@ -96,7 +106,7 @@ def foreach_batch(
 
 
 class _Wrapped:
-    """The batch function that Spark calls."""
+    """A wrapped query: its batch function, which Spark calls, and its declaration."""
 
     def __init__(
         self,
@@ -141,7 +151,7 @@ _hosts_lock = threading.Lock()
 
 
 def _host_of(wrapped: _Wrapped, spark: SparkSession) -> _Host:
-    """Return the run of a root in this process, begun if there is none."""
+    """Return the run of a root in this process; begin one if there is none."""
     with _hosts_lock:
         host = _hosts.get(wrapped.root.uri)
         if host is None or not host.alive:
@@ -220,7 +230,7 @@ class _Host:
         self._lock = threading.Lock()
         self._watched = False
         self._left = False
-        """No query was left: the run ends by itself."""
+        """No query is left: the run ends by itself."""
         self._stopping = False
         """The run ends, and stops its queries."""
         self._coordination.start()
@@ -235,17 +245,17 @@ class _Host:
         self._termination.over.wait()
 
     def join(self, wrapped: _Wrapped, session: SparkSession, batch: BatchId) -> StageRunner | None:
-        """Add a query with its first batch of this run; it takes the place of its recorded part.
+        """Add a query with its first batch of this run, in place of its recorded part.
 
         Returns:
-            Its runner; None if the run is ending since no query was left.
+            Its runner; None if the run is ending because no query was left.
 
         Raises:
             UsageError: the query does not use the checkpoint location of the current attempt, or a text names
                 no table.
             Refused: the name of a table leads to another table than before, or a table is older than its
                 newest checkpoint.
-            GraphError: it cannot be together with another query of the root: see `refuse_together`.
+            GraphError: it cannot share the root with another query: see `refuse_together`.
             StageStopped: the run is stopping its queries.
         """
         ctx, stage, storage = self._ctx, wrapped.stage, self._ctx.root.storage
@@ -253,7 +263,7 @@ class _Host:
         if native.newest_planned() != batch:
             raise UsageError(
                 f"query {stage!r} does not run on spark_abs.checkpoint_location(root, {stage!r}) of attempt "
-                f"{ctx.attempt}: ask for it at every start of the query"
+                f"{ctx.attempt}: call that function at every start of the query"
             )
         tables, control = find(session, storage, wrapped.tables), Control.open(ctx.root)
         state = control.state
@@ -281,7 +291,7 @@ class _Host:
         return guest.runner
 
     def watch(self) -> None:
-        """End the run when no query is left: after every join, whether it was accepted or not."""
+        """Begin to watch for the end of the last query; called after every join, refused ones included."""
         with self._lock:
             if not self._watched:
                 self._watched = True
@@ -340,7 +350,7 @@ class _Host:
         return tuple(StageShape(s, (), {}, {}, {s: MAIN_OUTPUT}) for s in names)
 
     def _forget(self, stage: StageId) -> str:
-        """Do without a query that does not run; called in the coordination's thread.
+        """Leave a query that does not run out of checkpoints; called in the coordination's thread.
 
         Raises:
             UsageError: it runs.
@@ -370,7 +380,7 @@ class _Host:
         return active_query(self._spark, guest.query) is not None
 
     def _put_to_sleep(self) -> None:
-        """Let recorded parts stand in for queries that have ended within a batch: they make no cut now."""
+        """Replace queries that ended within a batch, and so cannot make a cut, by their recorded parts."""
         with self._lock:
             for stage, guest in list(self._guests.items()):
                 if self._is_active(guest) or guest.runner.native.idle_at() is not None:
@@ -405,3 +415,15 @@ class _Host:
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:
     raise UsageError("wrapped queries are started and stopped by their owner: stop without a drain")
+
+
+def recorded_parts(checkpoints: Checkpoints, state: ControlState) -> tuple[StageSnapshot, ...]:
+    """Return the part of each query in the newest checkpoint of the path, with `carried` set.
+
+    Queries that were forgotten are left out.
+    """
+    manifest, gone = checkpoints.newest_on(state.attempt), forgotten(state)
+    if manifest is None:
+        return ()
+    parts = (part for part in manifest.stages if part.stage not in gone)
+    return tuple(replace(part, carried=part.carried or manifest.id) for part in parts)

@@ -1,4 +1,4 @@
-"""Where a wrapped query has its checkpoint location, and which settings it may have."""
+"""The checkpoint location and the settings of a wrapped query."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from spark_abs.store.storage import Storage
 def checkpoint_location(
     root: str, stage: str, *, adopt: str | None = None, **storage: Unpack[StorageSettings]
 ) -> str:
-    """Return the checkpoint location for a wrapped query: that of the root's current attempt.
+    """Return the checkpoint location of a wrapped query in the current attempt of its root.
 
-    Ask for it at every start of the query: after a restore it is another directory.
+    Call this at every start of the query: after a restore the location is another directory.
 
     Args:
-        root: where checkpoints are kept; created if there is none.
+        root: the directory or URI for checkpoints; created if it does not exist.
         stage: the query's uid.
-        adopt: a checkpoint location that the query has used so far. It is copied the first time and left
-            alone; the query goes on where it was. The query must have stopped.
-        storage: how an object store is reached, where the environment does not say it.
+        adopt: the checkpoint location that the query has used so far. The first call copies it and does not
+            change it; the query resumes where it was. The query must have stopped.
+        storage: options of an object store that the environment does not have.
 
     Raises:
         AttemptNotReady: a restore was begun and not finished.
         Refused: the root belongs to a job.
-        DamageError: what should be adopted is not a checkpoint that a query can start from.
+        DamageError: the location to adopt is not a checkpoint that a query can start from.
         UsageError: `spark-abs check` runs this script.
     """
     refuse_wrapped()
@@ -59,18 +59,18 @@ def checkpoint_location(
 
 
 def wrapped_settings(spark_conf: Mapping[str, str], settings: Mapping[str, object]) -> Settings:
-    """Return the settings of wrapped queries, each from where it was given last.
+    """Return the settings of wrapped queries; the later place wins, as for jobs.
 
     Raises:
         ConfigError: a name is unknown, or a value cannot be read.
-        UsageError: one of them is for jobs.
+        UsageError: a setting is for jobs only.
     """
     resolved = Settings.resolve(None, os.environ, spark_conf, settings)
     if resolved.native_root:
         raise UsageError("native_root is for jobs: Spark is given the checkpoint location of a wrapped query")
     if resolved.mode is not CheckpointMode.ALIGNED or resolved.aligned_timeout_ms is not None:
         raise UsageError(
-            "mode and aligned_timeout are for jobs: nothing lies between wrapped queries, so that no barrier "
-            "waits and no data is in flight; leave them out"
+            "mode and aligned_timeout are for jobs: wrapped queries have no channels between them, so no "
+            "barrier waits and no data is in flight; leave them out"
         )
     return resolved

@@ -22,7 +22,7 @@ from spark_abs.restore.forget import forget_query
 from spark_abs.store.control import Control
 from spark_abs.store.lease import own_lease, write_lease
 from spark_abs.store.root import Root
-from spark_abs.wrapped.members import recorded_parts
+from spark_abs.wrapped.foreach_batch import recorded_parts
 
 
 class Shared:
