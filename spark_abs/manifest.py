@@ -170,7 +170,6 @@ class SourceShape:
     """
 
     def __str__(self) -> str:
-        """Return the name for messages."""
         return f"channel {self.name}" if self.kind == CHANNEL else f"{self.kind} source {self.name}".rstrip()
 
 
@@ -197,7 +196,6 @@ class OperatorShape:
     """
 
     def __str__(self) -> str:
-        """Return the description for messages."""
         further = [sql for sql in self.computed or () if not any(sql in part for part in self.parts)]
         computed = f", from {', '.join(further)}" if further else ""
         known = zip(("left", "right"), self.apart or self.sides, strict=False)

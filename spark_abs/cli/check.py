@@ -1,4 +1,4 @@
-"""`spark-abs check`: what a start of a changed job would do, without starting it."""
+"""`spark-abs check`: the plan of a start of a changed job, without the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that read what a root records: `list`, `show`, `status`, `history`, `verify`."""
+"""Commands that read a root: `list`, `show`, `status`, `history`, `verify`."""
 
 from __future__ import annotations
 

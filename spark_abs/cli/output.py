@@ -32,7 +32,7 @@ class Output:
     json: bool = False
 
     def result(self, value: object, text: Callable[[Output], None]) -> None:
-        """Print a result: `value` (dataclasses and plain values) as JSON, or what `text` prints."""
+        """Print a result: `value` (dataclasses and plain values) as JSON, or as text by calling `text`."""
         if self.json:
             click.echo(json.dumps(to_plain(value), indent=2))
         else:

@@ -1,4 +1,4 @@
-"""Commands that change what a root holds, without a run: `restore`, `dispose`, `forget`."""
+"""Commands that change a root without its run: `restore`, `dispose`, `forget`."""
 
 from __future__ import annotations
 

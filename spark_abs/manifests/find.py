@@ -209,7 +209,6 @@ def resolve(to: str | int, completed: Sequence[Summary], state: ControlState) ->
 
 
 def _said(completed: Sequence[Summary]) -> str:
-    """List the newest checkpoints for a message."""
     if not completed:
         return "none is complete yet"
     newest = sorted(completed, key=lambda s: s.id)[-_SHOWN:]

@@ -41,9 +41,10 @@ def state_frame(
     then, now = _read(session, root, before), _read(session, root, found)
     if then.dtypes != now.dtypes:
         raise UsageError(
-            f"the state of stage {found.snapshot.stage!r} is {then.schema.simpleString()} at checkpoint "
-            f"{before.manifest.id} and {now.schema.simpleString()} at checkpoint {found.manifest.id}: read "
-            "each for itself, and compare what both have"
+            f"the state schema of stage {found.snapshot.stage!r} differs: {then.schema.simpleString()} at "
+            f"checkpoint {before.manifest.id}, and {now.schema.simpleString()} at checkpoint "
+            f"{found.manifest.id}. "
+            "Read each checkpoint by itself, and compare the columns that both have"
         )
     return changes(then, now, found.identity)
 
@@ -158,8 +159,8 @@ def changes(before: DataFrame, after: DataFrame, identity: Sequence[str]) -> Dat
     """Return the rows in which two frames with the same columns differ.
 
     With an identity: `change` (`added`, `removed`, `changed`), the columns of the identity, and structs
-    `before` and `after` of the others, null where there is none. Without: `change` (`added`, `removed`) and
-    the columns; of equal rows those count that one frame has more of.
+    `before` and `after` of the others, null on the side without the row. Without: `change` (`added`,
+    `removed`) and the columns; of equal rows the surplus of one frame is returned.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window

@@ -33,10 +33,10 @@ class LiveRun:
 
 
 def lease_timeout_ms() -> int:
-    """Return the silence after which a run on another host counts as dead, where no job says it itself.
+    """Return the silence after which a run on another host counts as dead, from the environment.
 
     Raises:
-        ConfigError: a variable of the environment is no setting or cannot be read.
+        ConfigError: a variable of the environment names no setting, or its value is not valid.
     """
     return Settings.resolve(None, os.environ, {}, {}).lease_timeout_ms
 
@@ -47,7 +47,7 @@ def live_run(root: Root, now_ms: int, timeout_ms: int) -> LiveRun | None:
     Args:
         root: the root of the job.
         now_ms: the wall clock.
-        timeout_ms: silence after which a run on another host counts as dead (`spark.abs.run.leaseTimeout`).
+        timeout_ms: the silence after which a run on another host is dead (`spark.abs.run.leaseTimeout`).
     """
     lease = read_lease(root)
     if lease is None or not lease.alive(now_ms, timeout_ms):
@@ -73,8 +73,8 @@ class StageStatus:
 
     stage: StageId
     finished: BatchId | None
-    """The newest finished batch, `NO_BATCH` before the first. None if the native checkpoint is not to be seen
-    from here, or not there yet."""
+    """The newest finished batch, `NO_BATCH` before the first. None if the native checkpoint does not exist
+    yet, or cannot be seen from this machine."""
     planned: BatchId | None
     """The newest planned batch. If it is after `finished`, it is under way, or the next start repeats it."""
     checkpoint: CheckpointId | None = None
@@ -119,15 +119,14 @@ class JobStatus:
     """The newest run is not alive and has recorded no end."""
     alive: LiveRun | None
     open: tuple[OpenCheckpoint, ...]
-    """Of a run that is dead too, until the next one aborts them."""
+    """Also of a dead run, until the next run aborts them."""
     last: CheckpointRow | None
     """The newest completed checkpoint of the current path."""
     last_aborted: Aborted | None
     pending: tuple[Command, ...]
     """Commands without an answer."""
     stages: tuple[StageStatus, ...] = ()
-    """Those that fail first, then those for which an open checkpoint waits, then all others, in the order of
-    their declaration."""
+    """Failing stages first, then those that were late for an open checkpoint, then the others as declared."""
 
 
 def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:

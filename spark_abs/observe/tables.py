@@ -139,7 +139,7 @@ def _table_after(root: Root, manifest: Manifest, record: OutsideSink, table: Sin
         raise Refused(f"sink {record.sink!r} has lost its table: {table.path} is gone") from None
     if version is None:
         raise Refused(
-            f"no version of {table.path} has exactly what checkpoint {manifest.id} covers: sink "
+            f"no version of {table.path} has exactly the rows of checkpoint {manifest.id}: sink "
             f"{record.sink!r} writes the rows of a checkpoint after it, and "
             + (
                 "has not written them yet: ask again later"

@@ -52,7 +52,7 @@ def check_checkpoint(
         root: the job's root.
         manifest: the checkpoint.
         rows: the result of `damaged_rows`.
-        progress: told the bytes of each stored file as it has been read.
+        progress: called with the size of each stored file once it is read.
 
     Raises:
         OSError: the store cannot be read now, which is not damage.

@@ -108,15 +108,15 @@ def asked(
         shape = declared[int(key)] if key.isdecimal() and int(key) < len(declared) else None
         if shape is not None and "iceberg" in shape.kind.lower():
             unknown.append(
-                f"stage {stage!r} resumes in {shape}; it is not checked that the snapshots since are there"
+                f"stage {stage!r} resumes in {shape}; it was not checked that its later snapshots are there"
             )
         if offset is None:
             continue
         if shape is None or shape.kind.lower() != DELTA or not shape.name:
             unknown.append(
                 f"stage {stage!r} resumes at version {offset.version} of the Delta table with the id "
-                f"{offset.table_id}; its location is not recorded, so it is not checked that the versions "
-                "since are there"
+                f"{offset.table_id}; its location is not recorded, so it was not checked that its later "
+                "versions are there"
             )
             continue
         said = f"stage {stage!r} resumes at version {offset.commit} of {shape.name}"
@@ -320,7 +320,7 @@ class _Missing:
         between = " to ".join(str(v) for v in dict.fromkeys((self.versions[0], self.versions[-1])))
         return (
             f"{self.gone} of {self.wanted} files that it reads are gone, those of version {between}, the "
-            f"first {self.first} (VACUUM deletes what the table does not need itself)"
+            f"first {self.first} (VACUUM deletes files that the newest version does not need)"
         )
 
     def _there(self, paths: Sequence[str]) -> set[str]:

@@ -101,8 +101,8 @@ class Edit:
     def correct(self, stage: str, rows: DataFrame, *, operator: int | str | None = None) -> Edit:
         """Replace the state of the keys in these rows; a row without value and timeout removes its key.
 
-        The state of other keys does not change. Without a column `timeout_ms` or `expires_ms` these keys keep
-        their timeouts or times to live.
+        The state of all other keys stays. Without a column `timeout_ms` or `expires_ms`, the keys of the rows
+        keep their timeout or their time to live.
 
         Raises:
             UsageError, Refused: as `replace`.

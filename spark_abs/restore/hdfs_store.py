@@ -82,8 +82,8 @@ def write_snapshots(entries: DataFrame, target: Place, store: Store, version: in
     families = [row[0] for row in entries.select(FAMILY).distinct().collect()]
     if set(families) - {DEFAULT_STORE}:
         raise Refused(
-            f"operator {store.operator} keeps its state in the families {', '.join(sorted(families))}: only "
-            "RocksDB has such"
+            f"operator {store.operator} keeps its state in column families, which only RocksDB supports: "
+            f"{', '.join(sorted(families))}"
         )
 
     def write(partition: int, rows: Iterable[Any]) -> Iterable[int]:

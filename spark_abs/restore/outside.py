@@ -263,7 +263,7 @@ class FenceOutside(Step):
 
 @dataclass(frozen=True, slots=True)
 class ReturnOutside(Step):
-    """Bring the mark of a sink outside back, and undo what it committed after the mark, unless `keep`."""
+    """Bring the mark of a sink outside back, and undo its later epochs unless `keep`."""
 
     sink: str
     back: Mark

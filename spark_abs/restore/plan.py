@@ -131,7 +131,7 @@ def plan_restore(
     Args:
         state: the content of `control/`.
         manifest: the checkpoint to go back to.
-        facts: what was read from the root.
+        facts: the facts, read from the root.
         attempt: the attempt of this restore, by `attempt_changes.attempt_for`.
         natives: the place of native checkpoints after the restore.
         fresh_id: makes a query id for a stage that has none yet.
@@ -172,7 +172,7 @@ def plan_restore(
     ]
     said += (*facts.inputs.kafka.unknown, *facts.inputs.delta.unknown)
     if partitions:
-        said.append("state is divided into another number of partitions: a Spark session is needed")
+        said.append("state is repartitioned: a Spark session is needed")
     replaces = state.newest_run
     fences: list[Step] = [FenceRoot("checkpoints"), *([FenceRoot("state")] if facts.has_state else [])]
     fences += [SetAside(path) for path in facts.damaged_rows]

@@ -48,7 +48,7 @@ class Step(ABC):
 
     @abstractmethod
     def sentence(self) -> str:
-        """Say what the step does, for a person."""
+        """Return the effect of the step as a sentence for a person."""
 
     @abstractmethod
     def act(self, restoring: Restoring) -> None:
@@ -121,7 +121,6 @@ class RestorePlan:
         return plain
 
     def stored(self) -> str:
-        """Return the plan as `control/` stores it."""
         return json.dumps(self.plain(sentences=False), separators=(",", ":"))
 
 

@@ -209,7 +209,6 @@ def _numbered(rows: StateRows, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 
 def _entries(rows: StateRows, given: pa.Table) -> pa.Table:
-    """Make the entries of one key group."""
     groups = write_groups(rows, given.select(rows.schema.names).cast(rows.schema))
     timeout = Timeout(rows.function.timeout)
     entries = [(number, row) for number, held in groups.items() for row in group_rows(number, held, timeout)]

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BeginAttempt(Step):
-    """Record the new attempt and the run that restores it: both replace what ran before."""
+    """Record the new attempt and the run that restores it, in place of the old attempt and run."""
 
     attempt: AttemptId
     parent: AttemptId
@@ -97,7 +97,7 @@ class BeginAttempt(Step):
 
 @dataclass(frozen=True, slots=True)
 class FenceRoot(Step):
-    """Refuse what older runs commit to `checkpoints/` or `state/`."""
+    """Refuse commits of older runs to `checkpoints/` or `state/`."""
 
     table: str
 
@@ -246,7 +246,7 @@ class Materialise(Step):
 
 @dataclass(frozen=True, slots=True)
 class Rescale(Step):
-    """Spread a stage's state over another number of partitions: Spark does it, as a batch of its own."""
+    """Repartition the state of a stage: Spark does it, in a batch of its own."""
 
     stage: StageId
     directory: str
@@ -257,8 +257,8 @@ class Rescale(Step):
 
     def sentence(self) -> str:
         return (
-            f"spread the state of stage {self.stage} from {self.before} to {self.partitions} partitions, as "
-            f"batch {self.batch} of {self.directory}{through_spark(True)}"
+            f"repartition the state of stage {self.stage} from {self.before} to {self.partitions} "
+            f"partitions, as batch {self.batch} of {self.directory}{through_spark(True)}"
         )
 
     def act(self, restoring: Restoring) -> None:

@@ -237,11 +237,9 @@ class _Host:
 
     @property
     def alive(self) -> bool:
-        """Whether the run has not ended."""
         return not self._termination.over.is_set()
 
     def await_end(self) -> None:
-        """Wait until the run has ended."""
         self._termination.over.wait()
 
     def join(self, wrapped: _Wrapped, session: SparkSession, batch: BatchId) -> StageRunner | None:

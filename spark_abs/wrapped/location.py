@@ -67,7 +67,7 @@ def wrapped_settings(spark_conf: Mapping[str, str], settings: Mapping[str, objec
     """
     resolved = Settings.resolve(None, os.environ, spark_conf, settings)
     if resolved.native_root:
-        raise UsageError("native_root is for jobs: Spark is given the checkpoint location of a wrapped query")
+        raise UsageError("native_root is for jobs: give the query spark_abs.checkpoint_location(root, stage)")
     if resolved.mode is not CheckpointMode.ALIGNED or resolved.aligned_timeout_ms is not None:
         raise UsageError(
             "mode and aligned_timeout are for jobs: wrapped queries have no channels between them, so no "

@@ -127,7 +127,7 @@ def test_a_job_goes_on_from_what_was_edited(spark: SparkSession, tmp_path: Path,
     rows_of = history.select(F.struct("k", "odd").alias("key"), F.struct("total").alias("value"))
     spark_abs.open(root, spark).edit("latest").rekey("sums", rows_of, key_groups=5).write("by-parity")
     with pytest.raises(
-        UsageError, match=r"is struct<key:struct<k:bigint>,.* at checkpoint 1 and struct<key:"
+        UsageError, match=r"differs: struct<key:struct<k:bigint>,.* at checkpoint 1, and struct<key:"
     ):
         spark_abs.open(root, spark).state("sums", "by-parity", diff=first)
     spark_abs.open(root, spark).restore("by-parity")

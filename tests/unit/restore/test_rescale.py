@@ -179,7 +179,7 @@ def test_the_plan_says_who_divides_what(spread: Spread) -> None:
     at = [i for i, step in enumerate(plan.steps) if isinstance(step, Rescale)]
     assert plan.steps[at[0]] == Rescale(StageId("b"), "native/2/b", BatchId(1), 2, 5)
     assert isinstance(plan.steps[at[0] - 1], Materialise)
-    said = "spread the state of stage b from 2 to 5 partitions, as batch 1 of native/2/b through Spark"
+    said = "repartition the state of stage b from 2 to 5 partitions, as batch 1 of native/2/b through Spark"
     assert plan.steps[at[0]].sentence() == said
     assert (plan.needs_spark, plan.partitions) == (True, {"b": 5})
     assert any("a Spark session is needed" in note for note in plan.notes)
