@@ -54,12 +54,12 @@ def parse(text: str) -> TableName | str | None:
 
 
 def quoted(name: str) -> str:
-    """Return a name, of a column or a part of a table's, in backticks: Spark takes it whatever is in it."""
+    """Return a name of a column, or a part of a table's name, in backticks: Spark takes any text so."""
     return f"`{name.replace('`', '``')}`"
 
 
 def readings(text: str, name: str) -> str:
-    """Say what else can be written for a text: a path, or a name."""
+    """Say how to write a text as a path, and how as a name."""
     return f"write ./{text} for a path, or {name} for a table of the catalog"
 
 

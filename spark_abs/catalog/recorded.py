@@ -64,7 +64,7 @@ def refuse_other_table(
 
 
 def _is_of(target: TableTarget, record: AttachedSink) -> bool:
-    """Say whether a record is of a table of this name that was there."""
+    """Say whether a record is of an existing table of this name."""
     return record.name.casefold() == target.said.casefold() and bool(
         record.table_id or record.version is None
     )

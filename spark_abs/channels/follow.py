@@ -205,5 +205,5 @@ class Follower:
 def follow(
     root: Root, channel: ChannelId, path: Sequence[Branch], poll_ms: int = 0, clock: Clock = time.monotonic
 ) -> Follower:
-    """Return a follower of what counts in a channel of a root."""
+    """Return a follower of the entries that count in a channel of a root."""
     return Follower(root.fs, root.path(root.channel(channel)), path, poll_ms, clock)

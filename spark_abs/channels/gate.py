@@ -2,8 +2,8 @@
 
 Spark runs the two halves in Python processes of their own: the planning half (`latestOffset`,
 `partitions`) in one that lives as long as the query, `read` in the executors. Neither has a session.
-Everything the planning half decides by is in logs: the stage's offset files, the channel, `control/`.
-What it keeps in memory only saves it from reading the same thing twice.
+The planning half decides by logs only: the stage's offset files, the channel, `control/`. Its memory only
+saves it from reading the same log twice.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class BackEdge:
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """All that a gate knows when it starts; constant for a run, so that Spark may ask again at any time."""
+    """The facts with which a gate starts; constant for a run, so that Spark may ask again at any time."""
 
     root: str
     """URI of the job's root."""
     start: Position
     """The first position, used until the stage has an offset file; names the channel."""
     schema: str
-    """What the stage declares to read, Spark's JSON."""
+    """The columns that the stage declares to read, as Spark's JSON."""
     native: str
     """URI of the stage's native checkpoint directory, which holds `offsets/`."""
     path: tuple[Branch, ...]
@@ -179,11 +179,11 @@ class GateReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the input shall stand after the next batch; `start` itself to stay.
 
-        Spark asks again at once when no input has anything, so a stage that rests waits in the input that is
-        asked first: until there is news for any, and a moment at most, since news may come from elsewhere.
+        Spark asks again at once when no input has news. So an idle stage waits in the input that is asked
+        first, until an input has news, but only for a moment: other events may start a batch, too.
 
-        `ReadAllAvailable` lifts the limits and stops at a barrier all the same: what is after it is
-        not available before the stage's other inputs have it.
+        `ReadAllAvailable` lifts the limits, and still stops at a barrier: rows after it are not available
+        before the stage's other inputs have it.
 
         Raises:
             DamageError: the channel, the stage's offsets or `control/` cannot be read.
@@ -202,7 +202,7 @@ class GateReader(DataSourceStreamReader):
         return start if position == own else dumps_position(position)
 
     def _own_position(self, offset: dict[str, Any]) -> Position:
-        """Read the position out of an offset, which has to be one of this gate's channel."""
+        """Return the position in an offset, which must be of this gate's channel."""
         own, ours = position_of(offset), self._spec.start.channel
         if own.channel != ours:
             raise DamageError(
@@ -230,10 +230,10 @@ class GateReader(DataSourceStreamReader):
                 return decision.position
 
     def _has_planned(self) -> bool:
-        """Note the newest batch; say whether it is another one than at the last call.
+        """Note the newest batch; say whether it has changed since the last call.
 
-        After rows rests are short again. A barrier alone changes nothing, so that a job without input is
-        asked no more often for its checkpoints.
+        After rows, rests are short again. A barrier alone does not shorten them, so that checkpoints of a job
+        without input cost no more calls.
         """
         before, self._planned = self._planned, self._stage.batch
         if before == self._planned:
@@ -243,10 +243,10 @@ class GateReader(DataSourceStreamReader):
         return True
 
     def _may_rest(self, own: Position) -> bool:
-        """Say whether the stage may wait here, where nothing was planned: in the input that is asked first.
+        """Say whether an idle stage may wait in this input: only the input that is asked first.
 
-        If one that is asked later waited, the answers before it would be old, and Spark would tell
-        `processAllAvailable` that there is nothing though there was. Spark asks in the order of the offset
+        If an input that is asked later waited, the answers before it would be old, and Spark would tell
+        `processAllAvailable` that there is no input though there was. Spark asks in the order of the offset
         file as long as a Scala `Map` keeps it: up to four. Two at one position cannot be told apart. A stage
         whose inputs have ended waits for nothing: it ends when Spark says that it has nothing to do.
         """
@@ -259,10 +259,10 @@ class GateReader(DataSourceStreamReader):
         return positions[0] == own and positions.count(own) == 1 and len(positions) <= _KEPT_IN_ORDER
 
     def _rest(self, own: Position, limits: Limits) -> Position:
-        """Wait for news of an input, or a moment; return where this one goes on to, `own` to stay.
+        """Wait for news of an input, at most a moment; return where this input goes on to, `own` to stay.
 
-        A look costs one question to the store for each input. What does not come through an input, the
-        abort of a checkpoint, say, is asked for ten times a second. `processAllAvailable` has to wait for the
+        A look costs one question to the store for each input. Ten times a second it also asks for news from
+        elsewhere, such as the abort of a checkpoint. `processAllAvailable` has to wait for the
         end of two such calls, and is often called soon after rows: then the first ones are short.
         """
         began = asked = self._clock()
@@ -318,11 +318,12 @@ class GateReader(DataSourceStreamReader):
 
 
 class RememberingGateReader(GateReader):
-    """The gate where Spark does not say from where it asks: before 4.2.
+    """The gate on Spark before 4.2, which does not say from which position it asks.
 
     Spark takes each answer as the end of the next batch, so the newest one is where the next begins. It is
     kept in memory only: before Spark asks a query that was started again, it has an empty range planned at
-    the newest end in the offset log (`AcceptsLatestSeenOffset`), and without a log it has read nothing yet.
+    the newest end in the offset log (`AcceptsLatestSeenOffset`), and without a log the query has read nothing
+    yet.
     """
 
     _newest: dict[str, Any] | None = None
@@ -370,7 +371,7 @@ def grouped(files: Sequence[DataFile], size: int) -> list[list[DataFile]]:
 
 
 def read_file(filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read the columns of `schema` from a Parquet file, in its form; a nullable one that it lacks is null.
+    """Read a Parquet file as record batches of `schema`; a nullable column that it lacks is null.
 
     Spark takes a batch into memory as a whole, in the worker and in the JVM: each has a bounded size there.
 

@@ -55,12 +55,12 @@ class Standing:
 
     entry: Entry
     fresh: bool
-    """False if it was there before: it decides, and what was handed in is nowhere."""
+    """False if it was there before: then it decides, and the given entry was not committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """What an attempt has written to one output, as of `version`."""
+    """The newest entries of an attempt in one output, as of `version`."""
 
     version: Version
     batch: BatchId
@@ -74,7 +74,7 @@ class Newest:
 def create_channel(root: Root, channel: ChannelId, schema: StructType) -> str:
     """Create the table of a channel if there is none, and return its table id. Two creators end with one.
 
-    A channel that is there gets the columns that are new; those that are gone it keeps, for the rows in it.
+    A channel that is there gets the new columns, and keeps the removed ones for the rows in it.
 
     Raises:
         UsageError: a column has a type that channels cannot carry, or the table has one of another type;
@@ -161,7 +161,7 @@ class ChannelWriter:
     def begin(self) -> None:
         """Fence the channel against older runs; to be called once, before the stage starts. Repeatable.
 
-        Where all that the newest fence lets in have ended in order, the first commit brings the fence along.
+        If all runs that the newest fence lets in have ended in order, the first commit carries the fence.
 
         Raises:
             Fenced: a newer run or attempt has taken over.
@@ -172,7 +172,7 @@ class ChannelWriter:
             fence_run(self._table, self._job, self._run, self._app)
 
     def refresh(self) -> Version:
-        """Read what came since and return the newest version: the `at` of what is decided by it."""
+        """Read newer commits and return the newest version: the `at` of decisions that rest on it."""
         self._table.refresh()
         return self._table.version
 
@@ -182,7 +182,7 @@ class ChannelWriter:
         return write_parquet(frame, self._table.place, relative)
 
     def copy_files(self, files: Files, batch: BatchId) -> Files:
-        """Do as `write_files` with rows that lie in files already."""
+        """Copy files of rows into the channel, as `write_files` would write them."""
         relative = f"data/{directory_name(self._attempt, self._run, batch)}"
         return copy_files(files, self._table.place, relative)
 
@@ -290,7 +290,7 @@ class ChannelWriter:
         return self.log.note_of_batch(batch)
 
     def newest(self) -> Newest:
-        """Refresh, and return what this attempt has written; follows the log back to the last marker."""
+        """Refresh, and return the newest entries of this attempt; reads the log back to the last marker."""
         self._table.refresh()
         batch = self.last_batch()
         marker = self.log.find(lambda entry: entry.barrier is not None or entry.cancel is not None)

@@ -20,14 +20,13 @@ from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_re
 log = logging.getLogger(__name__)
 
 ENTRIES_COUNTED = 256
-"""How many entries of an input are opened at most to say what was in flight."""
+"""The most entries of an input that are opened to measure the data in flight."""
 
 
 class CheckpointStats:
     """Writes the events of one run. Used from the coordinator's thread.
 
-    Nothing fails because an event, or how far a stage is, could not be found out or written: that is said and
-    the run goes on.
+    An event that cannot be read or written is logged, and the run continues.
     """
 
     def __init__(self, ctx: RunContext, completed_ms: int | None) -> None:
@@ -41,12 +40,12 @@ class CheckpointStats:
         self._append(self._row(HistoryEvent.TRIGGERED, barrier, last_completed_age_ms=self._age(now_ms())))
 
     def late(self, barrier: Barrier, stages: Sequence[Member]) -> tuple[HistoryRow, ...]:
-        """Return how far the stages are that have not made their cut."""
+        """Return the progress of the stages that have not made their cut."""
         now = now_ms()
         return tuple(self._waiting(barrier, s, now) for s in stages if not s.has_taken(barrier.id))
 
     def overtaken(self, barrier: Barrier, late: Sequence[HistoryRow], stages: int) -> None:
-        """Record that a checkpoint became unaligned, and what the stages without a cut waited for."""
+        """Record that a checkpoint became unaligned, and why stages without a cut waited."""
         now = now_ms()
         self._append(
             *late,

@@ -25,7 +25,7 @@ from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.table import Table
 
 TRIM_EVERY, KEPT_COMMITS = 50, 200
-"""How many calls go by between two looks at the tables, and how far behind a reader of a log may be."""
+"""How many calls lie between two looks at the tables, and how far behind a reader of a log may be."""
 KEPT_HOURS, MOST_DEAD, KEPT_VERSIONS = 1, 20, 10
 """How long a data file that left a table stays for those who still read an older version; unless there are
 more of them than so many: then those of so many versions stay."""
@@ -91,7 +91,7 @@ class CheckpointCleaner:
             Table.open(place(path)).trim_log(KEPT_COMMITS)
 
     def _retained(self, checkpoints: Checkpoints) -> tuple[Manifest, ...]:
-        """Return every manifest, by id. Those that are known are not read again: they never change."""
+        """Return every manifest, by id. Known manifests are not read again: they never change."""
         if self._read:
             ids = [summary.id for summary in checkpoints.summaries()]
             found = tuple(self._read.get(i) or checkpoints.load(i) for i in ids)

@@ -21,7 +21,7 @@ class Abilities:
     """The commands that a job and wrapped queries carry out differently; `UsageError` refuses one."""
 
     stop: Callable[[], None]
-    """Stops in order, without waiting."""
+    """Begins an orderly stop."""
     drain: Callable[[str, str], None]
     """Drains for a savepoint and the id of a command; `Commands.answer` hears of it."""
     forget: Callable[[StageId], str]

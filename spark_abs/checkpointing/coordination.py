@@ -388,7 +388,7 @@ class Coordination:
 
 @contextmanager
 def storing(what: str) -> Iterator[None]:
-    """Say what a run could not do when the store fails; the innermost purpose is the one that is said.
+    """Name the purpose of a write in the error of a failing store; the innermost purpose is named.
 
     Raises:
         StoreFailed: the store did not do it.
@@ -426,7 +426,7 @@ class DynamicSettings:
         self.now = settings
 
     def times(self) -> TriggerSettings:
-        """Return what the coordinator decides by."""
+        """Return the settings that the coordinator decides by."""
         now = self.now
         return TriggerSettings(
             now.interval_ms,
@@ -439,7 +439,7 @@ class DynamicSettings:
         )
 
     def change(self, given: Mapping[str, object]) -> str:
-        """Change some and say what was changed; empty if nothing was.
+        """Change settings and describe the change; empty if there is none.
 
         Raises:
             ConfigError: one cannot be set, or not to this.

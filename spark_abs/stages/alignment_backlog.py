@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 ENTRIES_PER_LOOK = 16
 ENTRIES_AT_THE_END = 16
-"""How many entries are opened at most before an acknowledgement, for the sake of a figure."""
+"""The most entries that are opened before an acknowledgement, for a figure only."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
-    """How far a stage is with a checkpoint that it has not acknowledged."""
+    """The progress of a stage with a checkpoint that it has not acknowledged."""
 
     aligning_since_ms: int | None
     """When the first input had the barrier, None if none had."""
@@ -40,7 +40,7 @@ class Backlog:
         self._lock = threading.Lock()
 
     def add(self, root: Root, position: Position, poll_ms: int) -> None:
-        """Add an input to the backlog that is counted; repeatable."""
+        """Count the backlog of one more input; repeatable."""
         with self._lock:
             if position not in self._inputs:
                 self._inputs[position] = Queued(root, position, poll_ms)
@@ -48,7 +48,7 @@ class Backlog:
     def read(self, most: int, until_ms: int | None = None) -> int:
         """Read new entries, a limited number of each input; return the bytes of all.
 
-        An unreadable log is only logged here: it stops the stage that has to read it, not the measurement.
+        An unreadable log is only logged here: it stops the stage that reads it, not the measurement.
         """
         with self._lock:
             for position, queued in self._inputs.items():
@@ -60,7 +60,7 @@ class Backlog:
 
 
 class AlignmentWatch:
-    """The alignments of one stage. The batch thread says which inputs wait, the coordinator's looks on."""
+    """The alignments of one stage: its batch thread adds inputs, the coordinator's thread reads sizes."""
 
     def __init__(self, root: Root, poll_ms: int) -> None:
         self._root, self._poll_ms = root, poll_ms

@@ -68,47 +68,47 @@ class BarrierProgress:
         self.every = every
         """The newest id that every channel has."""
         self.alone = alone
-        """`first` of a runner that begins, if no batch carries it: none that is run again repeats its cut."""
+        """`first` when the runner began, if no batch carries it: no repeated batch repeats its cut."""
         self.taken = NO_EPOCH
         """The newest barrier whose cut was handed over in this run."""
         self.missed = NO_EPOCH
-        """The newest id that has gone out, or never will, without a cut that could be handed over."""
+        """The newest id without a cut in this stage, whether its barrier was passed on or not."""
         self.checkpointed = NO_BATCH
         """The batch of the newest completed checkpoint of this run."""
 
     @property
     def newest(self) -> CheckpointId:
-        """The newest id that the stage need not take any more."""
+        """The newest id that the stage has taken or passed."""
         return max(self.taken, self.first, self.missed)
 
     def in_first(self, checkpoint: CheckpointId) -> None:
-        """Hear that an id stands in the first channel."""
+        """Take note of an id in the first channel."""
         with self._lock:
             self.first = max(self.first, checkpoint)
 
     def in_every(self, checkpoint: CheckpointId) -> None:
-        """Hear that an id stands in every channel."""
+        """Take note of an id in every channel."""
         with self._lock:
             self.every = max(self.every, checkpoint)
 
     def handed_over(self, checkpoint: CheckpointId) -> None:
-        """Hear that the cut of a barrier was handed over."""
+        """Take note of a cut that was handed over."""
         with self._lock:
             self.taken = max(self.taken, checkpoint)
 
     def went_past(self, checkpoint: CheckpointId) -> None:
-        """Hear that no cut is made any more of an id, nor of those below it that were not handed over."""
+        """Take note of an id without a cut; lower ids that were not handed over get none, either."""
         with self._lock:
             self.missed = max(self.missed, checkpoint)
 
     def completed(self, batch: BatchId) -> None:
-        """Hear that the checkpoint is complete whose cut is after a batch."""
+        """Take note of a completed checkpoint whose cut is after a batch."""
         with self._lock:
             self.checkpointed = max(self.checkpointed, batch)
 
 
 class BarrierChoice:
-    """Which barrier a stage takes next, and where; changes nothing. For whoever holds the stage's turn."""
+    """Which barrier a stage takes next, and where; changes nothing. For the holder of the batch lock."""
 
     def __init__(self, ctx: RunContext, barriers: Barriers, progress: BarrierProgress) -> None:
         self._ctx, self._barriers, self._progress = ctx, barriers, progress
@@ -148,8 +148,9 @@ class BarrierChoice:
     def ahead(self, before: Sequence[Position]) -> Barrier | None:
         """Return the unaligned barrier to be taken ahead of a batch that no output holds yet (P16).
 
-        What the batch reads may come after it: gates let a batch past a barrier that is unaligned, or has
-        become so, whether or not the stage has taken it. Of the first kind the positions know.
+        The rows of the batch may come after it: gates let a batch past a barrier that is, or has become,
+        unaligned, whether or not the stage has taken it. The positions show a barrier that was unaligned from
+        its start.
         """
         offered, seen = self.waiting(), self._seen_unaligned(before)
         return overtaking([*offered, seen] if seen is not None else offered, before)

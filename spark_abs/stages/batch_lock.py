@@ -28,7 +28,7 @@ class BatchLock:
         self._blocks: dict[CheckpointId, BatchId] = {}
         """Open exact savepoints, each with the last batch that may run before the savepoint ends."""
         self.refused = False
-        """Whether a batch that was planned came too late to begin."""
+        """Whether a planned batch came too late to begin."""
         self.parked = False
         """Whether such a batch waits for its query to be stopped."""
         self.await_stop: Callable[[], None] = lambda: None

@@ -1,6 +1,6 @@
-"""Bring a batch that is in some outputs of a stage into the others, without running its query.
+"""Commit a batch that some outputs of a stage hold to the others, without running its query.
 
-For a start that changes what the stage reads: first its outputs agree on their newest batch.
+A start that changes the inputs of a stage needs it: first all outputs get the stage's newest batch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ class Completion:
     batch: BatchId
     """The newest one that an output holds, `NO_BATCH` if none holds any."""
     completed: tuple[str, ...] = ()
-    """Tables that lacked it and have it now; channels relative to the root, sinks by their location."""
+    """Tables that lacked it and got it; channels relative to the root, sinks by their location."""
     torn: tuple[str, ...] = ()
-    """Tables that lack it and cannot get it: its first commit was written by a version that named no files,
-    or the table is gone. Without names it is not known who took part: a table that lacks the batch may have
-    had no rows in it, or have been taken out of the job before. Run the stage as it was: then they agree."""
+    """Tables that lack it and cannot get it: an earlier version made its first commit and named no files, or
+    the table is gone. Without names the outputs of the batch are not known: a table that lacks it may have
+    had no rows in it, or may have left the job before. Start the stage as it was: then all outputs get the
+    batch.
+    """
 
 
 def complete_batch(
@@ -51,7 +53,7 @@ def complete_batch(
     """Commit the newest batch of a stage to all outputs that took part in it. Repeatable.
 
     Call it when the run has begun and no query of the stage runs; older runs are fenced on all its tables.
-    Which outputs there were says the batch's own first commit, not the job as it is declared now. Sink
+    The batch's own first commit says which outputs it had, not the present declaration of the job. Sink
     functions are not called; a table that another root has taken over is left out.
 
     Args:
@@ -102,7 +104,7 @@ def complete_batch(
 def _commit(
     taker: ChannelWriter | DeltaSink, files: Files, batch: BatchId, first: EntryMetadata | SinkMetadata
 ) -> bool:
-    """Commit the files that the first commit names to one table; False if there are none."""
+    """Commit the files that the first commit names to one table; False if it has none."""
     if isinstance(taker, DeltaSink):
         plans = first.plans if isinstance(first, SinkMetadata) else ()
         return taker.commit_batch(files, batch, plans) is not None
@@ -119,7 +121,7 @@ def _commit(
 
 
 def _channels(ctx: RunContext, stage: StageId) -> Sequence[ChannelWriter]:
-    """Open every channel that the stage has ever had, also those that are declared no more."""
+    """Open every channel that the stage has ever had, also channels that are no longer declared."""
     selector = fs.FileSelector(ctx.root.path("channels"), allow_not_found=True)
     names = sorted(info.base_name for info in ctx.root.fs.get_file_info(selector))
     found = []

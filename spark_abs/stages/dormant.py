@@ -21,8 +21,8 @@ class DormantStage:
     happened to its native checkpoint and its tables since. A restore undoes later batches of the query, and
     the query reads their input again.
 
-    Used from the coordinator's thread. When the query comes, its runner takes its place and goes on from the
-    barriers that were answered here.
+    Used from the coordinator's thread. When the query starts, its runner takes this place and continues from
+    the barriers that were answered here.
     """
 
     def __init__(self, part: StageSnapshot, put: Callable[[Acked], None]) -> None:

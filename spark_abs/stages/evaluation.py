@@ -160,7 +160,7 @@ class Evaluator:
         consumers: Sequence[Consumer],
         lookups: tuple[LookupVersion, ...],
     ) -> Evaluated:
-        """Use the files that a commit names, and evaluate the rest, if decided from the main output's files.
+        """Use the files that a commit names, and evaluate the rest, if possible from the main output's files.
 
         A frame is cached only if it is read more than once.
         """
@@ -279,7 +279,7 @@ class Evaluator:
         return {**self._channels, **{uri: table for uri, (_, table) in self._tables.items()}}
 
     def _unsure(self, frame: DataFrame, called: Sequence[str]) -> frozenset[str]:
-        """Return the outputs that may have other rows in the next evaluation; each is analysed once."""
+        """Return the outputs whose rows may differ in a second evaluation; each is analysed once."""
         for output in called:
             if output not in self._repeatable:
                 self._repeatable[output] = repeatable(self._frame(frame, output))

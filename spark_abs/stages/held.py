@@ -49,7 +49,7 @@ class Held:
         return next((note for note in self.notes() if note.evaluated), None)
 
     def lacks(self, output: str) -> bool:
-        """Say whether an output lacks the batch; one that is not known does."""
+        """Say whether an output lacks the batch; an unknown output does."""
         return self.last.get(output, NO_BATCH) < self.batch
 
 
@@ -69,7 +69,7 @@ def open_logs(
     channels: Iterable[str],
     sinks: Mapping[str, str],
 ) -> tuple[ChannelLog | SinkLog | None, ...]:
-    """Open the log of each output of a stage of which no query runs; None for one that is not there yet.
+    """Open the log of each output of a stage without a running query; None for an output that is not there.
 
     Args:
         root: the job's root.

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _DIRECTORY = "lookups"
 """Within the native checkpoint, where no commit names the versions before a function sees rows."""
 _LACKS_FILE = re.compile(r"not[_ ]?(exist|found)|no such (file|key)|NoSuch(File|Key)", re.IGNORECASE)
-"""What Spark, Delta, Hadoop and stores say of a file that is gone: looking for each file of a table costs."""
+"""Pieces of errors about missing files: only after one of these is each file of a table looked for."""
 
 
 class StageLookups:
@@ -59,7 +59,8 @@ class StageLookups:
             spark: the job's session.
             stream: gives a batch the columns with which the stage was planned.
             written_down: whether a function may see rows of a batch before any commit of it.
-            checkpointed: what the newest checkpoint of the attempt has: what came before may be trimmed.
+            checkpointed: the versions in the newest checkpoint of the attempt; earlier records may be
+            trimmed.
         """
         self._spec, self._stream = spec, stream
         self._opened = {lookup.name: opened[lookup.name] for lookup in spec.lookups}
@@ -81,7 +82,7 @@ class StageLookups:
         """Return the versions that a batch reads; recorded versions decide.
 
         Raises:
-            DamageError: a table is gone, was replaced, or is older than what was read.
+            DamageError: a table is gone, was replaced, or is older than the version that was read.
         """
         known = recorded or self._written(batch)
         found = tuple(self._choose(name, known) for name in self._opened)
@@ -126,7 +127,7 @@ class StageLookups:
 
     @contextmanager
     def explaining(self, versions: Sequence[LookupVersion]) -> Iterator[None]:
-        """Say of a batch that fails for want of a file whether files of its lookups are gone.
+        """Refuse a batch that failed for a missing file if files of its lookups are gone.
 
         Raises:
             DamageError: they are.
@@ -161,7 +162,7 @@ class StageLookups:
         return [BatchId(int(name)) for name in names if name.isdigit()]
 
     def _write(self, batch: BatchId, versions: Sequence[LookupVersion]) -> None:
-        """Write the versions of a batch down; those of older batches are not needed any more."""
+        """Store the versions of a batch in place of those of older batches."""
         old = [b for b in self._batches() if b < batch]
         text = json.dumps([to_plain(v) for v in versions])
         self._native.write(f"{_DIRECTORY}/{int(batch)}", text.encode())

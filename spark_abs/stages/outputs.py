@@ -86,7 +86,7 @@ def newest_output(ctx: RunContext, graph: JobGraph, stage: StageId) -> BatchId:
 
 
 class Outputs:
-    """The outputs of one stage, used by whoever holds its turn: a batch, or the agent of an idle stage.
+    """The outputs of one stage, used by the holder of its batch lock: a batch, or the agent of an idle stage.
 
     Channels come before sinks, each group by name: agent and batch meet at the first channel.
     """
@@ -124,7 +124,7 @@ class Outputs:
         self._searched = Version(-1)
         """The entry of the first channel up to which every barrier is on the others, too."""
         self.progress = BarrierProgress()
-        """How far barriers have got; the coordinator's thread may look at it, too."""
+        """The progress of barriers; the coordinator's thread may read it, too."""
         if newest := [writer.newest() for writer in self.channels]:
             first, every = newest[0], min(n.epoch for n in newest)
             by_itself = first.marker is not None and first.marker.batch == NO_BATCH
@@ -172,11 +172,11 @@ class Outputs:
 
     @property
     def replaces(self) -> bool:
-        """Whether each batch replaces the rows of a table, with an answer that only new rows change."""
+        """Whether each batch replaces the rows of a table, and only new rows change what it writes."""
         return self._certain and any(table.overwrites for _, table in self._tables)
 
     def commit(self, given: Evaluated, facts: BatchFacts, marker: Marker) -> Committed:
-        """Commit a batch whose marker is decided to every channel."""
+        """Commit a batch to every channel, with the marker that is decided."""
         entries = {w.output: self._commit_one(w, given, facts, marker, None) for w in self.channels}
         self._stands(marker)
         return Committed(marker.barrier, entries)
@@ -244,7 +244,7 @@ class Outputs:
     def _plans(self, table: DeltaSink, facts: BatchFacts) -> tuple[PlannedBatch, ...]:
         """Return the offsets of batches since the sink's last commit or checkpoint, for its next commit.
 
-        The entries of a channel say it of every batch; a sink has no commit for one without rows.
+        The entries of a channel hold them for every batch; a sink has no commit for a batch without rows.
         """
         if self.channels:
             return ()

@@ -24,7 +24,7 @@ class Partitions:
     number: int
     why: str
     fixed: bool
-    """Whether a batch was planned with it: only a restore can change it then."""
+    """Whether a batch was planned with it: then only a restore can change it."""
 
     def __str__(self) -> str:
         """Return the text for messages."""
@@ -34,7 +34,7 @@ class Partitions:
 def partitions_of(
     native: NativeLog, declared: int | None, session: str | None, slots: int
 ) -> Partitions | None:
-    """Find the number of shuffle partitions of a stage: recorded, declared, the session's, or one for a core.
+    """Return the number of shuffle partitions of a stage: recorded, declared, the session's, or one a core.
 
     Args:
         native: the stage's native checkpoint, in whose offset log Spark records the number.

@@ -39,7 +39,7 @@ class LateRows(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> Any:
-        """What Spark adds and removes."""
+        """The listener in the JVM, which Spark adds and removes."""
         if self._java is None:
             assert SparkContext._jvm is not None, "a session has a JVM"
             self._java = SparkContext._jvm.PythonStreamingQueryListenerWrapper(_Reports(self))

@@ -35,9 +35,9 @@ _SOURCES_POLL_S = 0.05
 _BATCH_POLL_S = 0.02
 _MORE_STARTS = 3
 _starting = threading.Lock()
-"""Starting queries change settings of a session on which other jobs may start queries."""
+"""A start changes settings of a session on which other jobs may start queries."""
 _copying = threading.Lock()
-"""A query copies the settings of its session while it is started: those of one stage at a time are set."""
+"""A query copies the settings of its session while it is started: so stages set theirs one at a time."""
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +50,7 @@ class QueryStart:
     runner: StageRunner
     keeps_state: bool
     stages_after: int
-    """How many stages its rows go through, at most."""
+    """The most stages that its rows go through."""
     started: Callable[[StreamingQuery], None]
     """Called with the query when it has opened its sources, in any thread."""
 

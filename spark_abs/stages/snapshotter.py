@@ -56,7 +56,7 @@ class Taken:
     aligned_ms: int = 0
     """When the alignment ended."""
     backlog: Backlog | None = None
-    """What had queued up by then; None if no input had to wait."""
+    """The backlog at that time; None if no input had to wait."""
     backpressured_ms: int = 0
     lookups: tuple[LookupVersion, ...] = ()
     """The versions at which the batch has read its lookups."""
@@ -93,8 +93,8 @@ class Snapshotter:
             ctx: the run.
             kept: where copies go.
             tidy: retires and sweeps.
-            on_event: hears what has become of a copy.
-            on_failure: hears that the run was fenced.
+            on_event: called with the result of a copy.
+            on_failure: called if the run was fenced.
         """
         self._ctx = ctx
         self._kept = kept
@@ -141,8 +141,8 @@ class Snapshotter:
     def settle(self, checkpoint: CheckpointId, *, completed: bool) -> None:
         """Release the pins of a checkpoint, once its outcome is durable.
 
-        What an aborted one has copied, or is still copying, is left to the next copy of the same stage.
-        Nobody waits for a copy that is still under way, nor for the store: it may hang.
+        Copies for an aborted checkpoint, also one under way, are left to the next copy of the same stage.
+        This waits neither for a copy under way nor for the store, which may hang.
         """
         with self._lock:
             late = [key for key in self._open if key[1] == checkpoint]
@@ -153,7 +153,7 @@ class Snapshotter:
         self._pool.submit(partial(self._kept.unpin, checkpoint, completed=completed))
 
     def missing(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return the files that a manifest would name and that are not there."""
+        """Return the files of a manifest that are missing."""
         files = [file for stage in manifest.stages for file in stage.files]
         return tuple(file.path for file in self._kept.missing(files))
 
@@ -229,7 +229,7 @@ class Snapshotter:
     def _await_commit(self, taken: Taken) -> None:
         """Wait until the cut's commit file is there: Spark writes it right after the batch function returns.
 
-        A copy that comes to its turn late may find it purged: who waits no longer lets go of the copy.
+        A late copy may find it purged; a copy that is no longer wanted ends.
 
         Raises:
             _Unwanted: the checkpoint has its outcome, or the run ends.
@@ -243,7 +243,7 @@ class Snapshotter:
 
     @contextmanager
     def _turn(self, taken: Taken) -> Iterator[None]:
-        """Wait while an older cut of the stage is copied: what that copies need not be copied twice.
+        """Wait while an older cut of the stage is copied, so that common files are copied once.
 
         Raises:
             _Unwanted: the checkpoint has its outcome, or the run ends.

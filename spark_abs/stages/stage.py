@@ -65,8 +65,8 @@ class StageRunner:
 
     `run_batch` is called by Spark from the query's thread; `offer`, `offer_idle`, `declined`,
     `checkpoint_progress`, `notify` and `succeed` from the coordinator's thread. Both commit to the outputs,
-    and never at once: a batch has the lock from its admission to its end, and the agent goes away while
-    somebody has it.
+    and never at once: a batch has the lock from its admission to its end, and the agent does nothing while a
+    batch has it.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StageRunner:
         credit: Credit,
         wrote: Callable[[Mapping[ChannelId, Entry]], None] = lambda _: None,
     ) -> None:
-        """Take the stage; `wrote` hears, in the query's thread, of each batch that its channels hold."""
+        """Take the stage; `wrote` is called in the query's thread with each batch that its channels hold."""
         self.name = name
         self._wrote = wrote
         self.batch_lock = BatchLock()
@@ -111,8 +111,9 @@ class StageRunner:
         all.  5. Commit all outputs, barrier included; the first commit names the files.  6. Call the
         functions.  7. Hand the cut over.
 
-        Killed before 5, files are left that nothing names. Killed within 5, the first output that holds the
-        batch decides for the others, and 4 takes the files that it names. After it, commits are skipped.
+        Killed before 5, it leaves files that no commit names. Killed within 5, the first output that holds
+        the batch decides for the others: the repeat takes the files that it names. After 5, the repeat skips
+        commits.
         """
         batch, failpoint = BatchId(batch_id), self._ctx.failpoint
         try:
@@ -148,7 +149,7 @@ class StageRunner:
         )
 
     def _admit(self, planned: Planned) -> bool:
-        """Say whether a batch may begin now (P19); what it waits for credit is counted."""
+        """Say whether a batch may begin now (P19), and count the time for which it waits for credit."""
         if not self._snapshots.permits(self.name, planned.facts.batch):
             return False
         offered = self._choice.offered(planned)

@@ -13,7 +13,7 @@ from spark_abs.store.table import Table
 
 
 class WatchedTables:
-    """Knows where each table is. Not thread-safe: whoever has the batch lock of the stage uses it."""
+    """Knows where each table is. Not thread-safe: the holder of the stage's batch lock uses it."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class WatchedTables:
             stage: whose function writes them.
             tables: where each is, or is expected.
             storage: how object stores are reached.
-            find: says where a table that was not there is now: its name may lead to another place.
-            came: hears of each table that was not there and is.
+            find: returns where a missing table is now: its name may lead to another place.
+            came: called with each missing table that has come.
         """
         self._stage, self._storage = stage, storage
         self._find, self._came = find, came
@@ -38,10 +38,10 @@ class WatchedTables:
         self._missing = [number for number, table in enumerate(tables) if not self._is_there(table)]
 
     def require(self, batch: BatchId) -> None:
-        """Require that the function has made the tables that were not there. Costs nothing once they are.
+        """Require that the function has made the missing tables. Costs nothing once they are there.
 
         Raises:
-            UsageError: one is not there; names what was expected.
+            UsageError: a table is missing; names the place where it was expected.
         """
         for number in tuple(self._missing):
             found = self._find(self._tables[number])
