@@ -58,12 +58,10 @@ class Written:
 
     @property
     def rows(self) -> int:
-        """Rows in all files."""
         return sum(file.rows for file in self.entry_files)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.entry_files)
 
     @property

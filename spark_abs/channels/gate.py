@@ -112,11 +112,9 @@ class Gate(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for `spark.readStream.format`."""
         return FORMAT_NAME
 
     def schema(self) -> StructType:
-        """Return the declared schema."""
         return StructType.fromJson(json.loads(self._spec().schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name

@@ -32,7 +32,6 @@ class Files:
 
     @property
     def uris(self) -> list[str]:
-        """The URI of each file."""
         return [f"{self.place}/{file.path}" for file in self.written.files]
 
     def name(self, output: str, table: str) -> Staged:

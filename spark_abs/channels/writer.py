@@ -155,7 +155,6 @@ class ChannelWriter:
 
     @property
     def table_id(self) -> str:
-        """The id of the channel's table."""
         return self._table.id
 
     def begin(self) -> None:

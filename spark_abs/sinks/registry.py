@@ -37,7 +37,6 @@ _DECLARED_AS_TABLE = "delta"
 
 
 def kinds() -> tuple[str, ...]:
-    """Return the names of all kinds."""
     return (*SinkKinds.__annotations__, _DECLARED_AS_TABLE)
 
 

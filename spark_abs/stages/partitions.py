@@ -27,7 +27,6 @@ class Partitions:
     """Whether a batch was planned with it: then only a restore can change it."""
 
     def __str__(self) -> str:
-        """Return the text for messages."""
         return f"{self.number} shuffle partitions ({self.why})"
 
 

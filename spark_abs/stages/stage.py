@@ -318,7 +318,6 @@ class StageRunner:
 
     @property
     def reads_channels(self) -> bool:
-        """Whether the stage has channel inputs."""
         return bool(self.start)
 
     def inputs_closed(self, batch: BatchId) -> bool:

@@ -130,14 +130,12 @@ class Control:
 
     @property
     def state(self) -> ControlState:
-        """The newest state."""
         state = self._current()
         if state is None:
             raise DamageError(f"{self._root.uri}/{PATH} is empty: the job was never recorded")
         return state
 
     def refresh(self) -> None:
-        """Read the newest state."""
         self._table.refresh()
 
     def update(self, change: Callable[[Any], ControlState]) -> ControlState:

@@ -29,7 +29,6 @@ class Root:
 
     @property
     def fs(self) -> fs.FileSystem:
-        """The file system of the root."""
         return self.top.fs
 
     @property

@@ -226,12 +226,10 @@ class Place:
 
     @property
     def fs(self) -> fs.FileSystem:
-        """The file system."""
         return self._resolved[0]
 
     @property
     def path(self) -> str:
-        """The path in `fs`."""
         return self._resolved[1]
 
     @property

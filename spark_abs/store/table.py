@@ -109,7 +109,6 @@ class Table:
 
     @property
     def uri(self) -> str:
-        """Where it is."""
         return self.place.uri
 
     @property

@@ -97,12 +97,10 @@ class SinkMetadata:
 
     @property
     def job(self) -> str:
-        """The job that wrote it."""
         return self.sink.partition("/")[0]
 
     @property
     def stage(self) -> str:
-        """The stage that wrote it."""
         return self.sink.split("/")[1] if self.sink.count("/") == 2 else ""
 
     @property

@@ -31,7 +31,6 @@ class Newest(NamedTuple):
 
     @property
     def run(self) -> RunId:
-        """The run that made it."""
         return RunId(self.number >> _BITS)
 
 

@@ -108,7 +108,6 @@ class DeltaEpochSink(MarkedSink[Newest]):
         return why_not_back(table, target, _own(owner))
 
     def close(self) -> None:
-        """Let go of the table."""
         super().close()
         self._kept = self._fit = None
 

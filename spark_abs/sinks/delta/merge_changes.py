@@ -95,7 +95,6 @@ def merge_changes(rows: DataFrame, merging: Merging, note: SinkMetadata, stamp: 
 
 
 def _changes(rows: DataFrame, columns: Sequence[str], key: StoredKey, options: ChangeOptions) -> DataFrame:
-    """Return rows as changes."""
     from pyspark.sql import functions as F
 
     ordered = [key.unpadded(quoted(column), column) for column in options.sequence_by]

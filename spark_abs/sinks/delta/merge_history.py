@@ -116,7 +116,6 @@ def _from(known: int) -> Column:
 
 
 def _of_keys(rows: DataFrame, keys: DataFrame, key: StoredKey) -> DataFrame:
-    """Return the rows of some keys."""
     from pyspark.sql import functions as F
 
     same = " AND ".join(f"mine.k.{name} <=> theirs.k.{name}" for name in key.names)

@@ -94,7 +94,6 @@ class Delta:
 
     @property
     def changes(self) -> ChangeOptions:
-        """How changes of one key are applied."""
         return ChangeOptions(
             listed(self.sequence_by),
             self.apply_as_deletes or "",

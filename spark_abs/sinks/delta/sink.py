@@ -104,12 +104,10 @@ class DeltaSink:
 
     @property
     def table_id(self) -> str:
-        """The id of the table."""
         return self._table.id
 
     @property
     def uri(self) -> str:
-        """Where the table is."""
         return self._table.uri
 
     def refresh(self) -> None:

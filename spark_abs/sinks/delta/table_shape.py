@@ -26,7 +26,6 @@ class Column:
     """Keys, and values as JSON."""
 
     def __str__(self) -> str:
-        """Say it for a person."""
         told = "".join(f" {key}={value}" for key, value in self.metadata)
         return f"{'.'.join(self.path)} {self.type}{'' if self.nullable else ' NOT NULL'}{told}"
 
@@ -46,7 +45,6 @@ class TableShape:
     features: frozenset[str]
 
     def __str__(self) -> str:
-        """Say it for a person."""
         told = [f"table {self.id}: {', '.join(map(str, self.columns))}"]
         told += [f"partitioned by {', '.join(self.partitions)}"] if self.partitions else []
         told += [f"{key}={value}" for key, value in self.properties]

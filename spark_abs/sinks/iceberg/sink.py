@@ -131,7 +131,6 @@ class IcebergSink(MarkedSink[IcebergMark]):
         return ""
 
     def close(self) -> None:
-        """Let go of the catalog."""
         super().close()
         reached, self._reached = self._reached, None
         if reached is not None:

@@ -147,7 +147,6 @@ class MarkerTopic:
         return name_of(self._prefix, owner)
 
     def close(self) -> None:
-        """Close the connections."""
         self._reader.close()
 
     def partitions(self, topic: str) -> int:

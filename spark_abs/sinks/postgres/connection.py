@@ -75,7 +75,6 @@ class Connection:
         self._failed = ("", 0)
 
     def close(self) -> None:
-        """End the connection."""
         server, self._server = self._server, None
         if server is not None:
             with suppress(psycopg.Error):

@@ -66,7 +66,6 @@ class Column:
 
     @property
     def is_array(self) -> bool:
-        """Whether it holds arrays."""
         return self.kind.startswith("_") and bool(self.element)
 
 

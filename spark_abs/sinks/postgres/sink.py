@@ -123,7 +123,6 @@ class PostgresSink(MarkedSink["_Row"]):
         )
 
     def close(self) -> None:
-        """End the connection."""
         super().close()
         self._connection.close()
 

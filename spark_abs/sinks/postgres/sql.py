@@ -20,7 +20,7 @@ class Identifier(Quoted):
     """A quoted name whose `%` begins no parameter: for statements that are executed with parameters."""
 
     def as_bytes(self, context: Any = None) -> bytes:
-        """Return it as the statement has it."""
+        """Return the name as a statement has it."""
         return super().as_bytes(context).replace(b"%", b"%%")
 
 
@@ -127,7 +127,6 @@ class Statements:
         )
 
     def append(self) -> Composed:
-        """Append the staged rows."""
         return SQL("INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY spark_abs_n").format(
             self.target, listed_names(self.columns), listed_names(self.columns), self.stage
         )

@@ -55,7 +55,6 @@ class Sending:
 
     @property
     def channel(self) -> ChannelId:
-        """The channel of its output."""
         return channel_id(self.stage, self.output)
 
     def record(self, first: Mark, begun: bool) -> OutsideSink:
@@ -150,7 +149,6 @@ class Sender:
 
     @property
     def channel(self) -> ChannelId:
-        """The channel that it reads."""
         return self._sending.channel
 
     @property
